@@ -1,0 +1,109 @@
+"""fluxcb: a callback engine for JAX training loops.
+
+Callbacks declare what they touch; from the declarations the library proves that a set of them
+fits together, orders it, compiles traced handlers into the step, and moves only declared values
+off the device. Names load when they are first used, so that importing fluxcb, and checking a
+graph, do not import JAX. PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# In the order of the story: declare, check, compile, run. One public path per name.
+_HOMES = {
+    "Append": "fluxcb._declare.access",
+    "Read": "fluxcb._declare.access",
+    "Write": "fluxcb._declare.access",
+    "Callback": "fluxcb._declare.callback",
+    "on": "fluxcb._declare.handlers",
+    "every": "fluxcb._declare.wrappers",
+    "throttle": "fluxcb._declare.wrappers",
+    "when": "fluxcb._declare.wrappers",
+    "EveryEpochs": "fluxcb._declare.schedules",
+    "EverySeconds": "fluxcb._declare.schedules",
+    "EverySteps": "fluxcb._declare.schedules",
+    "Predicate": "fluxcb._declare.schedules",
+    "NoConflict": "fluxcb._declare.resolution",
+    "NotDefined": "fluxcb._declare.resolution",
+    "RunFirst": "fluxcb._declare.resolution",
+    "Unresolvable": "fluxcb._declare.resolution",
+    "in_order": "fluxcb._declare.resolution",
+    "resolveconflict": "fluxcb._declare.resolution",
+    "CancelEpoch": "fluxcb._declare.control",
+    "CancelFitting": "fluxcb._declare.control",
+    "CancelStep": "fluxcb._declare.control",
+    "At": "fluxcb._declare.dispatch",
+    "check": "fluxcb._run.checking",
+    "inject": "fluxcb._compile.hyperparams",
+    "Learner": "fluxcb._run.learner",
+    "AccessError": "fluxcb._errors",
+    "AmbiguityError": "fluxcb._errors",
+    "CheckError": "fluxcb._errors",
+    "ConflictError": "fluxcb._errors",
+    "CycleError": "fluxcb._errors",
+    "DataError": "fluxcb._errors",
+    "DeclarationError": "fluxcb._errors",
+    "FluxcbError": "fluxcb._errors",
+    "MissingStateError": "fluxcb._errors",
+    "StateLostError": "fluxcb._errors",
+    "TraceError": "fluxcb._errors",
+    "UnknownStateError": "fluxcb._errors",
+}
+_MODULES = ("callbacks", "data", "events", "models", "phases", "testing")
+
+__all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]  # one list, not two
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"fluxcb.{name}")
+    else:
+        raise AttributeError(f"module 'fluxcb' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]
+
+
+if TYPE_CHECKING:
+    from fluxcb import callbacks, data, events, models, phases, testing
+    from fluxcb._compile.hyperparams import inject
+    from fluxcb._declare.access import Append, Read, Write
+    from fluxcb._declare.callback import Callback
+    from fluxcb._declare.control import CancelEpoch, CancelFitting, CancelStep
+    from fluxcb._declare.dispatch import At
+    from fluxcb._declare.handlers import on
+    from fluxcb._declare.resolution import (
+        NoConflict,
+        NotDefined,
+        RunFirst,
+        Unresolvable,
+        in_order,
+        resolveconflict,
+    )
+    from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate
+    from fluxcb._declare.wrappers import every, throttle, when
+    from fluxcb._errors import (
+        AccessError,
+        AmbiguityError,
+        CheckError,
+        ConflictError,
+        CycleError,
+        DataError,
+        DeclarationError,
+        FluxcbError,
+        MissingStateError,
+        StateLostError,
+        TraceError,
+        UnknownStateError,
+    )
+    from fluxcb._run.checking import check
+    from fluxcb._run.learner import Learner

@@ -1,0 +1,205 @@
+"""Which callbacks touch the same state at one moment, and who of a pair runs first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fluxcb._declare.access import Append, Permission, Read, Write, dotted, overlap, writes
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.declared import Declared, Handler
+from fluxcb._declare.resolution import NoConflict, NotDefined, Resolution, RunFirst, Unresolvable, resolveconflict
+from fluxcb._errors import CheckError, ConflictError
+from fluxcb._typing import StatePath
+
+__all__ = ["Overlaps", "Settlement", "overlapping_pairs", "settle"]
+
+
+@dataclass
+class Overlaps:
+    """What two handlers share at a moment, seen from the one earlier in the list (`a`) and the later (`b`).
+
+    Attributes:
+        both_write: Path pairs that both write, at least one of them with Write.
+        a_before_b: Path pairs that `a` writes and `b` reads.
+        b_before_a: The other way round, as (b's path, a's path).
+    """
+
+    both_write: list[tuple[StatePath, StatePath]]
+    a_before_b: list[tuple[StatePath, StatePath]]
+    b_before_a: list[tuple[StatePath, StatePath]]
+
+
+def overlapping_pairs(handlers: Sequence[Handler]) -> dict[tuple[int, int], Overlaps]:
+    """Find the pairs of handlers of one moment that overlap with at least one writing.
+
+    Args:
+        handlers: The handlers of one moment.
+
+    Returns:
+        For index pairs `(i, j)` with `i < j`, what they share. Cost grows with the number of
+        declared paths and of overlapping pairs, not with the square of the handlers.
+    """
+    index = _PathIndex(handlers)
+    found: dict[tuple[int, int], Overlaps] = {}
+    for i, handler in enumerate(handlers):
+        for path, permission in handler.access.items():
+            if not writes(permission) or path[0] == "control":
+                continue
+            for j, other_path, other in index.overlapping(path):
+                if j != i:
+                    _note(found, i, path, permission, j, other_path, other)
+    return found
+
+
+class _PathIndex:
+    """Declared paths by prefix, so that overlaps are looked up rather than searched for."""
+
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        self.at: dict[StatePath, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
+        self.below: dict[StatePath, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
+        self.first: dict[str, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
+        self.everything: list[tuple[int, StatePath, Permission]] = []
+        for i, handler in enumerate(handlers):
+            for path, permission in handler.access.items():
+                row = (i, path, permission)
+                self.everything.append(row)
+                self.at[path].append(row)
+                self.first[path[0]].append(row)
+                for length in range(1, len(path)):
+                    self.below[path[:length]].append(row)
+        self.names = tuple(self.first)
+
+    def overlapping(self, path: StatePath) -> Iterable[tuple[int, StatePath, Permission]]:
+        if path[0] == "*":
+            yield from self.everything
+            return
+        for length in range(1, len(path) + 1):
+            yield from self.at[path[:length]]
+        yield from self.below[path]
+        for name in self.names:  # `*` and the aliases, of which there are few
+            if name != path[0] and overlap((name,), path):
+                yield from self.first[name]
+
+
+def _note(
+    found: dict[tuple[int, int], Overlaps],
+    i: int,
+    path: StatePath,
+    permission: Permission,
+    j: int,
+    other_path: StatePath,
+    other: Permission,
+) -> None:
+    appends = isinstance(permission, Append)
+    if writes(other):
+        if (appends and isinstance(other, Append)) or j < i:  # each such pair is met from both sides
+            return
+        _entry(found, i, j).both_write.append((path, other_path))
+        return
+    if isinstance(other, Read) and other.previous:
+        return
+    # An Append to a hub may add any name, so it is ordered before readers of the hub, not of one name.
+    if appends and len(path) < len(other_path):
+        return
+    if i < j:
+        _entry(found, i, j).a_before_b.append((path, other_path))
+    else:
+        _entry(found, j, i).b_before_a.append((path, other_path))
+
+
+def _entry(found: dict[tuple[int, int], Overlaps], i: int, j: int) -> Overlaps:
+    return found.setdefault((i, j), Overlaps([], [], []))
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """What the two sides of a pair, and the registry, say about their order.
+
+    Attributes:
+        first: `a`, `b`, `any` (no conflict), or None for nothing known.
+        reason: Who said so.
+    """
+
+    first: str | None
+    reason: str = ""
+
+
+def settle(a: Declared, b: Declared) -> Settlement:
+    """Ask both callbacks and the registry how a conflict of the two is settled.
+
+    Raises:
+        ConflictError: They can never be used together, or the answers differ.
+        CheckError: An answer is no resolution.
+    """
+    one, other = unwrap(a.callback), unwrap(b.callback)
+    answers: list[tuple[str, Settlement]] = []
+    for asked, resolution in (
+        (f"{a.cls.__name__}.resolveconflict", one.resolveconflict(other)),
+        (f"{b.cls.__name__}.resolveconflict", other.resolveconflict(one)),
+        ("resolveconflict.register", resolveconflict(one, other)),
+    ):
+        answer = _read(resolution, asked, a, b)
+        if answer is not None:
+            answers.append((asked, answer))
+    if not answers:
+        return Settlement(None)
+    if len({answer.first for _, answer in answers}) > 1:
+        said = {"a": f"{a.label} first", "b": f"{b.label} first", "any": "any order is fine"}
+        raise ConflictError(
+            f"{a.label} and {b.label} are resolved in different ways.",
+            where=[f"{asked}: {said[str(answer.first)]}" for asked, answer in answers],
+            why="an order can only be derived when everybody who answers says the same",
+            fix="make the answers agree, or return `NotDefined()` from one of them",
+        )
+    return answers[0][1]
+
+
+def _read(resolution: Resolution, asked: str, a: Declared, b: Declared) -> Settlement | None:
+    if isinstance(resolution, NotDefined):
+        return None
+    if isinstance(resolution, NoConflict):
+        return Settlement("any", f"{asked} says NoConflict()")
+    if isinstance(resolution, Unresolvable):
+        raise ConflictError(
+            f"{a.label} and {b.label} can never be used together.",
+            where=f"{asked} returns Unresolvable()",
+            fix="remove one of the two from the callbacks list",
+        )
+    if isinstance(resolution, RunFirst):
+        first = unwrap(resolution.callback) if isinstance(resolution.callback, Callback) else resolution.callback
+        for side, declared in (("a", a), ("b", b)):
+            if first is unwrap(declared.callback) or first is declared.cls:
+                return Settlement(side, f"{asked} says RunFirst({declared.label})")
+    raise CheckError(
+        f"`{asked}` answered {resolution!r} for {a.label} and {b.label}.",
+        fix="return NotDefined(), Unresolvable(), NoConflict(), or RunFirst(one of the two callbacks)",
+    )
+
+
+def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str]) -> ConflictError:
+    """Return the error for two writers whose order nobody knows."""
+    path = overlaps.both_write[0][0 if len(overlaps.both_write[0][0]) >= len(overlaps.both_write[0][1]) else 1]
+    paths = " and ".join(
+        dict.fromkeys(f"`{dotted(p if len(p) >= len(q) else q)}`" for p, q in overlaps.both_write)
+    )
+    one, other = a.declared, b.declared
+    both_whole = all(isinstance(h.access.get(path, Write()), Write) for h in (a, b))
+    fixes = [f"put them in the list as `in_order({one.label}, {other.label})`"]
+    if one.cls is not other.cls:
+        fixes.append(f"make `{other.cls.__name__}.runafter()` return `({one.cls.__name__},)`")
+    if both_whole:
+        fixes.append("declare `Append()` in both, if they only add what does not depend on order")
+    return ConflictError(
+        f"{one.label} and {other.label} both write {paths} and no order is declared.",
+        where=[f"{d.where}" for d in (one, other)],
+        why=f"at {_listed(moments)} both run, and the result depends on which is last",
+        fix=fixes,
+    )
+
+
+def _listed(moments: Sequence[str]) -> str:
+    shown = list(moments[:3])
+    rest = f" and {len(moments) - 3} more" if len(moments) > 3 else ""
+    return ", ".join(shown) + rest

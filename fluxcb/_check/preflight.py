@@ -1,0 +1,190 @@
+"""Checks of the whole set: paths that do not exist, state nobody provides, values used too early."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fluxcb._check.graph import CallbackGraph, moment_name
+from fluxcb._declare.access import Append, Write, dotted, overlap, writes
+from fluxcb._declare.declared import Declared, Handler, declare
+from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, PROVIDERS, available, step_names
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError, did_you_mean
+from fluxcb._typing import StatePath
+
+__all__ = ["build_graph", "phase_types"]
+
+
+def phase_types(phases: Iterable[Any]) -> tuple[type[Phase], ...]:
+    """Return the classes of phases given as classes or instances.
+
+    Raises:
+        DeclarationError: One of them is no phase.
+    """
+    if isinstance(phases, Phase | type):
+        phases = (phases,)
+    types = tuple(p if isinstance(p, type) else type(p) for p in phases)
+    for cls in types:
+        if not issubclass(cls, Phase):
+            raise DeclarationError(f"`phases` contains {cls.__name__}, which is no phase.", fix="derive it from Phase")
+    return types
+
+
+def build_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGraph:
+    """Check a set of callbacks and derive its graph.
+
+    Args:
+        callbacks: Callback instances and `in_order(...)` groups.
+        phases: Phases (classes or instances) that will be run.
+
+    Returns:
+        The graph, which is valid.
+
+    Raises:
+        DeclarationError: A declaration is wrong by itself.
+        CheckError: The set does not fit together; all problems are reported at once.
+    """
+    declared, ordered = declare(callbacks)
+    types = phase_types(phases)
+    unknown = _unknown_paths(declared, types)
+    graph = CallbackGraph(declared, ordered, types)
+    graph.problems = [*unknown, *graph.problems, *_missing_state(declared), *_used_too_early(graph)]
+    graph.require()
+    return graph
+
+
+def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) -> list[CheckError]:
+    problems: list[CheckError] = []
+    written = {
+        path[1] for d in declared for path, permission in d.access.items() if path[0] == "step" and len(path) > 1 and writes(permission)
+    }
+    steps = step_names(phases) | set(ENGINE_STEP_NAMES)
+    names = {p.name for p in phases}
+    for d in declared:
+        for path, permission in d.access.items():
+            problem = _unknown(path, steps | written, names)
+            if problem:
+                what, hint = problem
+                problems.append(
+                    UnknownStateError(f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}", where=d.where)
+                )
+            elif path[0] in ("progress", "key", "data", "*") and isinstance(permission, Write | Append) and path[0] != "data":
+                cure = "declare the paths it changes" if path[0] == "*" else "remove it from `stateaccess`"
+                problems.append(
+                    UnknownStateError(
+                        f"{d.label} declares to write `{dotted(path)}`, which no callback can write.", where=d.where, fix=cure
+                    )
+                )
+    return problems
+
+
+def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[str, str] | None:
+    first = path[0]
+    if first not in FIRST_LEVEL:
+        if first in steps:
+            return "which is not a part of the Learner", f' Step values are nested: `{{"step": {{"{first}": Read()}}}}`.'
+        return "which is not a part of the Learner", did_you_mean(first, FIRST_LEVEL)
+    if first in ("*", "control") and len(path) > 1:
+        return f"but `{first}` has no parts", ""
+    if len(path) < 2:
+        return None
+    if first == "step" and path[1] not in steps:
+        return "which no phase provides and no callback writes", did_you_mean(path[1], steps)
+    if first == "progress" and path[1] not in PROGRESS:
+        return "which is no counter", did_you_mean(path[1], PROGRESS)
+    if first == "data" and path[1] not in phase_names:
+        return "which is the name of no phase", did_you_mean(path[1], phase_names)
+    return None
+
+
+def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
+    """Find shared state that is read and that no callback writes, hence none creates."""
+    written = [p for d in declared for p, perm in d.access.items() if writes(perm) and p[0] in ("cbstate", "*")]
+    problems: list[CheckError] = []
+    for d in declared:
+        for path, permission in d.access.items():
+            if path[0] != "cbstate" or len(path) < 2 or writes(permission):
+                continue
+            # A whole-hub Append may add any name, but promises none.
+            if any(overlap(p, path) and (len(p) > 1) and not _hub_only(p, path, declared) for p in written):
+                continue
+            problems.append(_missing(d, path, declared, written))
+    return problems
+
+
+def _hub_only(written: StatePath, path: StatePath, declared: Sequence[Declared]) -> bool:
+    if len(written) >= len(path):
+        return False
+    return all(isinstance(d.access.get(written), Append | None) for d in declared)
+
+
+def _missing(d: Declared, path: StatePath, declared: Sequence[Declared], written: Sequence[StatePath]) -> CheckError:
+    provider = PROVIDERS.get(path[1])
+    others = {p[: len(path)][-1] for p in written if len(p) >= 2}
+    hint = "" if provider else did_you_mean(path[-1], others | set(PROVIDERS))
+    fix = (
+        [f"add `{provider}()` to the callbacks, which creates it"]
+        if provider
+        else [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
+    )
+    return MissingStateError(
+        f"{d.label} reads `{dotted(path)}`, which no callback creates.{hint}",
+        where=d.where,
+        why="it would fail at the first handler that reads it",
+        fix=fix,
+    )
+
+
+def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
+    """Find step values that exist at none of the moments at which their reader runs."""
+    groups: dict[tuple[int, int], tuple[Handler, list[Any]]] = {}
+    for moment, handlers in graph.orders.items():
+        for handler in handlers:
+            groups.setdefault((handler.declared.position, id(handler.access)), (handler, []))[1].append(moment)
+    written = {
+        path[1]
+        for d in graph.declared
+        for path, permission in d.access.items()
+        if path[0] == "step" and len(path) > 1 and writes(permission)
+    }
+    problems: list[CheckError] = []
+    for handler, moments in groups.values():
+        sets = [available(event, phase) for event, phase in moments]
+        if any(names is None for names in sets):
+            continue
+        reachable = {name for names in sets if names for name in names}
+        for path, permission in handler.access.items():
+            if path[0] != "step" or len(path) < 2 or path[1] in reachable:
+                continue
+            provided_somewhere = path[1] in step_names(graph.phases) | set(ENGINE_STEP_NAMES)
+            if not provided_somewhere or (path[1] in written and not writes(permission) and path[1] not in step_names(graph.phases)):
+                continue
+            problems.append(_too_early(handler, path, moments))
+    return problems
+
+
+def _too_early(handler: Handler, path: StatePath, moments: Sequence[Any]) -> CheckError:
+    shown = ", ".join(dict.fromkeys(moment_name(m) for m in moments[:2]))
+    host = all(issubclass(event, HostEvent) for event, _ in moments)
+    only_outside = host and not any(event in (StepBegin, StepEnd) for event, _ in moments)
+    why = (
+        "host handlers see step values only at StepBegin and StepEnd"
+        if only_outside
+        else f"`{dotted(path)}` does not exist yet there"
+    )
+    later = _first_with(path[1], [phase for _, phase in moments], host)
+    return MissingStateError(
+        f"{handler.declared.label} uses `{dotted(path)}` at {shown}, where it does not exist.",
+        where=handler.where,
+        why=why,
+        fix=f"handle {later} instead" if later else "read it in a phase that provides it",
+    )
+
+
+def _first_with(name: str, phases: Sequence[type[Phase]], host: bool) -> str | None:
+    for event in BUILTIN_EVENTS:
+        if issubclass(event, HostEvent) is host and any(name in (available(event, p) or ()) for p in phases):
+            return event.__name__
+    return None

@@ -1,0 +1,82 @@
+"""Small facts about pytrees of arrays: specs, copies, and how two trees differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._typing import PyTree
+
+__all__ = ["copy_tree", "describe", "differences", "is_key", "spec_of", "to_host"]
+
+
+def is_key(x: Any) -> bool:
+    """Tell whether an array (or its spec) holds typed random keys."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def copy_tree(tree: PyTree) -> PyTree:
+    """Copy every leaf onto the device; the only way that donation cannot reach the original.
+
+    `device_put` and `jnp.asarray` alias, also with `may_alias=False` under a sharding (jax 0.10 to 0.12).
+    """
+    return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else jnp.array(x, copy=True), tree)
+
+
+def spec_of(tree: PyTree) -> PyTree:
+    """Return the `ShapeDtypeStruct`s of a pytree of arrays, numpy arrays or numbers, dtypes as JAX will hold them."""
+
+    def spec(x: Any) -> jax.ShapeDtypeStruct:
+        if isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        if isinstance(x, jax.Array):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype)
+        x = np.asarray(x)
+        return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+
+    return jax.tree.map(spec, tree)
+
+
+def to_host(value: PyTree) -> PyTree:
+    """Return a pytree of arrays as read-only numpy arrays, scalars as numpy scalars."""
+
+    def move(x: Any) -> Any:
+        if is_key(x) or not hasattr(x, "dtype"):
+            return x
+        array = np.asarray(x)
+        if array.ndim == 0:
+            return array[()]
+        array = array.view()
+        array.flags.writeable = False
+        return array
+
+    if hasattr(value, "dtype"):  # the usual case, without the tree's cost
+        return move(value)
+    return jax.tree.map(move, value)
+
+
+def describe(x: Any) -> str:
+    """Return `float32[32, 10]`."""
+    if not hasattr(x, "dtype"):
+        return f"{type(x).__name__} {x!r}"
+    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
+
+
+def differences(old: PyTree, new: PyTree) -> list[str]:
+    """Return how a new pytree differs from the old in structure, shape or dtype; one line a leaf."""
+    old_leaves, old_structure = jax.tree_util.tree_flatten_with_path(old)
+    new_leaves, new_structure = jax.tree_util.tree_flatten_with_path(new)
+    if old_structure != new_structure:
+        old_paths = {jax.tree_util.keystr(p): x for p, x in old_leaves}
+        new_paths = {jax.tree_util.keystr(p): x for p, x in new_leaves}
+        lines = [f"{p or 'it'} is missing" for p in old_paths if p not in new_paths]
+        lines += [f"{p or 'it'} is new: {describe(new_paths[p])}" for p in new_paths if p not in old_paths]
+        return lines or [f"the containers differ: {old_structure} became {new_structure}"]
+    return [
+        f"{jax.tree_util.keystr(path) or 'it'}: {describe(a)} became {describe(b)}"
+        for (path, a), (_, b) in zip(old_leaves, new_leaves, strict=True)
+        if (a.shape, a.dtype) != (jnp.shape(b), getattr(b, "dtype", None))
+    ]

@@ -1,0 +1,116 @@
+"""Hyperparameters: making optax inject them, and finding them in the optimizer's state."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
+from fluxcb._typing import PyTree
+
+__all__ = ["HyperparamIndex", "inject"]
+
+
+def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments: Any) -> optax.GradientTransformation:
+    """Build an optimizer whose given numeric arguments are hyperparameters on the device.
+
+    Only the arguments you pass are injected; defaults stay constants of the program, so that the
+    numbers agree with the plain optimizer's. Values are float32 whatever the parameters' dtype.
+
+    Args:
+        factory: An optax factory, e.g. `optax.adam`.
+        **arguments: Its arguments; numbers and schedules become `hyperparams.<name>`.
+
+    Returns:
+        The optimizer; `optax.inject_hyperparams` of the factory.
+
+    Raises:
+        DeclarationError: The factory has no such argument.
+
+    Example:
+        >>> import optax, fluxcb
+        >>> optimizer = fluxcb.inject(optax.adam, learning_rate=1e-3)
+        >>> float(optimizer.init({"w": 0.0}).hyperparams["learning_rate"]) == float(jax.numpy.float32(1e-3))
+        True
+    """
+    parameters = inspect.signature(factory).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in arguments:
+        if name not in parameters and not takes_any:
+            raise DeclarationError(
+                f"`{getattr(factory, '__name__', factory)}` has no argument `{name}`.{did_you_mean(name, parameters)}",
+                fix=f"its arguments are {', '.join(parameters)}",
+            )
+    static = tuple(name for name in parameters if name not in arguments)
+    return optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**arguments)
+
+
+class HyperparamIndex:
+    """Where each injected hyperparameter lies among the leaves of an optimizer state.
+
+    Args:
+        opt_state: The state (arrays or their specs).
+    """
+
+    def __init__(self, opt_state: PyTree) -> None:
+        self._places: dict[str, list[int]] = {}
+        self._scheduled: set[str] = set()
+        for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
+            for field, entry in zip(path, path[1:], strict=False):
+                # optax calls the fields so; a parameter that happens to be named alike is a DictKey.
+                if isinstance(field, jax.tree_util.GetAttrKey) and isinstance(entry, jax.tree_util.DictKey):
+                    if field.name == "hyperparams":
+                        self._places.setdefault(entry.key, []).append(index)
+                    elif field.name == "hyperparams_states":
+                        self._scheduled.add(entry.key)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all hyperparameters."""
+        return tuple(self._places)
+
+    def require(self, name: str, *, writing: bool, who: str, where: str) -> None:
+        """Check that a hyperparameter exists once and, to be written, has no schedule inside optax.
+
+        Raises:
+            MissingStateError: It does not exist, stands in several places, or has its own schedule.
+        """
+        places = self._places.get(name, [])
+        if not places:
+            known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
+            raise MissingStateError(
+                f"{who} needs `hyperparams.{name}`, which this optimizer does not have.{known}",
+                where=where,
+                why="only hyperparameters that optax injected live on the device, where they can change without a recompile",
+                fix=f"build the optimizer with `fluxcb.inject(optax.adam, {name}=...)` instead of `optax.adam(...)`",
+            )
+        if len(places) > 1:
+            raise MissingStateError(
+                f"{who} needs `hyperparams.{name}`, which this optimizer has {len(places)} times.",
+                where=where,
+                why="the parts of a chained or partitioned optimizer share names, so one name does not say which is meant",
+                fix="inject it in one part only, or write `opt_state` in a callback of your own",
+            )
+        if writing and name in self._scheduled:
+            raise MissingStateError(
+                f"{who} writes `hyperparams.{name}`, which an optax schedule inside the optimizer sets at each update.",
+                where=where,
+                why="what is written would be replaced at the next update",
+                fix=f"inject a number and give the schedule to a `Scheduler`: `fluxcb.inject(optax.adam, {name}=1e-3)`",
+            )
+
+    def get(self, opt_state: PyTree, name: str) -> Any:
+        """Return a hyperparameter's array."""
+        return jax.tree.leaves(opt_state)[self._places[name][0]]
+
+    def set(self, opt_state: PyTree, name: str, value: Any) -> PyTree:
+        """Return the state with one hyperparameter replaced (cast to the old one's dtype)."""
+        leaves, structure = jax.tree.flatten(opt_state)
+        index = self._places[name][0]
+        leaves[index] = jnp.asarray(value, leaves[index].dtype)
+        return jax.tree.unflatten(structure, leaves)

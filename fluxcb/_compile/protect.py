@@ -1,0 +1,188 @@
+"""The proxy: what a handler sees of the Learner. One class is generated per set of permissions.
+
+Allowed paths are plain attributes; everything else raises an AccessError that shows the line to
+add. An AccessError is no AttributeError, which `hasattr` would swallow; names that begin with an
+underscore raise AttributeError as usual, so that copying and inspecting work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
+from fluxcb._declare.state import FIRST_LEVEL, UNDECLARED
+from fluxcb._errors import AccessError, did_you_mean
+from fluxcb._typing import StatePath
+
+__all__ = ["Backend", "make_proxy"]
+
+# First-level names that have parts; permission on the whole name opens all of them.
+NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
+
+
+class Backend(Protocol):
+    """Where a proxy's reads and writes go: the host's state, or the state being traced."""
+
+    def read(self, path: StatePath, permission: Permission) -> Any:
+        """Return the value at a path."""
+        ...
+
+    def write(self, path: StatePath, value: Any, permission: Permission) -> None:
+        """Replace the value at a path."""
+        ...
+
+    def names(self, path: StatePath) -> Iterator[str]:
+        """Iterate over the names that exist below a path."""
+        ...
+
+
+class _View:
+    """A part of the Learner as one handler may see it."""
+
+    __slots__ = ("_backend",)
+
+    _path: StatePath = ()
+    _who: str = ""
+    _where: str = ""
+    _writable: dict[str, tuple[StatePath, Permission]] = {}
+    _readable: frozenset[str] = frozenset()
+    _open: Permission | None = None
+
+    def __init__(self, backend: Backend) -> None:
+        object.__setattr__(self, "_backend", backend)
+
+    def __getattr__(self, name: str) -> Any:  # only what no property or slot answers
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if self._open is not None:
+            return self._backend.read((*self._path, name), self._open)
+        raise self._refused(name, Read())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = self._writable.get(name)
+        if known is None and self._open is not None and writes(self._open):
+            known = ((*self._path, name), self._open)
+        if known is None:
+            raise self._refused(name, Write())
+        self._backend.write(known[0], value, known[1])
+
+    def __delattr__(self, name: str) -> None:
+        raise self._refused(name, Write())
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in set(self._backend.names(self._path))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(name for name in self._backend.names(self._path) if name in self._readable or self._open)
+
+    def _refused(self, name: str, wanted: Permission) -> AccessError:
+        path = (*self._path, name)
+        verb = "write" if isinstance(wanted, Write) else "read"
+        known = self._readable | set(self._writable)
+        if not self._path:
+            known |= set(FIRST_LEVEL) - {"*"}
+        hint = did_you_mean(name, known) if name not in known else ""
+        granted = name in self._readable
+        what = f"declares only to read `{dotted(path)}`, and writes it" if granted and verb == "write" else None
+        return AccessError(
+            f"{self._who} {what or f'may not {verb} `{dotted(path)}`: its `stateaccess` does not declare it'}.{hint}",
+            where=self._where,
+            why="order, conflicts and what leaves the device are derived from what is declared",
+            fix=f"add `{line_to_add(path, wanted)}` to `stateaccess`",
+        )
+
+    def __repr__(self) -> str:
+        inside = dotted(self._path) or "learner"
+        return f"<{inside} as {self._who} may see it: {', '.join(sorted(self._readable)) or 'nothing'}>"
+
+
+def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any:
+    """Return a protected learner for one handler.
+
+    Args:
+        access: What it may touch.
+        backend: Where reads and writes go.
+        who: What messages call the callback.
+        where: Where its access is declared.
+    """
+    tree: dict[str, Any] = {}
+    for path, permission in access.items():
+        if path == ("control",):
+            continue
+        _plant(tree, path, permission)
+    for name in UNDECLARED:
+        tree.setdefault(name, Read())
+    return _make_view((), tree, backend, who, where)
+
+
+def _plant(tree: dict[str, Any], path: StatePath, permission: Permission) -> None:
+    node = tree
+    for name in path[:-1]:
+        node = node.setdefault(name, {})
+        if isinstance(node, Permission):  # the whole is granted already
+            return
+    node[path[-1]] = permission
+
+
+def _make_view(path: StatePath, tree: dict[str, Any], backend: Backend, who: str, where: str) -> _View:
+    everything = tree.get("*") if not path else None
+    if everything is not None:
+        tree = {**{name: everything for name in FIRST_LEVEL if name != "*"}, **{k: v for k, v in tree.items() if k != "*"}}
+    children: dict[str, _View] = {}
+    attributes: dict[str, Any] = {}
+    writable: dict[str, tuple[StatePath, Permission]] = {}
+    for name, node in tree.items():
+        below = (*path, name)
+        if isinstance(node, Permission) and not path and name in NAMESPACES:
+            children[name] = _open_view(below, node, backend, who, where)
+        elif isinstance(node, Permission):
+            attributes[name] = property(_reader(below, node))
+        else:
+            children[name] = _make_view(below, node, backend, who, where)
+        if isinstance(node, Permission) and writes(node) and not (name in children and not path):
+            writable[name] = (below, node)
+    return _instance(path, backend, who, where, attributes, children, writable, None)
+
+
+def _open_view(path: StatePath, permission: Permission, backend: Backend, who: str, where: str) -> _View:
+    return _instance(path, backend, who, where, {}, {}, {}, permission)
+
+
+def _instance(
+    path: StatePath,
+    backend: Backend,
+    who: str,
+    where: str,
+    attributes: dict[str, Any],
+    children: dict[str, _View],
+    writable: dict[str, tuple[StatePath, Permission]],
+    open_: Permission | None,
+) -> _View:
+    namespace = {
+        "__slots__": tuple(children),
+        "_path": path,
+        "_who": who,
+        "_where": where,
+        "_writable": writable,
+        "_readable": frozenset([*attributes, *children]),
+        "_open": open_,
+        **attributes,
+    }
+    view = type("Protected" + "".join(part.title() for part in path or ("learner",)), (_View,), namespace)(backend)
+    for name, child in children.items():
+        object.__setattr__(view, name, child)
+    return view
+
+
+def _reader(path: StatePath, permission: Permission) -> Callable[[_View], Any]:
+    def read(view: _View) -> Any:
+        return view._backend.read(path, permission)
+
+    return read

@@ -1,0 +1,28 @@
+"""Windows: how many steps may run before a host handler has to look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fluxcb._compile.plan import HostCall
+from fluxcb._declare.schedules import EverySeconds
+
+__all__ = ["LONGEST", "bound_at"]
+
+LONGEST = 32
+"""Steps a window may have: JAX runs at most 32 computations ahead (measured on CPU)."""
+
+
+def bound_at(calls: Sequence[HostCall], step: int, epoch: int) -> int | None:
+    """Return the first step after `step` at which one of these calls may be due, or None if none ever is."""
+    first: int | None = None
+    for call in calls:
+        due: int | None = step + 1
+        for schedule in call.schedules:  # due when all are: the latest of their next times bounds from below
+            nearest = schedule.next_due(step, epoch)
+            if isinstance(schedule, EverySeconds):
+                nearest = step + 1
+            due = None if nearest is None or due is None else max(due, nearest)
+        if due is not None and (first is None or due < first):
+            first = due
+    return first

@@ -1,0 +1,176 @@
+"""`Callback`: the base class of everything that happens around the gradient step."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
+from fluxcb._declare.events import Event
+from fluxcb._declare.handlers import check_signature, entries_of, is_handler
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.resolution import NotDefined, Resolution
+from fluxcb._declare.schedules import Schedule
+from fluxcb._errors import DeclarationError
+
+__all__ = ["Callback", "unwrap"]
+
+_DECLARATIONS = ("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict")
+
+
+class Callback:
+    """Base class of callbacks: derive, declare what is touched, and mark handlers with `@on`.
+
+    A callback says what it does in handlers, what it touches in `stateaccess`, what it knows of
+    others in `runafter` and `resolveconflict`, what it sets up in `init`, and what of its own
+    must survive a checkpoint in `state_dict`.
+
+    Attributes:
+        on: The class's handler table, a `functools.singledispatchmethod`; calling
+            `callback.on(event, phase, learner)` runs the handler of that moment, if any.
+        name: What the callback is called in messages and what its random keys are folded from.
+
+    Example:
+        >>> from fluxcb import Callback, Read, on
+        >>> from fluxcb.events import StepEnd
+        >>> class LossPrinter(Callback):
+        ...     def stateaccess(self):
+        ...         return {"step": {"loss": Read()}}
+        ...
+        ...     @on
+        ...     def show(self, event: StepEnd, phase, learner):
+        ...         print(f"{learner.step.loss:.4f}")
+        >>> [handler.title() for handler in LossPrinter().handlers()]
+        ['(StepEnd, Phase)']
+    """
+
+    on: ClassVar[HandlerTable]
+    name: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = vars(cls)
+        if "on" in own:
+            raise DeclarationError(
+                f"`{cls.__name__}` defines `on`, which is the table of its handlers.",
+                where=_place(cls),
+                fix="mark methods with the decorator: `@on` above `def anything(self, event: StepEnd, phase, learner)`",
+            )
+        _check_spelling(cls)
+        entries: list[Entry] = []
+        redefined = set()
+        for name, value in own.items():
+            if is_handler(value):
+                entries += entries_of(name, value)
+                redefined.add(name)
+        parents = [base.on for base in cls.__bases__ if issubclass(base, Callback)]
+        inherited = {entry.name for parent in parents for entry in parent.entries.values()}
+        for name in inherited & own.keys() - redefined:
+            if inspect.isfunction(own[name]):  # an undecorated override of a handler is one
+                check_signature(own[name], f"{cls.__name__}.{name}  {source_of(own[name])}")
+        _check_pairs_once(cls, entries)
+        table = HandlerTable(cls, parents)
+        table.define(entries, frozenset(redefined))
+        cls.on = table
+
+    # What a callback declares; each has a default that says nothing.
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what the callback reads and writes: nested names with Read, Write or Append at the leaves."""
+        return {}
+
+    def runafter(self) -> tuple[type[Callback], ...]:
+        """Return the callback classes (subclasses included) that run before this one at every shared moment."""
+        return ()
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Say how a conflict with another callback is settled; both sides are asked."""
+        del other
+        return NotDefined()
+
+    def init(self, learner: Any) -> None:
+        """Set up shared state (`learner.cbstate`); runs at construction, in graph order, and may run again."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the callback's own fields that must survive a checkpoint (arrays, numbers, strings, containers)."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` returned."""
+        if state:
+            raise DeclarationError(
+                f"`{type(self).__name__}` was given a saved state but has no `load_state_dict`.",
+                where=_place(type(self)),
+                fix="define `load_state_dict(self, state)` next to `state_dict`",
+            )
+
+    # What the engine asks; wrappers answer for the callback they wrap.
+
+    def handlers(self) -> list[Entry]:
+        """Return all handlers of this callback, inherited ones included."""
+        return list(type(self).on.entries.values())
+
+    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
+        """Return who handles a moment, with which handler, and when it is due; or None."""
+        entry = type(self).on.lookup(event, phase)
+        if entry is None:
+            return None
+        return self, entry, (entry.when,) if entry.when is not None else ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+Callback.on = HandlerTable(Callback)
+
+
+def unwrap(callback: Callback) -> Callback:
+    """Return the callback inside all wrappers."""
+    inner = getattr(callback, "callback", None)
+    return unwrap(inner) if isinstance(inner, Callback) else callback
+
+
+def _place(cls: type) -> str:
+    functions = [value for value in vars(cls).values() if inspect.isfunction(value)]
+    place = f"  {source_of(functions[0])}" if functions else ""
+    return f"{cls.__module__}.{cls.__qualname__}{place}"
+
+
+def _check_spelling(cls: type) -> None:
+    """Refuse a declaration that nobody would ever call because its name is not quite right."""
+    for name, value in vars(cls).items():
+        if name in _DECLARATIONS:
+            if not callable(value) and not isinstance(value, classmethod | staticmethod):
+                raise DeclarationError(
+                    f"`{cls.__name__}.{name}` must be a method, not {type(value).__name__} {value!r}.",
+                    where=f"{cls.__module__}.{cls.__qualname__}",
+                    fix=f"write `def {name}(self): return {value!r}`" if name in _DECLARATIONS[:2] else "write a method",
+                )
+            continue
+        if not inspect.isfunction(value) or is_handler(value) or name.startswith("_"):
+            continue
+        squeezed = name.replace("_", "").lower()
+        by_squeezing = {d.replace("_", ""): d for d in _DECLARATIONS}
+        near = difflib.get_close_matches(squeezed, by_squeezing, n=1, cutoff=0.88)
+        inherited = any(name in vars(base) for base in cls.__mro__[1:])
+        if near and not inherited:
+            raise DeclarationError(
+                f"`{cls.__name__}.{name}` looks like a misspelt `{by_squeezing[near[0]]}`, and would never be called.",
+                where=f"{cls.__name__}.{name}  {source_of(value)}",
+                fix=f"rename it to `{by_squeezing[near[0]]}`, or to something less alike if you mean another method",
+            )
+
+
+def _check_pairs_once(cls: type, entries: list[Entry]) -> None:
+    seen: dict[Any, Entry] = {}
+    for entry in entries:
+        first = seen.setdefault((entry.event, entry.phase), entry)
+        if first is not entry:
+            raise DeclarationError(
+                f"`{cls.__name__}` handles {entry.title()} twice: in `{first.name}` and in `{entry.name}`.",
+                where=[f"{cls.__name__}.{e.name}  {source_of(getattr(cls, e.name))}" for e in (first, entry)],
+                why="one handler runs per callback and moment",
+                fix="merge the two, or split the callback",
+            )

@@ -1,0 +1,227 @@
+"""What a list of callbacks declares, read once: the form in which later stages see callbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluxcb._declare.access import Access, dotted, line_to_add, lookup, normalise, writes
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.dispatch import Entry, source_of
+from fluxcb._declare.events import Event
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.resolution import InOrder
+from fluxcb._declare.schedules import Schedule
+from fluxcb._errors import DeclarationError
+
+__all__ = ["Declared", "Handler", "Moment", "declare"]
+
+Moment = tuple[type[Event], type[Phase]]
+
+
+@dataclass(frozen=True, eq=False)
+class Handler:
+    """One callback's handler at one moment, bound and with its own access.
+
+    Attributes:
+        declared: The callback it belongs to.
+        event: Event of the moment.
+        phase: Phase of the moment.
+        name: Its method's name.
+        function: The bound method `(event, phase, learner)`.
+        access: Its access in normal form.
+        schedules: When it is due: when all of these are; empty for always.
+        traced: Whether it is traced into the step.
+        where: `Class.method  file:line`.
+    """
+
+    declared: Declared
+    event: type[Event]
+    phase: type[Phase]
+    name: str
+    function: Callable[[Event, Phase, Any], None]
+    access: Access
+    schedules: tuple[Schedule, ...]
+    traced: bool
+    where: str
+
+
+@dataclass(eq=False)
+class Declared:
+    """One callback's declarations.
+
+    Attributes:
+        callback: The instance.
+        position: Its place in the list.
+        label: What messages call it; unique in the list.
+        name: What its random keys are folded from; unique in the list.
+        access: Its `stateaccess` in normal form.
+        runafter: Classes it runs after.
+        where: `Class.stateaccess  file:line`.
+    """
+
+    callback: Callback
+    position: int
+    label: str
+    name: str
+    access: Access
+    runafter: tuple[type[Callback], ...]
+    where: str
+    _handlers: dict[Moment, Handler | None] = field(default_factory=dict, repr=False)
+    _accesses: dict[Entry, Access] = field(default_factory=dict, repr=False)
+
+    @property
+    def cls(self) -> type[Callback]:
+        """The class of the callback inside all wrappers."""
+        return type(unwrap(self.callback))
+
+    def handler(self, event: type[Event], phase: type[Phase]) -> Handler | None:
+        """Return this callback's handler of a moment, or None.
+
+        Raises:
+            AmbiguityError: Two fit equally well.
+        """
+        moment = (event, phase)
+        if moment not in self._handlers:
+            self._handlers[moment] = self._make_handler(event, phase)
+        return self._handlers[moment]
+
+    def _make_handler(self, event: type[Event], phase: type[Phase]) -> Handler | None:
+        found = self.callback.entry_for(event, phase)
+        if found is None:
+            return None
+        instance, entry, schedules = found
+        function = entry.bind(instance)
+        return Handler(
+            self,
+            event,
+            phase,
+            entry.name,
+            function,
+            self.access_of(entry),
+            schedules,
+            entry.traced,
+            f"{type(instance).__name__}.{entry.name}  {source_of(getattr(function, '__func__', function))}",
+        )
+
+    def access_of(self, entry: Entry) -> Access:
+        """Return a handler's access: its own if it narrows the class's, else the class's."""
+        if entry.access is None:
+            return self.access
+        key = Entry(entry.event, entry.phase, entry.name)
+        if key not in self._accesses:
+            self._accesses[key] = self._narrowed(entry)
+        return self._accesses[key]
+
+    def _narrowed(self, entry: Entry) -> Access:
+        owner = f"{self.cls.__name__}.{entry.name}"
+        where = f"{owner}  {source_of(entry.function or getattr(self.cls, entry.name))}"
+        access = normalise(entry.access, owner=f"@on(access=...) of {owner}", where=where)
+        for path, permission in access.items():
+            allowed = lookup(self.access, path)
+            if allowed is None or (writes(permission) and not writes(allowed)):
+                raise DeclarationError(
+                    f"The access of `{owner}` is wider than its class's: `stateaccess` does not grant "
+                    f"{type(permission).__name__}() on `{dotted(path)}`.",
+                    where=[where, self.where],
+                    why="a handler's own access can only narrow what the class declares",
+                    fix=f"add `{line_to_add(path, permission)}` to `{self.cls.__name__}.stateaccess`",
+                )
+        return access
+
+
+def declare(callbacks: Iterable[Any]) -> tuple[list[Declared], list[tuple[int, int]]]:
+    """Read the declarations of a callbacks list.
+
+    Args:
+        callbacks: Callback instances, and `in_order(...)` groups of them.
+
+    Returns:
+        The declarations, in list order, and the position pairs `(earlier, later)` that `in_order` stated.
+
+    Raises:
+        DeclarationError: Something in the list is no callback, stands in it twice, or declares nonsense.
+    """
+    flat, ordered = _flatten(callbacks)
+    declared = []
+    label_counts: dict[str, int] = {}
+    name_counts: dict[str, int] = {}
+    for position, callback in enumerate(flat):
+        label = _numbered(repr(callback), label_counts, " #")
+        name = _numbered(callback.name or type(unwrap(callback)).__name__, name_counts, "#")
+        declared.append(_declare_one(callback, position, label, name))
+    return declared, ordered
+
+
+def _numbered(text: str, counts: dict[str, int], separator: str) -> str:
+    counts[text] = counts.get(text, 0) + 1
+    return text if counts[text] == 1 else f"{text}{separator}{counts[text]}"
+
+
+def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, int]]]:
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise DeclarationError(
+            f"`callbacks` must be a list of callback instances, not {callbacks!r}.",
+            fix="put it into a list: `callbacks=[...]`",
+        )
+    flat: list[Callback] = []
+    positions: dict[int, int] = {}
+    ordered: list[tuple[int, int]] = []
+
+    def place(callback: Any, *, grouped: bool) -> int:
+        if not isinstance(callback, Callback):
+            hint = f"{callback.__name__}()" if isinstance(callback, type) and issubclass(callback, Callback) else None
+            raise DeclarationError(
+                f"The callbacks list contains {callback!r}, which is no callback instance.",
+                fix=f"write `{hint}`" if hint else "wrap a function with `CustomCallback(function, StepEnd)`",
+            )
+        inner = unwrap(callback)
+        if id(inner) in positions:
+            # A list may name an instance again inside in_order(...): several orders, one callback.
+            if grouped and flat[positions[id(inner)]] is callback:
+                return positions[id(inner)]
+            raise DeclarationError(
+                f"The callback {callback!r} stands in the list twice (positions {positions[id(inner)]} and {len(flat)}).",
+                why="one instance has one state, and would run twice per moment",
+                fix="remove one, or construct a second instance",
+            )
+        positions[id(inner)] = len(flat)
+        flat.append(callback)
+        return len(flat) - 1
+
+    for item in callbacks:
+        if isinstance(item, InOrder):
+            group = [place(callback, grouped=True) for callback in item]
+            ordered += [(a, b) for i, a in enumerate(group) for b in group[i + 1 :]]
+        else:
+            place(item, grouped=False)
+    return flat, ordered
+
+
+def _declare_one(callback: Callback, position: int, label: str, name: str) -> Declared:
+    cls = type(unwrap(callback))
+    where = f"{cls.__name__}.stateaccess  {source_of(cls.stateaccess)}"
+    access = normalise(callback.stateaccess(), owner=f"{cls.__name__}.stateaccess", where=where)
+    return Declared(callback, position, label, name, access, _classes(callback.runafter(), cls), where)
+
+
+def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:
+    where = f"{cls.__name__}.runafter  {source_of(cls.runafter)}"
+    if isinstance(classes, type) or not isinstance(classes, Sequence):
+        shown = classes.__name__ if isinstance(classes, type) else repr(classes)
+        raise DeclarationError(
+            f"`{cls.__name__}.runafter` must return a tuple of callback classes, not {shown}.",
+            where=where,
+            fix=f"return `({shown},)`" if isinstance(classes, type) else "return e.g. `(Recorder,)`",
+        )
+    for entry in classes:
+        if not (isinstance(entry, type) and issubclass(entry, Callback)):
+            raise DeclarationError(
+                f"`{cls.__name__}.runafter` names {entry!r}, which is no callback class.",
+                where=where,
+                fix=f"name the class: `({type(entry).__name__},)`"
+                if isinstance(entry, Callback)
+                else "return a tuple of subclasses of Callback",
+            )
+    return tuple(classes)

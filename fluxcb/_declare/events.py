@@ -1,0 +1,129 @@
+"""Events: the points in the loop at which handlers run.
+
+Host events happen in Python, between calls of the compiled program; traced events happen while
+the step is traced, so their handlers become part of the program. Both lists are open: subclass
+`HostEvent` or `TracedEvent` and emit instances.
+"""
+
+__all__ = [
+    "BUILTIN_EVENTS",
+    "BackwardBegin",
+    "BackwardEnd",
+    "ComputeEnd",
+    "EpochBegin",
+    "EpochEnd",
+    "Event",
+    "FitBegin",
+    "FitEnd",
+    "ForwardBegin",
+    "HostEvent",
+    "LossBegin",
+    "StepBegin",
+    "StepEnd",
+    "TracedEvent",
+    "Trigger",
+    "UpdateEnd",
+    "is_concrete",
+]
+
+
+class Event:
+    """A point in the training loop; use `HostEvent` or `TracedEvent` as the base of your own."""
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class HostEvent(Event):
+    """An event whose handlers run in Python, between calls of the compiled program."""
+
+
+class TracedEvent(Event):
+    """An event whose handlers are traced into the step and run on the device.
+
+    Handlers see tracers: they cannot branch on values, print, or raise on a value.
+    """
+
+
+class FitBegin(HostEvent):
+    """Emitted once per `fit`, before anything else; counters stand where the last fit left them."""
+
+
+class EpochBegin(HostEvent):
+    """Emitted before an epoch's first step; `progress.epoch` already names this epoch."""
+
+
+class StepBegin(HostEvent):
+    """Emitted before a step; `step.batch` is there, `progress` counts the finished steps."""
+
+
+class StepEnd(HostEvent):
+    """Emitted after a step; all of `step.*` is there, `progress` counts this step as finished."""
+
+
+class EpochEnd(HostEvent):
+    """Emitted after an epoch's last step, also when the epoch was cancelled."""
+
+
+class Trigger(HostEvent):
+    """Asks callbacks to do their thing: save, validate, draw, send.
+
+    Emitted once after every training epoch (behind that epoch's validation) and whenever a
+    schedule wrapper such as `every(cb, steps=100)` says so. Heavy work belongs here.
+    """
+
+
+class FitEnd(HostEvent):
+    """Emitted once per `fit`, whatever happened; one callback's failure does not stop the others'."""
+
+
+class ForwardBegin(TracedEvent):
+    """Before the model is applied: `step.batch`, `xs`, `ys` are there and may be rewritten."""
+
+
+class LossBegin(TracedEvent):
+    """Inside the gradient, before the loss: adds `step.outputs`, which may be rewritten."""
+
+
+class BackwardBegin(TracedEvent):
+    """Inside the gradient, after the loss: adds `step.loss`, which may be rewritten (gradients follow)."""
+
+
+class BackwardEnd(TracedEvent):
+    """After the gradients: adds `step.grads`, which may be rewritten; parameters are not yet updated."""
+
+
+class UpdateEnd(TracedEvent):
+    """After the parameter update: adds `step.updates`; `params` and `opt_state` are the new ones."""
+
+
+class ComputeEnd(TracedEvent):
+    """The last traced event of every phase's step, also where there is no backward pass.
+
+    Everything the step computes is known. Metrics accumulate here, in training and in validation.
+    """
+
+
+# In the order in which a training step meets them; the order of the docs' table, too.
+BUILTIN_EVENTS: tuple[type[Event], ...] = (
+    FitBegin,
+    EpochBegin,
+    StepBegin,
+    ForwardBegin,
+    LossBegin,
+    BackwardBegin,
+    BackwardEnd,
+    UpdateEnd,
+    ComputeEnd,
+    StepEnd,
+    EpochEnd,
+    Trigger,
+    FitEnd,
+)
+
+_BASES = (Event, HostEvent, TracedEvent)
+
+
+def is_concrete(event: type[Event]) -> bool:
+    """Tell whether instances of this class are emitted (the three bases never are)."""
+    return event not in _BASES

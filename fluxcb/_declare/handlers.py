@@ -1,0 +1,171 @@
+"""`@on`: marking methods as handlers, and checking their signatures and annotations."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluxcb._declare.dispatch import Entry, Pair, check_pair, source_of
+from fluxcb._declare.events import HostEvent
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.schedules import Schedule
+from fluxcb._errors import DeclarationError
+
+__all__ = ["check_signature", "entries_of", "is_handler", "on"]
+
+_MARK = "__fluxcb_on__"
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What `@on` notes on a function."""
+
+    pairs: tuple[Pair, ...]
+    access: Mapping[str, Any] | None
+    when: Schedule | None
+
+
+def on(
+    *events_and_phase: Any, access: Mapping[str, Any] | None = None, when: Schedule | None = None
+) -> Any:
+    """Mark a method as the handler of an event in a phase.
+
+    Bare `@on` reads the annotations of the method's `event` and `phase` parameters (classes or
+    unions; a missing one means the base class). `@on(StepEnd, TrainingPhase)` says the same
+    without annotations; either may be a union, and the phase may be left out.
+
+    Args:
+        *events_and_phase: Nothing, or an event class, or an event class and a phase class.
+        access: Access of this handler alone, narrower than the class's `stateaccess`.
+        when: When a host handler is due, e.g. `EverySteps(10)`; without it, always.
+
+    Raises:
+        DeclarationError: Wrong signature, an annotation that cannot be resolved or is no event
+            or phase, or a second handler of the same name in one class body.
+    """
+    if len(events_and_phase) == 1 and inspect.isfunction(events_and_phase[0]):
+        return _mark(events_and_phase[0], None, access, when, sys._getframe(1))
+    if len(events_and_phase) > 2:
+        raise DeclarationError(
+            f"`@on` takes an event and a phase, not {len(events_and_phase)} arguments.",
+            fix="for several events, write a union: `@on(StepBegin | StepEnd, TrainingPhase)`",
+        )
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        if not inspect.isfunction(function):
+            raise DeclarationError(f"`@on` marks methods, not {function!r}.", fix="put it above a `def`")
+        explicit = events_and_phase or None
+        return _mark(function, explicit, access, when, sys._getframe(1))
+
+    return decorate
+
+
+def is_handler(value: Any) -> bool:
+    """Tell whether `@on` has marked this object."""
+    return hasattr(value, _MARK)
+
+
+def entries_of(name: str, function: Any) -> list[Entry]:
+    """Return the table rows of a marked function."""
+    mark: _Mark = getattr(function, _MARK)
+    return [Entry(event, phase, name, access=mark.access, when=mark.when) for event, phase in mark.pairs]
+
+
+def _mark(
+    function: Any, explicit: tuple[Any, ...] | None, access: Any, when: Any, frame: types.FrameType
+) -> Any:
+    where = f"{function.__qualname__}  {source_of(function)}"
+    check_signature(function, where)
+    previous = frame.f_locals.get(function.__name__)
+    if is_handler(previous):
+        raise DeclarationError(
+            f"Two handlers marked with `@on` in one class body are called `{function.__name__}`.",
+            where=[f"{previous.__qualname__}  {source_of(previous)}", where],
+            why="in a Python class body the second would silently replace the first",
+            fix="give each handler a name that says what it does",
+        )
+    if access is not None and not isinstance(access, Mapping):
+        raise DeclarationError(f"`@on(access=...)` takes a mapping, not {access!r}.", where=where)
+    if when is not None and not isinstance(when, Schedule):
+        raise DeclarationError(
+            f"`@on(when=...)` takes a schedule, not {when!r}.", where=where, fix="e.g. `when=EverySteps(10)`"
+        )
+    if explicit is None:
+        _, event_parameter, phase_parameter, _ = inspect.signature(function).parameters.values()
+        event = _annotation(function, event_parameter, HostEvent, frame, where)
+        phase = _annotation(function, phase_parameter, Phase, frame, where)
+    else:
+        event, phase = explicit[0], explicit[1] if len(explicit) == 2 else Phase
+    pairs = tuple(check_pair(e, p, where) for e in _members(event) for p in _members(phase))
+    kinds = {issubclass(e, HostEvent) for e, _ in pairs}
+    if len(kinds) == 2:
+        raise DeclarationError(
+            f"`{function.__qualname__}` names host and traced events; a handler is of one kind.",
+            where=where,
+            why="host handlers see values in Python, traced handlers become part of the compiled step",
+            fix="write two handlers, or name HostEvent or TracedEvent",
+        )
+    setattr(function, _MARK, _Mark(pairs, access, when))
+    return function
+
+
+def check_signature(function: Any, where: str) -> None:
+    """Check that a handler takes `(self, event, phase, learner)`.
+
+    Raises:
+        DeclarationError: It takes something else; the message shows both signatures.
+    """
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None, None, None, None)
+        fits = len(signature.parameters) == 4 and not any(
+            p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in signature.parameters.values()
+        )
+    except TypeError:
+        fits = False
+    if not fits:
+        raise DeclarationError(
+            f"The handler `{function.__qualname__}{_plain(function)}` must take (self, event, phase, learner).",
+            where=where,
+            fix=f"write `def {function.__name__}(self, event: StepEnd, phase: Phase, learner):`",
+        )
+
+
+def _plain(function: Any) -> str:
+    return "(" + ", ".join(str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()) + ")"
+
+
+def _annotation(
+    function: Any, parameter: inspect.Parameter, default: type, frame: types.FrameType, where: str
+) -> Any:
+    """Return the annotation as classes; strings are evaluated where they were written."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return default
+    if not isinstance(annotation, str):
+        return annotation
+    names: dict[str, Any] = {}
+    outer: types.FrameType | None = frame
+    while outer is not None:  # local classes live in the frames that enclose the class body
+        for name, value in outer.f_locals.items():
+            names.setdefault(name, value)
+        outer = outer.f_back if outer.f_code.co_name != "<module>" else None
+    try:
+        return eval(annotation, function.__globals__, names)  # noqa: S307 - the user's own annotation
+    except Exception as error:
+        raise DeclarationError(
+            f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` cannot be resolved ({error}).",
+            where=where,
+            fix="import the class before the callback, or name it in the decorator: `@on(StepEnd, TrainingPhase)`",
+        ) from error
+
+
+def _members(annotation: Any) -> tuple[Any, ...]:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return typing.get_args(annotation)
+    return annotation if isinstance(annotation, tuple) else (annotation,)

@@ -1,0 +1,175 @@
+"""Phases: what is being done, and the traced step that does it.
+
+A phase owns `step(learner, emit)`, which is traced into one XLA program. A GAN, a VAE or an RL
+update is a new phase with its own step; every callback works with it unchanged.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from fluxcb._declare.events import (
+    BackwardBegin,
+    BackwardEnd,
+    Event,
+    ForwardBegin,
+    LossBegin,
+    TracedEvent,
+    UpdateEnd,
+)
+from fluxcb._errors import DeclarationError
+
+__all__ = [
+    "AbstractTrainingPhase",
+    "AbstractValidationPhase",
+    "LossTrainingPhase",
+    "LossValidationPhase",
+    "Phase",
+    "TrainingPhase",
+    "ValidationPhase",
+    "split_batch",
+]
+
+Emit = Callable[[Event], None]
+
+
+class Phase:
+    """What is being done with a data source: training, validation, or something of yours.
+
+    Attributes:
+        name: Key of the phase's data source (`data.<name>`) and of its history.
+        trains: Whether its steps count in `progress.step` and its model runs in training mode.
+        provides: Which `step.*` names exist from which traced event on, in the order of emission.
+    """
+
+    name: ClassVar[str] = "phase"
+    trains: ClassVar[bool] = False
+    provides: ClassVar[Mapping[type[TracedEvent], tuple[str, ...]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for event, names in cls.provides.items():
+            if not (isinstance(event, type) and issubclass(event, TracedEvent)) or isinstance(names, str):
+                raise DeclarationError(
+                    f"`{cls.__name__}.provides` must map traced events to tuples of step names, "
+                    f"not {event!r} to {names!r}.",
+                    where=f"{cls.__module__}.{cls.__qualname__}",
+                    fix='write `provides = {LossBegin: ("outputs",), BackwardBegin: ("loss",)}`',
+                )
+
+    def step(self, learner: Any, emit: Emit) -> None:
+        """Compute one step; traced. `learner` is the whole learner, unprotected, as tracers."""
+        raise DeclarationError(
+            f"`{type(self).__name__}` has no `step(self, learner, emit)`, so nothing can be run in it.",
+            fix=f"derive `{type(self).__name__}` from TrainingPhase or ValidationPhase, or write its `step`",
+        )
+
+    # Phases are values: two equal ones share one compiled program.
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class AbstractTrainingPhase(Phase):
+    """Base of all phases that change the parameters."""
+
+    name = "training"
+    trains = True
+
+
+class AbstractValidationPhase(Phase):
+    """Base of all phases that only measure."""
+
+    name = "validation"
+
+
+def split_batch(batch: Any) -> tuple[Any, Any]:
+    """Split a batch into `(xs, ys)`; a batch that is no pair is all input."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    return batch, None
+
+
+class TrainingPhase(AbstractTrainingPhase):
+    """Supervised training: forward, loss, gradients, update."""
+
+    provides = {
+        ForwardBegin: ("xs", "ys"),
+        LossBegin: ("outputs",),
+        BackwardBegin: ("loss",),
+        BackwardEnd: ("grads",),
+        UpdateEnd: ("updates",),
+    }
+
+    def step(self, learner: Any, emit: Emit) -> None:
+        """Apply the model, differentiate the loss, update the parameters."""
+        learner.step.xs, learner.step.ys = split_batch(learner.step.batch)
+        emit(ForwardBegin())
+
+        def loss(params: Any) -> Any:
+            learner.step.outputs = learner.forward(params, learner.step.xs)
+            emit(LossBegin())
+            learner.step.loss = learner.loss_fn(learner.step.outputs, learner.step.ys)
+            emit(BackwardBegin())
+            return learner.step.loss
+
+        learner.step.grads = learner.grad(loss, wrt="params")
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+class ValidationPhase(AbstractValidationPhase):
+    """Supervised evaluation: forward and loss, nothing is changed."""
+
+    provides = {ForwardBegin: ("xs", "ys"), LossBegin: ("outputs",), BackwardBegin: ("loss",)}
+
+    def step(self, learner: Any, emit: Emit) -> None:
+        """Apply the model and compute the loss."""
+        learner.step.xs, learner.step.ys = split_batch(learner.step.batch)
+        emit(ForwardBegin())
+        learner.step.outputs = learner.forward(learner.params, learner.step.xs)
+        emit(LossBegin())
+        if learner.loss_fn is not None:
+            learner.step.loss = learner.loss_fn(learner.step.outputs, learner.step.ys)
+
+
+class LossTrainingPhase(TrainingPhase):
+    """Training with a `loss_fn(params, batch, key)`: what `Learner.from_loss` uses for TrainingPhase."""
+
+    provides = {BackwardBegin: ("loss", "aux"), BackwardEnd: ("grads",), UpdateEnd: ("updates",)}
+
+    def step(self, learner: Any, emit: Emit) -> None:
+        """Differentiate the loss function, update the parameters."""
+        emit(ForwardBegin())
+
+        def loss(params: Any) -> Any:
+            _call_loss(learner, params)
+            emit(BackwardBegin())
+            return learner.step.loss
+
+        learner.step.grads = learner.grad(loss, wrt="params")
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+class LossValidationPhase(ValidationPhase):
+    """Evaluation of a `loss_fn(params, batch, key)`: what `Learner.from_loss` uses for ValidationPhase."""
+
+    provides = {BackwardBegin: ("loss", "aux")}
+
+    def step(self, learner: Any, emit: Emit) -> None:
+        """Compute the loss."""
+        emit(ForwardBegin())
+        _call_loss(learner, learner.params)
+
+
+def _call_loss(learner: Any, params: Any) -> None:
+    result = learner.loss_fn(params, learner.step.batch, learner.key)
+    if isinstance(result, tuple):
+        learner.step.loss, learner.step.aux = result
+    else:
+        learner.step.loss = result

@@ -1,0 +1,162 @@
+"""Schedules: when a handler is due, as data that can be asked "when next?".
+
+Step schedules speak of step numbers: step 1 is the first step ever taken, so `EverySteps(10)` is
+due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts calls.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluxcb._errors import DeclarationError
+
+__all__ = ["Always", "EveryEpochs", "EverySeconds", "EverySteps", "Predicate", "Schedule", "positive"]
+
+
+def positive(value: Any, what: str) -> int:
+    """Return `value` if it is a whole number of at least 1, or raise a DeclarationError."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise DeclarationError(
+            f"{what} must be a whole number of at least 1, not {value!r}.",
+            why="periods and counts are numbers of whole steps or epochs",
+            fix="give a positive int",
+        )
+    return value
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When something is due; use one of the subclasses."""
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Tell whether it is due.
+
+        Args:
+            step: Number of the step at hand (1-based, counted over the whole training).
+            epoch: Number of the epoch at hand (1-based).
+            learner: The callback's own protected view, for predicates.
+        """
+        raise TypeError(f"{type(self).__name__} does not say when it is due")
+
+    def next_due(self, step: int, epoch: int) -> int | None:
+        """Return the first step number after `step` at which it is due, or None if that cannot be known."""
+        del step, epoch
+        return None
+
+
+@dataclass(frozen=True)
+class Always(Schedule):
+    """Due at every step and every epoch."""
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Return True."""
+        return True
+
+    def next_due(self, step: int, epoch: int) -> int:
+        """Return the next step."""
+        return step + 1
+
+
+@dataclass(frozen=True)
+class EverySteps(Schedule):
+    """Due at every `steps`-th step of the whole training.
+
+    Args:
+        steps: Period (steps).
+    """
+
+    steps: int
+
+    def __post_init__(self) -> None:
+        positive(self.steps, "The period of `EverySteps` (steps)")
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Tell whether `step` is a multiple of the period."""
+        return step % self.steps == 0
+
+    def next_due(self, step: int, epoch: int) -> int:
+        """Return the next multiple of the period after `step`."""
+        return (step // self.steps + 1) * self.steps
+
+
+@dataclass(frozen=True)
+class EveryEpochs(Schedule):
+    """Due in every `epochs`-th epoch.
+
+    Args:
+        epochs: Period (epochs).
+    """
+
+    epochs: int
+
+    def __post_init__(self) -> None:
+        positive(self.epochs, "The period of `EveryEpochs` (epochs)")
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Tell whether `epoch` is a multiple of the period."""
+        return epoch > 0 and epoch % self.epochs == 0
+
+    def next_due(self, step: int, epoch: int) -> int | None:
+        """Return the next step in a due epoch, None in the others (where it is never due)."""
+        return step + 1 if self.due(step, epoch, None) else None
+
+
+@dataclass(frozen=True)
+class EverySeconds(Schedule):
+    """Due when at least `seconds` have passed since it was last due; first due `seconds` after the start.
+
+    A clock makes runs differ: what hangs on it is not the same from run to run, and is excepted
+    from the promise that fused and unfused training agree.
+
+    Args:
+        seconds: Period (seconds, > 0).
+    """
+
+    seconds: float
+    # The one schedule with a memory: the clock's last stroke, which no count can replace.
+    _last: list[float] = field(default_factory=list, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float) or not self.seconds > 0:
+            raise DeclarationError(
+                f"The period of `EverySeconds` (seconds) must be a number above 0, not {self.seconds!r}.",
+                fix="give a positive number of seconds",
+            )
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Tell whether the period has passed, and start the next one if so."""
+        now = time.monotonic()
+        if not self._last:
+            self._last.append(now)
+            return False
+        if now - self._last[0] < self.seconds:
+            return False
+        self._last[0] = now
+        return True
+
+
+@dataclass(frozen=True)
+class Predicate(Schedule):
+    """Due when a function of the callback's protected learner returns true.
+
+    Args:
+        function: `function(learner) -> bool`; it may read what the callback may read.
+    """
+
+    function: Callable[[Any], bool]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise DeclarationError(
+                f"`when` takes a function of the learner, not {self.function!r}.",
+                fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
+            )
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Ask the function."""
+        return bool(self.function(learner))
+
+    def next_due(self, step: int, epoch: int) -> int:
+        """Return the next step: it must be asked at each."""
+        return step + 1

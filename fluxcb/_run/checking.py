@@ -1,0 +1,45 @@
+"""`fluxcb.check`: the static check alone, without a Learner and without JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.preflight import build_graph
+from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
+from fluxcb.callbacks import with_defaults
+
+__all__ = ["check"]
+
+
+def check(
+    callbacks: Iterable[Any],
+    *,
+    phases: Iterable[Phase | type[Phase]] = (TrainingPhase, ValidationPhase),
+    default_callbacks: bool = True,
+) -> CallbackGraph:
+    """Check that a set of callbacks fits together, as a Learner would, before anything is computed.
+
+    Args:
+        callbacks: Callback instances, and `in_order(...)` groups of them.
+        phases: The phases (classes or instances) they will run in.
+        default_callbacks: Whether to add the default callbacks, as `Learner` does.
+
+    Returns:
+        The graph: `order(event, phase)`, `edges`, and `digraph` for networkx.
+
+    Raises:
+        DeclarationError: A declaration is wrong by itself.
+        CheckError: The set does not fit together; all problems are reported at once.
+
+    Example:
+        >>> import fluxcb
+        >>> from fluxcb.callbacks import Metrics, Recorder
+        >>> from fluxcb.events import EpochEnd
+        >>> from fluxcb.phases import TrainingPhase
+        >>> graph = fluxcb.check([Metrics(), Recorder()], default_callbacks=False)
+        >>> graph.order(EpochEnd, TrainingPhase)
+        [Recorder(), Metrics()]
+    """
+    return build_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)

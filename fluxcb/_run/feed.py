@@ -1,0 +1,175 @@
+"""Feeding: a data source as a stream of batches that never loses one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluxcb._compile.arrays import describe, spec_of
+from fluxcb._errors import DataError
+from fluxcb._typing import Batch, PyTree
+
+__all__ = ["Feed", "batch_differences"]
+
+
+class Feed:
+    """The batches of one data source, epoch after epoch.
+
+    Numpy batches go to the device without a copy and are read later. A source that may reuse its
+    buffers is therefore copied; lists, tuples and sources with `fresh_batches = True` are not.
+
+    Args:
+        source: Anything that yields batches when iterated.
+        name: What messages call it, e.g. `data.training`.
+
+    Raises:
+        DataError: The source cannot be iterated.
+    """
+
+    def __init__(self, source: Any, name: str) -> None:
+        self.source = source
+        self.name = name
+        self._one_shot = isinstance(source, Iterator)
+        self._used_up = False
+        self._iterator: Iterator[Batch] | None = None
+        self._passes = 0
+        self._pulled = 0
+        self._waiting: deque[Batch] = deque()
+        in_memory = isinstance(source, Sequence)
+        self._copies = not (in_memory or getattr(source, "fresh_batches", False))
+        if not hasattr(source, "__iter__"):
+            raise DataError(
+                f"`{name}` is {type(source).__name__}, which cannot be iterated.",
+                fix="give a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
+            )
+        if in_memory and len(source) == 0:
+            raise _empty(name)
+
+    def spec(self) -> PyTree:
+        """Return the shapes of a batch: from the source's own spec, its first item, or a batch that is kept."""
+        spec = getattr(self.source, "element_spec", None)
+        if spec is not None:
+            return spec
+        if isinstance(self.source, Sequence):
+            return spec_of(self.source[0])
+        return spec_of(self.peek())
+
+    @property
+    def used_up(self) -> bool:
+        """Whether it is a one-shot iterator that has ended."""
+        return self._used_up
+
+    def peek(self) -> Batch:
+        """Return the next batch without consuming it."""
+        if not self._waiting:
+            if self._iterator is None:
+                self._begin_pass()
+            batch = self._pull()
+            if batch is None:
+                raise _empty(self.name)
+            self._waiting.append(batch)
+        return self._waiting[0]
+
+    def begin_epoch(self, epoch: int, *, goes_on: bool) -> None:
+        """Start an epoch.
+
+        Args:
+            epoch: Its number, which shuffling sources are told.
+            goes_on: Whether the stream runs on from epoch to epoch (`steps_per_epoch`).
+
+        Raises:
+            DataError: A one-shot iterator is used up.
+        """
+        begun_by_peeking = self._pulled == len(self._waiting) and self._passes == epoch
+        if self._iterator is not None and (goes_on or self._one_shot or begun_by_peeking) and not self._used_up:
+            return
+        self._waiting.clear()
+        self._begin_pass(epoch)
+
+    def _begin_pass(self, epoch: int | None = None) -> None:
+        if self._used_up:
+            raise DataError(
+                f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}), and it is used up.",
+                why="an epoch iterates its data source again, and an iterator yields nothing the second time",
+                fix="give something that can be iterated again: a list, a dataset, a class with `__iter__`",
+            )
+        self._passes = epoch if epoch is not None else self._passes + 1
+        set_epoch = getattr(self.source, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._passes)
+        self._iterator = iter(self.source)
+        self._pulled = 0
+
+    def next(self, *, goes_on: bool) -> Batch | None:
+        """Return the next batch, or None at the end of the epoch's data.
+
+        Raises:
+            DataError: The source has no batches at all.
+        """
+        if self._waiting:
+            return self._waiting.popleft()
+        batch = self._pull()
+        if batch is None and goes_on and not self._one_shot:
+            self._begin_pass()
+            batch = self._pull()
+        return batch
+
+    def _pull(self) -> Batch | None:
+        if self._iterator is None:
+            self._begin_pass()
+        try:
+            batch = next(self._iterator)  # type: ignore[arg-type]  # _begin_pass has just set it
+        except StopIteration:
+            if self._pulled == 0:
+                raise _empty(self.name) from None
+            self._used_up = self._one_shot
+            return None
+        self._pulled += 1
+        return _copied(batch) if self._copies else batch
+
+    def end_epoch(self, *, goes_on: bool) -> None:
+        """Note that the epoch is over; unless the stream goes on, the rest of the pass is dropped."""
+        if not goes_on and not self._one_shot:
+            self._iterator = None
+            self._waiting.clear()
+
+    def push_back(self, batches: Sequence[Batch]) -> None:
+        """Put batches that were pulled but not consumed back at the head."""
+        self._waiting.extendleft(reversed(batches))
+
+
+def _empty(name: str) -> DataError:
+    return DataError(
+        f"`{name}` yields no batches.",
+        why="an epoch without a step has no loss and no metrics",
+        fix="check its length and filters; with `drop_last=True`, the batch size may exceed the data",
+    )
+
+
+def _copied(batch: Batch) -> Batch:
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
+
+
+def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
+    """Compare a batch with the one the step was compiled for.
+
+    Returns:
+        How it differs, one line a leaf, and whether it is the same but for a shorter leading axis.
+    """
+    want, want_structure = jax.tree_util.tree_flatten_with_path(expected)
+    have, have_structure = jax.tree_util.tree_flatten_with_path(spec_of(batch))
+    if want_structure != have_structure:
+        return [f"its structure is {have_structure}", f"the first batch's was {want_structure}"], False
+    lines, shorter = [], True
+    for (path, a), (_, b) in zip(want, have, strict=True):
+        if (a.shape, a.dtype) == (b.shape, b.dtype):
+            shorter &= a.ndim == 0
+            continue
+        lines.append(f"{jax.tree_util.keystr(path) or 'it'}: {describe(a)} became {describe(b)}")
+        same_rest = a.dtype == b.dtype and a.ndim == b.ndim > 0 and a.shape[1:] == b.shape[1:]
+        shorter &= same_rest and b.shape[0] < a.shape[0]
+    return lines, shorter and bool(lines)

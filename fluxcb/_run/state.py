@@ -1,0 +1,380 @@
+"""The host's side of the state: the carry, shared state, counters, and how proxies reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._compile.arrays import copy_tree, differences, is_key, to_host
+from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.traced import COUNTERS, name_hash
+from fluxcb._declare.access import Permission, Read, Write, dotted, writes
+from fluxcb._declare.declared import Declared
+from fluxcb._errors import AccessError, DeclarationError, MissingStateError, StateLostError, did_you_mean
+from fluxcb._run.views import read_only
+from fluxcb._typing import Batch, PyTree, StatePath
+
+__all__ = ["HostBackend", "HostState", "StepRecord"]
+
+
+class StepRecord:
+    """One step as host handlers see it: its batch, and what was fetched of it."""
+
+    __slots__ = ("batch", "host", "stop", "values")
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.values: Mapping[str, Any] = {}
+        self.host: dict[str, Any] = {}
+        self.stop = False
+
+    def get(self, name: str, *, borrow: bool) -> Any:
+        """Return a value of the step, on the host unless borrowed."""
+        if name == "batch":
+            return self.batch if borrow else to_host(self.batch)
+        if name == "stop":
+            return self.stop
+        if borrow and name in self.values:
+            return self.values[name]
+        if name not in self.host:
+            self.host[name] = to_host(self.values[name])
+        return self.host[name]
+
+    def names(self) -> list[str]:
+        """Return the names it has."""
+        return ["batch", "stop", *dict.fromkeys([*self.values, *self.host])]
+
+
+class HostState:
+    """Everything a Learner knows, as the host sees it.
+
+    Attributes:
+        cbstate: Shared state that lives on the host.
+        step: Finished training steps.
+        epoch: Number of the epoch at hand.
+        step_in_epoch: Finished steps of the epoch at hand.
+        epochs: Number of the epoch this fit ends with; 0 where unknown.
+        steps_in_epoch: Steps this epoch will have; 0 where unknown.
+        record: The step at hand, or None between steps.
+        handed: Containers that handlers were given, to see whether they wrote into them.
+    """
+
+    def __init__(self, *, model: Any, loss_fn: Any, optimizer: Any, key: Any) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.run_key = key
+        self.cbstate: dict[str, Any] = {}
+        self.step = self.epoch = self.step_in_epoch = self.epochs = self.steps_in_epoch = 0
+        self.record: StepRecord | None = None
+        self.handed: list[tuple[str, StatePath, Any, list[Any], Any]] = []
+        self.hyperparams = HyperparamIndex({})
+        self.data: dict[str, Any] = {}
+        self.callbacks: Any = None
+        self.on_data: Callable[[str, Any], None] = lambda name, source: None
+        self.on_model: Callable[[Any], None] = lambda model: None
+        self._carry: dict[str, Any] | None = None
+        self._lost: BaseException | None = None
+        self._copies: dict[Any, Any] = {}
+        self._copies_of: Any = None
+
+    # -- the carry --------------------------------------------------------------------------
+
+    @property
+    def carry(self) -> dict[str, Any]:
+        """The carry: live arrays, donated to the next step.
+
+        Raises:
+            StateLostError: It went down with a failed call, or is not built yet.
+        """
+        if self._carry is None:
+            if self._lost is None:
+                raise MissingStateError(
+                    "The train state does not exist yet, because nothing has told the shape of a batch.",
+                    fix="give the Learner `data=` or `example_batch=`, or run the first step",
+                )
+            raise StateLostError(
+                f"The train state is gone: the call it was donated to failed ({type(self._lost).__name__}).",
+                why="a donated array is overwritten by the program it was given to, also when that fails",
+                fix="build a new Learner, and restore a checkpoint",
+            ) from self._lost
+        return self._carry
+
+    @carry.setter
+    def carry(self, carry: dict[str, Any]) -> None:
+        self._carry = carry
+
+    @property
+    def built(self) -> bool:
+        """Whether the train state exists."""
+        return self._carry is not None or self._lost is not None
+
+    def lose(self, error: BaseException) -> None:
+        """Note that the carry was donated to a call that failed."""
+        self._carry, self._lost = None, error
+
+    def set_counters(self, **values: int) -> None:
+        """Put host counters into the carry's `counters`."""
+        held = {"step": self.step, "epoch": self.epoch, "step_in_epoch": self.step_in_epoch, "stopped": 0, **values}
+        counters = jnp.array([held[name] for name in COUNTERS], jnp.int32)
+        old = self.carry["counters"]
+        # Keep the placement (device or sharding) the compiled program expects.
+        counters = jax.device_put(counters, old.sharding) if old.committed else counters
+        self.carry = {**self.carry, "counters": counters}
+
+    def copy_of(self, root: StatePath) -> PyTree:
+        """Return a copy of a part of the carry; one per state of the carry, shared by its readers."""
+        carry = self.carry
+        if self._copies_of is not carry:
+            self._copies, self._copies_of = {}, carry
+        if root not in self._copies:
+            self._copies[root] = copy_tree(self.live(root))
+        return self._copies[root]
+
+    def live(self, root: StatePath) -> PyTree:
+        """Return a part of the carry itself."""
+        return self.carry["cbstate"][root[1]] if root[0] == "cbstate" else self.carry[root[0]]
+
+    def replace(self, root: StatePath, value: PyTree) -> None:
+        """Put a new value into the carry."""
+        if root[0] == "cbstate":
+            self.carry = {**self.carry, "cbstate": {**self.carry["cbstate"], root[1]: value}}
+        else:
+            self.carry = {**self.carry, root[0]: value}
+
+    def in_carry(self, name: str) -> bool:
+        """Tell whether a `cbstate` entry rides in the carry."""
+        return self._carry is not None and name in self._carry["cbstate"]
+
+    def forget_copies(self) -> None:
+        """Free the copies that the handlers of a moment shared."""
+        if self._copies:
+            self._copies, self._copies_of = {}, None
+
+    def verify_handed(self) -> None:
+        """Refuse writes into copies: they would be lost."""
+        handed, self.handed = self.handed, []
+        for who, path, fresh, leaves, structure in handed:
+            now, now_structure = jax.tree.flatten(fresh)
+            if now_structure == structure and all(a is b for a, b in zip(now, leaves, strict=True)):
+                continue
+            raise AccessError(
+                f"{who} writes into the container it read from `{dotted(path)}`.",
+                why="what is read is a copy, so the change would be lost",
+                fix=f"declare Write() and assign the whole: `learner.{dotted(path)} = {{**learner.{dotted(path)}, ...}}`",
+            )
+
+
+class HostBackend:
+    """Where the proxies of one callback read and write on the host.
+
+    Args:
+        state: The state.
+        declared: The callback.
+    """
+
+    def __init__(self, state: HostState, declared: Declared) -> None:
+        self._state = state
+        self._declared = declared
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def read(self, path: StatePath, permission: Permission) -> Any:
+        """Return the value at a path, as the permission allows."""
+        state, first = self._state, path[0]
+        if first == "step":
+            return self._read_step(path, permission)
+        if first == "progress":
+            return self._progress(path[1])
+        if first == "cbstate" and not state.in_carry(path[1]):
+            return self._read_shared(path, permission)
+        if first in ("params", "model_state", "opt_state", "cbstate"):
+            return self._read_carry(path, permission)
+        if first == "hyperparams":
+            self._require_hyperparam(path[1], writing=False)
+            return to_host(state.hyperparams.get(state.live(("opt_state",)), path[1]))
+        if first == "key":
+            key = jax.random.fold_in(state.run_key, state.step)
+            return jax.random.fold_in(key, name_hash(self._declared.name))
+        if first == "data":
+            return state.data[path[1]] if path[1] in state.data else None
+        return getattr(state, first)
+
+    def _read_step(self, path: StatePath, permission: Permission) -> Any:
+        record = self._state.record
+        try:
+            value = record.get(path[1], borrow=getattr(permission, "borrow", False))  # type: ignore[union-attr]
+        except (KeyError, AttributeError):
+            known = record.names() if record is not None else []
+            raise MissingStateError(
+                f"{self._declared.label} reads `{dotted(path)}`, which is not there.{did_you_mean(path[1], known)}",
+                where=self._declared.where,
+                why="host handlers see step values at StepBegin (the batch) and StepEnd"
+                if record is None
+                else f"this step has {', '.join(known)}",
+                fix="read it at StepEnd, in a phase that provides it",
+            ) from None
+        for part in path[2:]:
+            value = value[part]
+        return value if len(path) == 2 and not isinstance(value, dict | list) else self._viewed(value, path)
+
+    def _progress(self, name: str) -> int:
+        return getattr(self._state, name)
+
+    def _read_shared(self, path: StatePath, permission: Permission) -> Any:
+        value: Any = self._state.cbstate
+        for position, part in enumerate(path[1:], 2):
+            try:
+                value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+            except (KeyError, AttributeError):
+                raise MissingStateError(
+                    f"{self._declared.label} reads `{dotted(path[:position])}`, which nobody has created."
+                    f"{did_you_mean(part, value if isinstance(value, Mapping) else vars(value))}",
+                    where=self._declared.where,
+                    why="an entry exists once a callback's `init` (or a handler before this one) has assigned it",
+                    fix="create it in `init` of the callback that writes it",
+                ) from None
+        return value if writes(permission) or getattr(permission, "borrow", False) else self._viewed(value, path)
+
+    def _viewed(self, value: Any, path: StatePath) -> Any:
+        return read_only(value, lambda: self._refusal(path))
+
+    def _refusal(self, path: StatePath) -> AccessError:
+        from fluxcb._declare.access import line_to_add
+
+        return AccessError(
+            f"{self._declared.label} declares only to read `{dotted(path)}`, and writes into it.",
+            where=self._declared.where,
+            why="order and conflicts are derived from what is declared",
+            fix=f"declare `{line_to_add(path, Write())}` in `stateaccess`",
+        )
+
+    def _read_carry(self, path: StatePath, permission: Permission) -> Any:
+        root = path[:2] if path[0] == "cbstate" else path[:1]
+        borrowed = isinstance(permission, Read) and permission.borrow
+        value = self._state.live(root) if borrowed else self._state.copy_of(root)
+        for part in path[len(root) :]:
+            value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+        leaves, structure = jax.tree.flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return value
+        fresh = jax.tree.unflatten(structure, leaves)
+        self._state.handed.append((self._declared.label, path, fresh, leaves, structure))
+        return fresh
+
+    def names(self, path: StatePath) -> Iterator[str]:
+        """Iterate over the names that exist below a path."""
+        state = self._state
+        if path == ("cbstate",):
+            return iter([*state.cbstate, *(state.carry["cbstate"] if state.built else ())])
+        if path == ("step",):
+            return iter(state.record.names() if state.record is not None else ())
+        if path == ("hyperparams",):
+            return iter(state.hyperparams.names)
+        if path == ("data",):
+            return iter(state.data)
+        if path[0] == "cbstate" and not state.in_carry(path[1]):
+            value: Any = state.cbstate
+            for part in path[1:]:
+                value = value.get(part, {}) if isinstance(value, Mapping) else getattr(value, part, {})
+            return iter(value if isinstance(value, Mapping) else vars(value))
+        if path[0] == "cbstate":
+            return iter(state.live(path[:2]))
+        return iter(())
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def write(self, path: StatePath, value: Any, permission: Permission) -> None:
+        """Replace the value at a path; arrays are copied, so that the user's own survive donation."""
+        state, first = self._state, path[0]
+        if first == "cbstate" and not state.in_carry(path[1]):
+            self._write_shared(path, value)
+        elif first in ("params", "model_state", "opt_state", "key", "cbstate"):
+            self._write_carry(path, value)
+        elif first == "hyperparams":
+            self._require_hyperparam(path[1], writing=True)
+            old = state.hyperparams.get(state.live(("opt_state",)), path[1])
+            if np.shape(value) != old.shape:
+                raise self._misfit(path, [f"shape {old.shape} became {np.shape(value)}"])
+            state.replace(("opt_state",), state.hyperparams.set(state.live(("opt_state",)), path[1], value))
+        elif first == "step":
+            self._write_step(path, value)
+        elif first == "data":
+            state.on_data(path[1], value)
+        elif first == "model":
+            state.on_model(value)
+        else:
+            raise AccessError(
+                f"{self._declared.label} assigns `{dotted(path)}`, which cannot be exchanged while a Learner exists.",
+                where=self._declared.where,
+                fix="build a new Learner",
+            )
+
+    def _write_shared(self, path: StatePath, value: Any) -> None:
+        target: Any = self._state.cbstate
+        for part in path[1:-1]:
+            if isinstance(target, Mapping):
+                target = target.setdefault(part, {})  # type: ignore[attr-defined]
+            else:
+                target = getattr(target, part)
+        if isinstance(target, Mapping):
+            target[path[-1]] = value  # type: ignore[index]
+        else:
+            setattr(target, path[-1], value)
+
+    def _write_carry(self, path: StatePath, value: Any) -> None:
+        root = path[:2] if path[0] == "cbstate" else path[:1]
+        old = self._state.live(root)
+        new = _with(old, path[len(root) :], value)
+        if jax.tree.structure(old) == jax.tree.structure(new):
+            new = jax.tree.map(
+                lambda o, n: n if is_key(o) or hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new
+            )
+        wrong = differences(old, new)
+        if wrong:
+            raise self._misfit(path, wrong)
+        self._state.replace(root, copy_tree(new))
+        if path[0] == "key":
+            self._state.run_key = jnp.copy(self._state.live(("key",)))
+
+    def _write_step(self, path: StatePath, value: Any) -> None:
+        record = self._state.record
+        if record is None:
+            raise AccessError(
+                f"{self._declared.label} writes `{dotted(path)}` outside a step.",
+                where=self._declared.where,
+                fix="write it at StepBegin or StepEnd",
+            )
+        if path[1] == "batch":
+            record.batch = value
+        elif path[1] in ("xs", "ys") and not record.values:  # before the step: they are the batch's two parts
+            pair = list(record.batch) if isinstance(record.batch, tuple | list) else [record.batch, None]
+            pair[("xs", "ys").index(path[1])] = value
+            record.batch = tuple(pair)
+        else:
+            record.host[path[1]] = value
+
+    def _require_hyperparam(self, name: str, *, writing: bool) -> None:
+        self._state.hyperparams.require(
+            name, writing=writing, who=self._declared.label, where=self._declared.where
+        )
+
+    def _misfit(self, path: StatePath, wrong: list[str]) -> DeclarationError:
+        return DeclarationError(
+            f"{self._declared.label} changes the structure, shape or dtype of `{dotted(path)}`: {wrong[0]}.",
+            where=[self._declared.where, *wrong[1:5]],
+            why="the carry of a compiled step keeps its structure, shapes and dtypes",
+            fix="assign what has the same structure, e.g. with `.astype(old.dtype)`",
+        )
+
+
+def _with(old: Any, rest: StatePath, value: Any) -> Any:
+    if not rest:
+        return value
+    if isinstance(old, Mapping):
+        return {**old, rest[0]: _with(old.get(rest[0]), rest[1:], value)}
+    return old._replace(**{rest[0]: _with(getattr(old, rest[0]), rest[1:], value)})

@@ -1,0 +1,43 @@
+"""Words everyone shares: aliases and protocols, nothing that runs."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+PyTree: TypeAlias = Any
+"""Nested containers of arrays, as JAX understands them."""
+
+Batch: TypeAlias = Any
+"""One batch: any pytree of arrays whose leading axis is the example."""
+
+StatePath: TypeAlias = tuple[str, ...]
+"""A dotted place in the Learner, split at the dots: `("step", "loss")`."""
+
+LossFn: TypeAlias = Callable[..., Any]
+"""`loss_fn(outputs, ys) -> float32[]`, or `loss_fn(params, batch, key)` for `Learner.from_loss`."""
+
+
+@runtime_checkable
+class BatchSource(Protocol):
+    """Anything that yields batches again when iterated again."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of one epoch."""
+        ...
+
+
+class ModelAdapter(Protocol):
+    """What the step needs of a model, whatever library it was written in."""
+
+    def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
+        """Return `(params, model_state)`; `xs` is an example of the model's input."""
+        ...
+
+    def apply(
+        self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any
+    ) -> tuple[PyTree, PyTree]:
+        """Return `(outputs, new_model_state)` for a batch of inputs."""
+        ...
+
+    def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
+        """Return a fresh model of the user's kind that holds these arrays."""
+        ...

@@ -1,0 +1,2 @@
+"""Stub."""
+def with_defaults(x): return list(x)

@@ -1,0 +1,160 @@
+"""Shuffled batches of arrays that fit in memory."""
+
+import math
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fluxcb._errors import DataError, DeclarationError
+from fluxcb._typing import Batch, PyTree
+
+__all__ = ["ArrayLoader"]
+
+_WHERE = "fluxcb.data.ArrayLoader(arrays, batch_size)"
+
+
+class ArrayLoader:
+    """Yields batches of arrays, in an order that depends on the seed and the epoch and on nothing else.
+
+    Epoch `e` visits the examples in the order `np.random.default_rng((seed, e)).permutation(n)`. Each `iter()` starts
+    the next epoch, from 0 on; `set_epoch(e)` says which epoch the next `iter()` starts, and counting goes on from
+    there. So a resumed run that sets the epoch sees the batches it would have seen.
+
+    Every batch is made of new arrays, and none is written to again: a step may still be reading the last ones.
+    NumPy arrays give NumPy batches; JAX arrays are indexed where they are, so data on a device stays there.
+
+    Args:
+        arrays: A pytree of NumPy or JAX arrays with one leading axis, the example: `(xs, ys)`, a dict, ...
+        batch_size: Examples a batch.
+        shuffle: Whether to visit the examples in a new order each epoch. Without it they come as they are stored.
+        seed: A non-negative int.
+        drop_last: Whether to leave out the last batch of an epoch if it is smaller than the others.
+
+    Raises:
+        DataError: The arrays differ in their leading axis, are empty, or make no whole batch under `drop_last`.
+        DeclarationError: `batch_size` or `seed` is not a number that can be meant.
+
+    Example:
+        >>> loader = ArrayLoader((np.arange(5), np.arange(5) ** 2), 2, shuffle=False)
+        >>> [(xs.tolist(), ys.tolist()) for xs, ys in loader]
+        [([0, 1], [0, 1]), ([2, 3], [4, 9]), ([4], [16])]
+        >>> len(loader), loader.element_spec[0].shape
+        (3, (2,))
+    """
+
+    fresh_batches = True
+    """No buffer is reused: a batch may be kept, and passed to JAX without a copy."""
+
+    def __init__(
+        self, arrays: PyTree, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+    ) -> None:
+        """Check the arrays against each other, once; see the class."""
+        import jax  # here and not above, so that importing fluxcb.data stays cheap
+
+        self.batch_size = _whole_number("batch_size", batch_size, at_least=1)
+        self.seed = _whole_number("seed", seed, at_least=0)
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        with_paths, self._structure = jax.tree.flatten_with_path(arrays)
+        self._leaves = [leaf for _, leaf in with_paths]
+        names = [f"arrays{jax.tree_util.keystr(path)}" for path, _ in with_paths]
+        self._examples = _common_length(names, self._leaves)
+        self._epoch = 0
+        if len(self) == 0:
+            raise DataError(
+                f"An epoch would have no batches: {self._examples} examples make no batch of {self.batch_size}.",
+                where=_WHERE,
+                why="`drop_last=True` leaves out the only batch, which is smaller",
+                fix=[f"make `batch_size` {self._examples} or less", "leave out `drop_last`"],
+            )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next `iter()` start epoch `epoch`, counted from 0."""
+        self._epoch = _whole_number("epoch", epoch, at_least=0)
+
+    def __len__(self) -> int:
+        """Return the number of batches an epoch."""
+        if self.drop_last:
+            return self._examples // self.batch_size
+        return math.ceil(self._examples / self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start the next epoch."""
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return self._batches(self._order(epoch))
+
+    @property
+    def element_spec(self) -> PyTree:
+        """The shapes and dtypes of one full batch as a step sees them: a pytree of `jax.ShapeDtypeStruct`."""
+        import jax
+
+        rows = min(self.batch_size, self._examples)
+        specs = [
+            # float64 arrays become float32 on the way to the device, unless jax_enable_x64 is on
+            jax.ShapeDtypeStruct(
+                (rows, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True)
+            )
+            for leaf in self._leaves
+        ]
+        return self._structure.unflatten(specs)
+
+    def __repr__(self) -> str:
+        """Return sizes, not contents."""
+        return f"ArrayLoader({self._examples} examples, batch_size={self.batch_size}, seed={self.seed})"
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self.shuffle:
+            return np.random.default_rng((self.seed, epoch)).permutation(self._examples)
+        return np.arange(self._examples)
+
+    def _batches(self, order: np.ndarray) -> Iterator[Batch]:
+        for start in range(0, len(self) * self.batch_size, self.batch_size):
+            # Indexing by an array copies; a slice would hand out a view of the user's data.
+            chosen = order[start : start + self.batch_size]
+            yield self._structure.unflatten([leaf[chosen] for leaf in self._leaves])
+
+
+def _whole_number(name: str, value: Any, *, at_least: int) -> int:
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < at_least:
+        raise DeclarationError(
+            f"`{name}` must be an int of {at_least} or more, not {value!r} (`{type(value).__name__}`).",
+            where="fluxcb.data.ArrayLoader",
+            fix=f"pass an int, {name}={max(at_least, 32 if name == 'batch_size' else 0)} for example",
+        )
+    return number
+
+
+def _common_length(names: list[str], leaves: list[Any]) -> int:
+    """Return the length of the leading axis that all leaves share, and which is not 0."""
+    for name, leaf in zip(names, leaves, strict=True):
+        if not getattr(leaf, "shape", ()):
+            raise DataError(
+                f"`{name}` has no leading axis to take batches from: it is of type `{type(leaf).__name__}`.",
+                where=_WHERE,
+                fix="pass NumPy or JAX arrays whose first axis is the example; turn lists into arrays first",
+            )
+    lengths = [leaf.shape[0] for leaf in leaves]
+    if not lengths or 0 in lengths:
+        raise DataError(
+            "There are no examples to take batches from.",
+            where=_WHERE,
+            why=", ".join(f"`{n}` has shape {leaf.shape}" for n, leaf in zip(names, leaves, strict=True))
+            or "`arrays` holds no arrays",
+            fix="pass arrays with at least one example",
+        )
+    if len(set(lengths)) > 1:
+        raise DataError(
+            "The arrays do not have the same number of examples: "
+            + ", ".join(f"`{name}` has {length}" for name, length in zip(names, lengths, strict=True))
+            + ".",
+            where=_WHERE,
+            why="one index picks the same example from each of them",
+            fix="make their first axes equally long",
+        )
+    return lengths[0]

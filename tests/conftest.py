@@ -1,0 +1,30 @@
+"""Settings that must stand before JAX is imported, and how hard hypothesis looks."""
+
+import os
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+# JAX reads its variables once, at import. What the caller has set stays; the platform and the number of devices are the
+# machine's, so that the same suite runs on CPUs and on accelerators. Processes that a test starts inherit all of it.
+_CACHE = Path(__file__).resolve().parents[1] / ".jax_cache"
+_SETTINGS = {
+    # Compiled programs are kept between runs, the small ones too: most of the suite's time is compiling toy models.
+    # JAX writes entries in place, not by renaming, so each xdist worker has a folder of its own.
+    "JAX_COMPILATION_CACHE_DIR": str(_CACHE / os.environ.get("PYTEST_XDIST_WORKER", "main")),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    # The processes that a test starts share the accelerator with the suite: none may take most of its memory at once.
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+    # No window opens, and none is needed.
+    "MPLBACKEND": "Agg",
+}
+for _name, _value in _SETTINGS.items():
+    os.environ.setdefault(_name, _value)
+
+# No deadline, no complaint about slow examples: the first example of a test may compile, the others don't.
+settings.register_profile(
+    "local", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")

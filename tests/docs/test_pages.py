@@ -1,0 +1,251 @@
+"""Every Python fence of README.md and docs/ runs, page by page, as a reader would run it.
+
+The fences of a page share one namespace, in order. Two comments, each on a line of its own, are read:
+
+    <!-- not run: REASON -->    before a ```python fence: it is only shown, and says why
+    <!-- output -->             before a ```text fence: what the ```python fence above it prints; `...` stands for anything
+"""
+
+import io
+import linecache
+import re
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from doctest import DONT_ACCEPT_BLANKLINE, DONT_ACCEPT_TRUE_FOR_1, ELLIPSIS, REPORT_NDIFF, OutputChecker
+from doctest import Example as DoctestExample
+from pathlib import Path
+from textwrap import dedent
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<marks>`{3,}|~{3,})[ \t]*(?P<info>[^`]*)$")
+QUOTED_FENCE = re.compile(r"^\s*>[\s>]*(```|~~~)")
+COMMENT = re.compile(r"^\s*<!--\s*(?P<text>(not run|output)\b.*)$")
+NOT_RUN = re.compile(r"^not run:\s*(?P<reason>\S.*?)\s*-->\s*$")
+OUTPUT = re.compile(r"^output\s*-->\s*$")
+# These render as Python too; a fence that is spelt this way would never run, and nobody would notice.
+OTHER_SPELLINGS = {"py", "py3", "python3", "pycon", "ipython", "ipython3", "{.python}", "{python}"}
+
+
+class PageError(Exception):
+    """A page is not written as this module's docstring says."""
+
+
+@dataclass
+class Example:
+    """One Python fence: `line` is that of its first line of code, counted from 1."""
+
+    line: int
+    code: str
+    runs: bool
+    output: str | None = None
+
+
+def parse(text: str) -> list[Example]:
+    examples: list[Example] = []
+    lines = text.splitlines()
+    pending: tuple[str, int] | None = None  # the comment that the next fence must answer, and its line
+    number = 0
+    while number < len(lines):
+        line = lines[number]
+        number += 1
+        if QUOTED_FENCE.match(line):
+            raise PageError(f"line {number}: a fence inside a quotation is not read; take it out of the quotation")
+        if comment := COMMENT.match(line):
+            if pending:
+                raise PageError(f"line {pending[1]}: this comment is not followed by its fence")
+            pending = (comment["text"], number)
+            continue
+        fence = FENCE.match(line)
+        if not fence:
+            if pending and line.strip():
+                raise PageError(f"line {pending[1]}: this comment is not followed by its fence")
+            continue
+        first = number + 1
+        closing = re.compile(rf"^\s*{fence['marks'][0]}{{{len(fence['marks'])},}}\s*$")
+        body = []
+        while number < len(lines) and not closing.match(lines[number]):
+            body.append(lines[number])
+            number += 1
+        if number == len(lines):
+            raise PageError(f"line {first - 1}: this fence is never closed")
+        number += 1
+        language = (fence["info"].split() or [""])[0]
+        _add(examples, language, first, dedent("\n".join(body)), pending)
+        pending = None
+    if pending:
+        raise PageError(f"line {pending[1]}: this comment is not followed by its fence")
+    return examples
+
+
+def _add(examples: list[Example], language: str, line: int, body: str, pending: tuple[str, int] | None) -> None:
+    if language.lower() in OTHER_SPELLINGS:
+        raise PageError(f"line {line - 1}: write ```python instead of ```{language}, or the fence never runs")
+    comment, where = pending or ("", line)
+    if language == "python":
+        if comment and not NOT_RUN.match(comment):
+            raise PageError(f"line {where}: before a ```python fence only `<!-- not run: REASON -->` may stand")
+        examples.append(Example(line, body, runs=not comment))
+    elif comment:
+        if language != "text" or not OUTPUT.match(comment):
+            raise PageError(f"line {where}: `<!-- output -->` stands before a ```text fence, `not run` before ```python")
+        if not examples or not examples[-1].runs or examples[-1].output is not None:
+            raise PageError(f"line {where}: there is no ```python fence above that runs and has no output yet")
+        examples[-1].output = body
+
+
+def run_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = [example for example in parse(path.read_text(encoding="utf-8")) if example.runs]
+    # A real module, whose source is the page with everything but the code left blank: classes pickle, annotations
+    # resolve, `inspect` finds sources, and tracebacks and fluxcb's own messages show the lines of the page.
+    module = ModuleType("page_" + re.sub(r"\W", "_", path.stem))
+    module.__file__ = str(path)
+    source: list[str] = []
+    for example in examples:
+        source += ["\n"] * (example.line - 1 - len(source))
+        source += [line + "\n" for line in example.code.split("\n")]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(linecache.cache, str(path), (len("".join(source)), None, source, str(path)))
+    for example in examples:
+        code = compile("\n" * (example.line - 1) + example.code, str(path), "exec", dont_inherit=True)
+        printed = io.StringIO()
+        with redirect_stdout(printed):
+            exec(code, module.__dict__)
+        if example.output is not None:
+            complaint = differs(example.output, printed.getvalue())
+            assert not complaint, f"{path}:{example.line} prints something else.\n{complaint}"
+
+
+def differs(expected: str, printed: str) -> str:
+    """Return how the two differ, or an empty string; blanks at the ends of lines don't count, `...` matches anything."""
+    flags = ELLIPSIS | DONT_ACCEPT_TRUE_FOR_1 | DONT_ACCEPT_BLANKLINE | REPORT_NDIFF
+    want, got = ("\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n" for text in (expected, printed))
+    if OutputChecker().check_output(want, got, flags):
+        return ""
+    return OutputChecker().output_difference(DoctestExample("", want), got, flags)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_page(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_page(path, monkeypatch)
+
+
+# --- the reader of pages itself -------------------------------------------------------------------------------------
+
+
+def page(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "some-page.md"
+    # In the texts below ''' stands for the marks of a fence: this file stays readable as a fence itself.
+    path.write_text(dedent(text).replace("'''", "```"), encoding="utf-8")
+    return path
+
+
+def test_fences_share_a_namespace_and_outputs_are_compared(tmp_path, monkeypatch):
+    text = """
+        # Title
+        '''python
+        from dataclasses import dataclass
+
+        @dataclass
+        class Point:
+            x: "int"
+        print("seconds:", 0.123)
+        '''
+        which prints
+        <!-- output -->
+        '''text
+        seconds: ...
+        '''
+        '''bash
+        exit 1
+        '''
+        1. in a list
+
+            '''python title="b.py"
+            import inspect, pickle
+            assert pickle.loads(pickle.dumps(Point(3))) == Point(3)
+            print(inspect.getsource(Point), end="")
+            '''
+
+            <!-- output -->
+
+            '''text
+            @dataclass
+            class Point:
+                x: "int"
+            '''
+        <!-- not run: it would format the disk -->
+        '''python
+        raise SystemExit
+        '''
+        """
+    run_page(page(tmp_path, text), monkeypatch)
+    assert "page_some_page" in sys.modules
+    monkeypatch.undo()
+    assert "page_some_page" not in sys.modules
+
+
+def test_an_example_that_fails_shows_the_line_of_the_page(tmp_path, monkeypatch):
+    path = page(tmp_path, "text\n'''python\nx = 1\n\nx / 0\n'''\n")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page(path, monkeypatch)
+    last = caught.traceback[-1]
+    assert (str(last.path), last.lineno + 1, str(last.statement)) == (str(path), 5, "x / 0")
+
+
+def test_other_output_than_the_page_says_is_a_failure(tmp_path, monkeypatch):
+    path = page(tmp_path, "'''python\nprint(1)\n'''\n<!-- output -->\n'''text\nTrue\n'''\n")
+    with pytest.raises(AssertionError, match=r"some-page\.md:2 prints something else\.\nDifferences .*\n- True\n\+ 1\n"):
+        run_page(path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "same"),
+    [
+        ("a", "a\n", True),
+        ("a   \nb", "a\nb   \n\n", True),
+        ("loss ... at 3", "loss 0.25 at 3\n", True),
+        ("a\n...\nz", "a\nb\nc\nz\n", True),
+        ("", "", True),
+        ("a", "a b", False),
+        ("a  b", "a b", False),
+        ("1", "True", False),
+        ("<BLANKLINE>", "\n", False),
+    ],
+)
+def test_what_counts_as_the_same_output(expected, printed, same):
+    assert (differs(expected, printed) == "") is same
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("'''python\nx\n", "line 1: this fence is never closed"),
+        ("<!-- not run -->\n'''python\nx\n'''", "line 1: before a ```python fence only `<!-- not run: REASON -->`"),
+        ("<!-- not run: -->\n'''python\nx\n'''", "line 1: before a ```python fence only `<!-- not run: REASON -->`"),
+        ("<!-- not run: slow\n-->\n'''python\nx\n'''", "line 1: this comment is not followed by its fence"),
+        ("<!-- not run: slow -->\nprose\n'''python\nx\n'''", "line 1: this comment is not followed by its fence"),
+        ("<!-- output -->\n<!-- output -->\n", "line 1: this comment is not followed by its fence"),
+        ("a\n<!-- output -->", "line 2: this comment is not followed by its fence"),
+        ("<!-- output -->\n'''python\nx\n'''", "line 1: before a ```python fence only `<!-- not run: REASON -->`"),
+        ("<!-- output -->\n'''text\nx\n'''", "line 1: there is no ```python fence above"),
+        ("<!-- output -->\n'''bash\nx\n'''", "line 1: `<!-- output -->` stands before a ```text fence"),
+        ("<!-- not run: slow -->\n'''text\nx\n'''", "line 1: `<!-- output -->` stands before a ```text fence"),
+        ("a\n'''py\nx\n'''", "line 2: write ```python instead of ```py, or the fence never runs"),
+        ("> '''python\n> x\n> '''", "line 1: a fence inside a quotation is not read"),
+    ],
+)
+def test_pages_written_otherwise_are_refused(tmp_path, text, message):
+    with pytest.raises(PageError, match=re.escape(message)):
+        parse(page(tmp_path, text).read_text())
+
+
+def test_fences_inside_fences_are_shown_not_run():
+    assert parse("````markdown\n```python\nx\n```\n````\n") == []
+    assert parse("~~~markdown\n```python\nx\n```\n~~~\n") == []

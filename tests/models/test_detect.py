@@ -1,0 +1,131 @@
+import subprocess
+import sys
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx as flax_nnx
+
+from fluxcb._errors import DeclarationError
+from fluxcb.models import adapt
+
+KEY = jax.random.key(0)
+
+
+class Dense(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x)
+
+    def rebuild(self):
+        """Makes the module look like an adapter."""
+
+
+class Normed(eqx.Module):
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self):
+        self.norm = eqx.nn.BatchNorm(3, "batch", mode="batch")
+
+    def __call__(self, x, state):
+        return self.norm(x, state)
+
+
+class Transformed(NamedTuple):
+    init: Any
+    apply: Any
+
+
+class Adapter:
+    def init(self, key, xs):
+        return {}, {}
+
+    def apply(self, params, model_state, xs, *, train, key):
+        return xs, model_state
+
+    def rebuild(self, params, model_state):
+        return self
+
+
+def init(key, xs):
+    return {}
+
+
+def apply(params, xs):
+    return xs
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (flax_nnx.Linear(2, 3, rngs=flax_nnx.Rngs(0)), "nnx(Linear)"),
+        (nn.Dense(3), "linen(Dense)"),
+        (Dense(), "linen(Dense)"),
+        (eqx.nn.MLP(2, 3, 4, 1, key=KEY), "equinox(MLP)"),
+        (eqx.nn.make_with_state(Normed)(), "equinox(Normed)"),
+        ((init, apply), "pair(init, apply)"),
+        (Transformed(init, apply), "pair(init, apply)"),
+    ],
+)
+def test_the_kind_is_seen(model, expected):
+    assert repr(adapt(model)) == expected
+
+
+def test_an_adapter_is_returned_as_it_is():
+    custom = Adapter()
+    assert adapt(custom) is custom
+    for model in (nn.Dense(3), (init, apply)):
+        adapter = adapt(model)
+        assert adapt(adapter) is adapter
+
+
+def test_looking_at_a_pair_imports_neither_flax_nor_equinox():
+    code = (
+        "import sys\n"
+        "from fluxcb.models import adapt\n"
+        "adapt((lambda key, xs: {}, lambda params, xs: xs))\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & {'flax', 'equinox', 'haiku'}))"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+EXPLANATION = (
+    "  why:   the step needs something it can initialise and apply to a batch of inputs\n"
+    "  fix:   pass a Flax NNX or Linen module, or an Equinox module\n"
+    "     or: pass `(module, state)` as `eqx.nn.make_with_state(make_module)(...)` returns it\n"
+    "     or: pass two functions, `(init(key, xs) -> params, apply(params, xs) -> outputs)`\n"
+    "     or: pass an object with the methods `init`, `apply` and `rebuild` of `fluxcb.models.ModelAdapter`\n"
+    "     or: use `Learner.from_loss(params, loss_fn, ...)` if you have params and a loss function"
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "described"),
+    [
+        (3, "of type `int`"),
+        (apply, "of type `function`"),
+        ({"w": jnp.ones(2)}, "of type `dict`"),
+        ((init, {"w": 1}), "a tuple (function, dict)"),
+        ((init, apply, apply), "a tuple (function, function, function)"),
+        ((nn.Dense(3), nn.Dense(3)), "a tuple (Dense, Dense)"),
+        (optax.sgd(0.1), "of type `GradientTransformationExtraArgs`"),
+        (flax_nnx.Rngs(0), "of type `Rngs`"),
+    ],
+)
+def test_anything_else_is_refused_with_what_is_accepted(model, described):
+    with pytest.raises(DeclarationError) as caught:
+        adapt(model)
+    assert str(caught.value) == f"`model` is {described}, which fluxcb cannot train.\n{EXPLANATION}"
+
+
+def test_a_class_is_refused():
+    with pytest.raises(DeclarationError) as caught:
+        adapt(Dense)
+    assert str(caught.value) == (
+        f"`model` is the class `Dense`, not an instance of it.\n  where: {__name__}.Dense\n  fix:   pass `Dense(...)`"
+    )

@@ -1,0 +1,220 @@
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fluxcb._errors import DeclarationError
+from fluxcb.models import equinox
+
+KEY = jax.random.key(7)
+XS = jax.random.normal(jax.random.key(1), (16, 5)) * 2 + 3
+
+
+class Net(eqx.Module):
+    first: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+    second: eqx.nn.Linear
+
+    def __init__(self, key):
+        k1, k2 = jax.random.split(key)
+        self.first = eqx.nn.Linear(5, 6, key=k1)
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.second = eqx.nn.Linear(6, 2, key=k2)
+
+    def __call__(self, x, *, key=None):
+        return self.second(self.dropout(jax.nn.relu(self.first(x)), key=key))
+
+
+class Normed(eqx.Module):
+    linear: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+
+    def __init__(self, key, axis_name="batch"):
+        self.linear = eqx.nn.Linear(5, 3, key=key)
+        self.norm = eqx.nn.BatchNorm(3, axis_name, momentum=0.9, mode="batch")
+
+    def __call__(self, x, state):
+        return self.norm(self.linear(x), state)
+
+
+class Scaled(eqx.Module):
+    weight: jax.Array
+    shift: jax.Array
+    activation: object = jnp.abs
+
+    def __call__(self, x):
+        return self.activation(x * self.weight) + self.shift
+
+
+def test_a_batch_gives_what_a_loop_over_examples_gives():
+    net = Net(KEY)
+    model = equinox(net)
+    params, model_state = model.init(None, None)
+    outputs, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+    loop = [net(x, key=k) for x, k in zip(XS, jax.random.split(KEY, 16), strict=True)]
+    np.testing.assert_allclose(outputs, np.stack(loop), rtol=1e-5, atol=1e-6)
+    assert model_state == {}
+    assert new_state == {}
+
+
+def test_training_is_the_librarys_own_vmap_bit_for_bit():
+    net = Net(KEY)
+    model = equinox(net)
+    params, model_state = model.init(None, None)
+    outputs, _ = model.apply(params, model_state, XS, train=True, key=KEY)
+    direct = jax.vmap(lambda x, key: net(x, key=key))(XS, jax.random.split(KEY, 16))
+    np.testing.assert_array_equal(outputs, direct)
+
+
+def test_evaluation_is_inference_mode_and_needs_no_key():
+    net = Net(KEY)
+    model = equinox(net)
+    params, model_state = model.init(None, None)
+    outputs, _ = model.apply(params, model_state, XS, train=False, key=None)
+    np.testing.assert_array_equal(outputs, jax.vmap(eqx.nn.inference_mode(net))(XS))
+
+
+def test_params_are_the_inexact_arrays_and_the_rest_stays_behind():
+    model = equinox(Scaled(jnp.full(5, 2.0), jnp.arange(5)))
+    params, model_state = model.init(None, None)
+    assert [leaf.dtype for leaf in jax.tree.leaves(params)] == [jnp.float32]
+    assert params.shift is None
+    assert params.activation is None
+    outputs, _ = model.apply(jax.tree.map(lambda w: -w, params), model_state, XS, train=True, key=None)
+    np.testing.assert_array_equal(outputs, np.abs(XS * -2) + np.arange(5, dtype=np.float32))
+
+
+def test_a_stateful_module_gives_what_the_library_gives():
+    module, state = eqx.nn.make_with_state(Normed)(KEY)
+    model = equinox((module, state))
+    params, model_state = model.init(None, None)
+    outputs, new_state = model.apply(params, model_state, XS, train=True, key=None)
+    direct, direct_state = jax.vmap(module, in_axes=(0, None), out_axes=(0, None), axis_name="batch")(XS, state)
+    np.testing.assert_array_equal(outputs, direct)
+    assert sorted(new_state) == ["Normed.norm.batch_counter", "Normed.norm.batch_state_index"]
+    mean, variance = direct_state.get(module.norm.batch_state_index)
+    np.testing.assert_array_equal(new_state["Normed.norm.batch_state_index"][0], mean)
+    np.testing.assert_array_equal(new_state["Normed.norm.batch_state_index"][1], variance)
+
+
+def test_running_mean_and_variance_follow_their_formula():
+    module, state = eqx.nn.make_with_state(Normed)(KEY)
+    model = equinox((module, state))
+    params, model_state = model.init(None, None)
+    for _ in range(2):
+        _, model_state = model.apply(params, model_state, XS, train=True, key=None)
+    hidden = np.asarray(XS) @ np.asarray(module.linear.weight).T + np.asarray(module.linear.bias)
+    mean, variance = model_state["Normed.norm.batch_state_index"]
+    assert int(model_state["Normed.norm.batch_counter"]) == 2
+    np.testing.assert_allclose(mean, 0.19 * hidden.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(variance, 0.9**2 + 0.19 * hidden.var(0), rtol=1e-4)
+
+
+def test_the_state_may_be_used_again_and_evaluation_leaves_it():
+    model = equinox(eqx.nn.make_with_state(Normed)(KEY))
+    params, model_state = model.init(None, None)
+    first, trained = model.apply(params, model_state, XS, train=True, key=None)
+    again, _ = model.apply(params, model_state, XS, train=True, key=None)
+    np.testing.assert_array_equal(first, again)
+    _, after = model.apply(params, trained, XS, train=False, key=None)
+    assert after is trained
+
+
+def test_the_mapped_axis_can_have_another_name():
+    model = equinox(eqx.nn.make_with_state(Normed)(KEY, axis_name="examples"), axis_name="examples")
+    params, model_state = model.init(None, None)
+    outputs, _ = model.apply(params, model_state, XS, train=True, key=None)
+    np.testing.assert_allclose(np.mean(outputs, 0), np.zeros(3), atol=1e-5)
+
+
+def test_without_vmap_the_module_gets_the_whole_batch_and_the_key():
+    class Whole(eqx.Module):
+        def __call__(self, xs, *, key):
+            return xs + jax.random.normal(key, xs.shape)
+
+    outputs, _ = equinox(Whole(), vmap=False).apply(Whole(), {}, XS, train=True, key=KEY)
+    np.testing.assert_array_equal(outputs, XS + jax.random.normal(KEY, XS.shape))
+
+
+def test_without_vmap_a_state_may_be_used_again():
+    class Counting(eqx.Module):
+        count: eqx.nn.StateIndex
+
+        def __init__(self):
+            self.count = eqx.nn.StateIndex(jnp.array(0))
+
+        def __call__(self, xs, state):
+            return xs, state.set(self.count, state.get(self.count) + 1)
+
+    model = equinox(eqx.nn.make_with_state(Counting)(), vmap=False)
+    params, model_state = model.init(None, None)
+    for _ in range(2):
+        _, trained = model.apply(params, model_state, XS, train=True, key=None)
+        assert [int(count) for count in trained.values()] == [1]
+
+
+def test_inputs_may_be_a_pytree():
+    class Sum(eqx.Module):
+        def __call__(self, x):
+            return x["a"] + x["b"].sum()
+
+    outputs, _ = equinox(Sum()).apply(Sum(), {}, {"a": XS[:, 0], "b": XS}, train=True, key=None)
+    np.testing.assert_allclose(outputs, XS[:, 0] + XS.sum(1), rtol=1e-6)
+
+
+def test_rebuilt_module_is_of_the_users_kind():
+    net = Net(KEY)
+    model = equinox(net)
+    params, model_state = model.init(None, None)
+    rebuilt = model.rebuild(jax.tree.map(lambda x: x + 1, params), model_state)
+    assert isinstance(rebuilt, Net)
+    assert rebuilt.dropout.inference is False
+    np.testing.assert_array_equal(rebuilt.first.weight, net.first.weight + 1)
+
+
+def test_rebuilt_stateful_module_comes_with_its_state():
+    model = equinox(eqx.nn.make_with_state(Normed)(KEY))
+    params, model_state = model.init(None, None)
+    _, trained = model.apply(params, model_state, XS, train=True, key=None)
+    module, state = model.rebuild(params, trained)
+    assert int(state.get(module.norm.batch_counter)) == 1
+    evaluated, _ = jax.vmap(eqx.nn.inference_mode(module), in_axes=(0, None), out_axes=(0, None), axis_name="batch")(
+        XS, state
+    )
+    np.testing.assert_array_equal(evaluated, model.apply(params, trained, XS, train=False, key=None)[0])
+
+
+def test_a_state_made_without_make_with_state():
+    module = Normed(KEY)
+    model = equinox((module, eqx.nn.State(module)))
+    params, model_state = model.init(None, None)
+    _, trained = model.apply(params, model_state, XS, train=True, key=None)
+    assert sorted(trained) == ["0", "1"]
+
+
+def test_a_stateful_module_without_state_is_refused():
+    module, _ = eqx.nn.make_with_state(Normed)(KEY)
+    with pytest.raises(DeclarationError) as caught:
+        equinox(module)
+    assert str(caught.value) == (
+        "The Equinox module `Normed` has layers that keep state, but no state was given.\n"
+        f"  where: {__name__}.Normed\n"
+        "  why:   their running values live outside the module, in an `eqx.nn.State`\n"
+        "  fix:   pass `(module, state)` as `eqx.nn.make_with_state(make_module)(...)` returns it"
+    )
+
+
+class Silent(eqx.Module):
+    weight: jax.Array
+
+
+def test_a_module_that_cannot_be_called_is_refused():
+    with pytest.raises(DeclarationError) as caught:
+        equinox(Silent(jnp.ones(2)))
+    assert str(caught.value) == (
+        "The Equinox module `Silent` has no `__call__`.\n"
+        f"  where: {__name__}.Silent\n"
+        "  why:   the step calls the model as `module(x)`\n"
+        "  fix:   give it a `__call__` that takes one example"
+    )

@@ -1,0 +1,199 @@
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fluxcb._errors import DeclarationError
+from fluxcb.models import linen
+
+KEY = jax.random.key(7)
+XS = jax.random.normal(jax.random.key(1), (16, 5)) * 2 + 3
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.Dense(6)(x)
+        x = nn.BatchNorm(use_running_average=not train, momentum=0.9)(x)
+        x = nn.Dropout(0.5, deterministic=not train)(x)
+        return nn.Dense(2)(x)
+
+
+class Plain(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x)
+
+
+def test_params_and_state_are_those_of_module_init():
+    params, model_state = linen(Net()).init(KEY, XS)
+    direct = Net().init(KEY, XS)
+    jax.tree.map(np.testing.assert_array_equal, params, direct["params"])
+    jax.tree.map(np.testing.assert_array_equal, model_state, {"batch_stats": direct["batch_stats"]})
+
+
+def test_training_gives_what_module_apply_gives():
+    model = linen(Net())
+    params, model_state = model.init(KEY, XS)
+    outputs, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+    direct, updated = Net().apply(
+        {"params": params, **model_state}, XS, train=True, rngs={"dropout": KEY}, mutable=["batch_stats"]
+    )
+    np.testing.assert_array_equal(outputs, direct)
+    jax.tree.map(np.testing.assert_array_equal, new_state, updated)
+
+
+def test_running_mean_and_variance_follow_their_formula():
+    model = linen(Net())
+    params, model_state = model.init(KEY, XS)
+    _, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+    hidden = np.asarray(XS) @ np.asarray(params["Dense_0"]["kernel"])
+    stats = new_state["batch_stats"]["BatchNorm_0"]
+    np.testing.assert_allclose(stats["mean"], 0.9 * 0 + 0.1 * hidden.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(stats["var"], 0.9 * 1 + 0.1 * hidden.var(0), rtol=1e-5)
+
+
+def test_evaluation_gives_what_module_apply_gives_and_leaves_the_state():
+    model = linen(Net())
+    params, model_state = model.init(KEY, XS)
+    _, trained = model.apply(params, model_state, XS, train=True, key=KEY)
+    outputs, after = model.apply(params, trained, XS, train=False, key=None)
+    np.testing.assert_array_equal(outputs, Net().apply({"params": params, **trained}, XS))
+    assert after is trained
+
+
+def test_a_module_without_flag_or_state():
+    model = linen(Plain())
+    params, model_state = model.init(KEY, XS)
+    outputs, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+    np.testing.assert_array_equal(outputs, Plain().apply({"params": params}, XS))
+    assert model_state == {}
+    assert new_state == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "in_training"), [("train", True), ("training", True), ("is_training", True), ("deterministic", False)]
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_the_train_flag_is_found_by_name_and_set_by_sense(name, in_training, named):
+    seen = []
+    namespace = {"seen": seen}
+    exec(f"def __call__(self, x, *, {name}): seen.append({name}); return x", namespace)
+    module = type("Flagged", (nn.Module,), {"__call__": namespace["__call__"]})()
+    model = linen(module, name) if named else linen(module)
+    for train in (True, False):
+        model.apply({}, {}, XS, train=train, key=None)
+    assert seen == [in_training, not in_training]
+
+
+def test_a_flag_of_another_name_is_passed_as_train():
+    class Learning(nn.Module):
+        @nn.compact
+        def __call__(self, x, learning):
+            return x * learning
+
+    model = linen(Learning(), train_argument="learning")
+    assert float(model.apply({}, {}, jnp.ones(()), train=True, key=None)[0]) == 1
+    assert float(model.apply({}, {}, jnp.ones(()), train=False, key=None)[0]) == 0
+
+
+def test_each_random_stream_has_a_key_of_its_own():
+    class Streams(nn.Module):
+        def __call__(self, x):
+            return jax.random.key_data(self.make_rng("dropout")), jax.random.key_data(self.make_rng("noise"))
+
+    outputs, _ = linen(Streams(), rng_streams=("dropout", "noise")).apply({}, {}, XS, train=True, key=KEY)
+    rngs = {"dropout": KEY, "noise": jax.random.fold_in(KEY, 1)}
+    np.testing.assert_array_equal(outputs, Streams().apply({}, XS, rngs=rngs))
+    assert not np.array_equal(*outputs)
+
+
+def test_collections_that_only_a_call_creates_are_not_kept():
+    class Sowing(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            self.sow("intermediates", "hidden", x)
+            return nn.BatchNorm(use_running_average=False)(x)
+
+    model = linen(Sowing())
+    params, model_state = model.init(KEY, XS)
+    _, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+    assert list(model_state) == ["batch_stats"]
+    assert jax.tree.structure(new_state) == jax.tree.structure(model_state)
+
+
+def test_layers_that_only_training_uses_get_params():
+    class Auxiliary(nn.Module):
+        @nn.compact
+        def __call__(self, x, train):
+            main = nn.Dense(2, name="main")(x)
+            return (main, nn.Dense(2, name="auxiliary")(x)) if train else main
+
+    params, _ = linen(Auxiliary()).init(KEY, XS)
+    assert sorted(params) == ["auxiliary", "main"]
+
+
+def test_rebuilt_module_is_bound_to_the_arrays():
+    model = linen(Net())
+    params, model_state = model.init(KEY, XS)
+    rebuilt = model.rebuild(params, model_state)
+    assert isinstance(rebuilt, Net)
+    np.testing.assert_array_equal(rebuilt(XS), Net().apply({"params": params, **model_state}, XS))
+
+
+def test_a_misspelt_flag_is_refused():
+    with pytest.raises(DeclarationError) as caught:
+        linen(Net(), train_argument="trian")
+    assert str(caught.value) == (
+        "`train_argument` is 'trian', but the model's call takes no such keyword. Did you mean `train`?\n"
+        f"  where: {__name__}.Net.__call__\n"
+        "  why:   the model would be told nothing about whether it is being trained\n"
+        "  fix:   name a keyword of the call\n"
+        "     or: leave `train_argument` out if the model behaves alike in both"
+    )
+
+
+class TwoFlags(nn.Module):
+    def __call__(self, x, train=True, deterministic=False):
+        return x * 2 if train else x
+
+
+def test_two_flags_are_refused_until_one_is_named():
+    with pytest.raises(DeclarationError) as caught:
+        linen(TwoFlags())
+    assert str(caught.value) == (
+        "The model's call takes `train` and `deterministic`, and each of them could be its train flag.\n"
+        f"  where: {__name__}.TwoFlags.__call__\n"
+        "  why:   the adapter sets one keyword, True or False, by whether the step trains\n"
+        '  fix:   name it: `fluxcb.models.linen(module, train_argument="train")`\n'
+        '     or: name it: `fluxcb.models.linen(module, train_argument="deterministic")`'
+    )
+    outputs, _ = linen(TwoFlags(), train_argument="train").apply({}, {}, XS, train=True, key=None)
+    np.testing.assert_array_equal(outputs, XS * 2)
+
+
+def test_streams_given_as_a_string_are_refused():
+    with pytest.raises(DeclarationError) as caught:
+        linen(Net(), rng_streams="dropout")
+    assert str(caught.value) == (
+        "`rng_streams` is the string 'dropout'; it must be a sequence of names.\n"
+        "  where: fluxcb.models.linen(module, rng_streams=...)\n"
+        "  fix:   pass `rng_streams=('dropout',)`"
+    )
+
+
+class Silent(nn.Module):
+    def encode(self, x):
+        return x
+
+
+def test_a_module_that_cannot_be_called_is_refused():
+    with pytest.raises(DeclarationError) as caught:
+        linen(Silent())
+    assert str(caught.value) == (
+        "The Linen module `Silent` has no `__call__`.\n"
+        f"  where: {__name__}.Silent\n"
+        "  why:   the step calls the model as `module.apply(variables, xs)`\n"
+        "  fix:   give it a `__call__` that takes a batch of inputs"
+    )

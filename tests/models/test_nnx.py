@@ -1,0 +1,286 @@
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx as flax_nnx
+
+from fluxcb._errors import DeclarationError
+from fluxcb.models import nnx
+
+KEY = jax.random.key(7)
+XS = jax.random.normal(jax.random.key(1), (16, 5)) * 2 + 3
+
+
+class Net(flax_nnx.Module):
+    def __init__(self, rngs):
+        self.layers = flax_nnx.List([flax_nnx.Linear(5, 6, rngs=rngs), flax_nnx.Linear(6, 2, rngs=rngs)])
+        self.norm = flax_nnx.BatchNorm(6, momentum=0.9, rngs=rngs)
+        self.dropout = flax_nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.layers[1](self.dropout(self.norm(self.layers[0](x))))
+
+
+class Counter(flax_nnx.Variable):
+    pass
+
+
+class Counting(flax_nnx.Module):
+    def __init__(self, rngs):
+        self.linear = flax_nnx.Linear(5, 2, rngs=rngs)
+        self.calls = Counter(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        return self.linear(x)
+
+
+def net():
+    return Net(flax_nnx.Rngs(0))
+
+
+def snapshot(module):
+    graphdef, state = flax_nnx.split(module)
+    leaves = jax.tree.leaves(state)
+    return graphdef, [
+        np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x) for x in leaves
+    ]
+
+
+def fold(key, name):
+    return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def test_the_carry_holds_the_pure_dicts_of_nnx():
+    module = net()
+    params, model_state = nnx(module).init(None, None)
+    expected = flax_nnx.to_pure_dict(flax_nnx.state(module, flax_nnx.Param))
+    stats = flax_nnx.to_pure_dict(flax_nnx.state(module, flax_nnx.BatchStat))
+    jax.tree.map(np.testing.assert_array_equal, params, expected)
+    jax.tree.map(np.testing.assert_array_equal, model_state, stats)
+    assert sorted(params["layers"]) == [0, 1]
+    assert sorted(model_state["norm"]) == ["mean", "var"]
+    assert list(model_state) == ["norm"]
+
+
+def test_training_gives_what_the_module_gives_in_train_mode():
+    module = net()
+    model = nnx(module)
+    params, model_state = model.init(None, None)
+    outputs, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+
+    direct = net()
+    direct.train()
+    direct.dropout.rngs.key = flax_nnx.RngKey(fold(KEY, "dropout/rngs/key"), tag="dropout")
+    np.testing.assert_array_equal(outputs, direct(XS))
+    jax.tree.map(
+        np.testing.assert_array_equal, new_state, flax_nnx.to_pure_dict(flax_nnx.state(direct, flax_nnx.BatchStat))
+    )
+
+
+def test_running_mean_and_variance_follow_their_formula():
+    model = nnx(net())
+    params, model_state = model.init(None, None)
+    _, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
+    first = params["layers"][0]
+    hidden = np.asarray(XS) @ np.asarray(first["kernel"]) + np.asarray(first["bias"])
+    np.testing.assert_allclose(new_state["norm"]["mean"], 0.1 * hidden.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(new_state["norm"]["var"], 0.9 + 0.1 * hidden.var(0), rtol=1e-4)
+
+
+def test_evaluation_gives_what_the_module_gives_in_eval_mode_and_leaves_the_state():
+    model = nnx(net())
+    params, model_state = model.init(None, None)
+    _, trained = model.apply(params, model_state, XS, train=True, key=KEY)
+    outputs, after = model.apply(params, trained, XS, train=False, key=None)
+    direct = net()
+    flax_nnx.update(direct.norm, flax_nnx.State({k: flax_nnx.BatchStat(v) for k, v in trained["norm"].items()}))
+    direct.eval()
+    np.testing.assert_array_equal(outputs, direct(XS))
+    assert after is trained
+
+
+def test_outputs_depend_on_the_key_and_nothing_else():
+    model = nnx(net())
+    params, model_state = model.init(None, None)
+
+    def run(key):
+        return np.asarray(model.apply(params, model_state, XS, train=True, key=key)[0])
+
+    first, other, again = run(KEY), run(jax.random.key(8)), run(KEY)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_streams_are_seeded_by_name_so_a_new_layer_moves_no_mask():
+    class One(flax_nnx.Module):
+        def __init__(self, rngs):
+            self.b = flax_nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.b(x)
+
+    class Two(One):
+        def __init__(self, rngs):
+            self.a = flax_nnx.Dropout(0.5, rngs=rngs)
+            super().__init__(rngs)
+
+    one, _ = nnx(One(flax_nnx.Rngs(0))).apply({}, {}, XS, train=True, key=KEY)
+    two, _ = nnx(Two(flax_nnx.Rngs(5))).apply({}, {}, XS, train=True, key=KEY)
+    np.testing.assert_array_equal(one, two)
+
+
+def test_the_users_module_is_never_changed():
+    module = net()
+    before = snapshot(module)
+    model = nnx(module)
+    params, model_state = model.init(None, None)
+    for train in (True, False):
+        model.apply(params, model_state, XS, train=train, key=KEY)
+    rebuilt = model.rebuild(jax.tree.map(jnp.zeros_like, params), model_state)
+    rebuilt(XS)
+    after = snapshot(module)
+    assert before[0] == after[0]
+    jax.tree.map(np.testing.assert_array_equal, before[1], after[1])
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_rebuilt_module_is_fresh_and_in_the_mode_it_was_given_in(mode):
+    module = net()
+    getattr(module, mode)()
+    model = nnx(module)
+    params, model_state = model.init(None, None)
+    changed = jax.tree.map(lambda x: x + 1, params)
+    rebuilt = model.rebuild(changed, model_state)
+    assert isinstance(rebuilt, Net)
+    assert rebuilt is not module
+    assert rebuilt.dropout.deterministic is (mode == "eval")
+    assert rebuilt.norm.use_running_average is (mode == "eval")
+    jax.tree.map(np.testing.assert_array_equal, flax_nnx.to_pure_dict(flax_nnx.state(rebuilt, flax_nnx.Param)), changed)
+    module.eval()
+    rebuilt.eval()
+    flax_nnx.update(module, flax_nnx.state(rebuilt))
+    np.testing.assert_array_equal(module(XS), rebuilt(XS))
+
+
+def test_variables_of_other_types_are_state_and_change_in_training_only():
+    model = nnx(Counting(flax_nnx.Rngs(0)))
+    params, model_state = model.init(None, None)
+    assert list(params) == ["linear"]
+    assert list(model_state) == ["calls"]
+    _, trained = model.apply(params, model_state, XS, train=True, key=KEY)
+    _, evaluated = model.apply(params, trained, XS, train=False, key=KEY)
+    assert int(trained["calls"]) == 1
+    assert int(evaluated["calls"]) == 1
+
+
+def test_shared_params_stay_shared():
+    class Tied(flax_nnx.Module):
+        def __init__(self, rngs):
+            self.embed = flax_nnx.Linear(5, 5, use_bias=False, rngs=rngs)
+            self.again = self.embed
+
+        def __call__(self, x):
+            return self.again(self.embed(x))
+
+    model = nnx(Tied(flax_nnx.Rngs(0)))
+    params, model_state = model.init(None, None)
+    assert len(jax.tree.leaves(params)) == 1
+    outputs, _ = model.apply(jax.tree.map(lambda w: 2 * jnp.eye(5), params), model_state, XS, train=True, key=KEY)
+    np.testing.assert_allclose(outputs, 4 * XS, rtol=1e-6)
+    rebuilt = model.rebuild(params, model_state)
+    assert rebuilt.embed is rebuilt.again
+
+
+def test_a_layer_per_key_as_nnx_vmap_makes_them():
+    @flax_nnx.split_rngs(splits=3)
+    @flax_nnx.vmap
+    def make(rngs):
+        return flax_nnx.Dropout(0.5, rngs=rngs)
+
+    class Stacked(flax_nnx.Module):
+        def __init__(self):
+            self.layers = make(flax_nnx.Rngs(0))
+
+        def __call__(self, x):
+            return flax_nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(self.layers, x)
+
+    outputs, _ = nnx(Stacked()).apply({}, {}, XS, train=True, key=KEY)
+    assert outputs.shape == (3, 16, 5)
+    assert not np.array_equal(outputs[0], outputs[1])
+
+
+def test_a_call_that_takes_rngs_and_a_flag_is_given_both():
+    class Explicit(flax_nnx.Module):
+        def __call__(self, x, *, train, rngs=None):
+            return train, None if rngs is None else rngs.noise()
+
+    (train, key), _ = nnx(Explicit()).apply({}, {}, XS, train=True, key=KEY)
+    expected = flax_nnx.Rngs(fold(KEY, "call")).noise()
+    assert train is True
+    np.testing.assert_array_equal(jax.random.key_data(key), jax.random.key_data(expected))
+    assert nnx(Explicit()).apply({}, {}, XS, train=False, key=None)[0] == (False, None)
+
+
+def test_two_flags_are_refused_until_one_is_named():
+    class TwoFlags(flax_nnx.Module):
+        def __call__(self, x, training=False, deterministic=True):
+            return training, deterministic
+
+    name = TwoFlags.__qualname__
+    with pytest.raises(DeclarationError) as caught:
+        nnx(TwoFlags())
+    assert str(caught.value) == (
+        "The model's call takes `training` and `deterministic`, and each of them could be its train flag.\n"
+        f"  where: {__name__}.{name}.__call__\n"
+        "  why:   the adapter sets one keyword, True or False, by whether the step trains\n"
+        '  fix:   name it: `fluxcb.models.nnx(module, train_argument="training")`\n'
+        '     or: name it: `fluxcb.models.nnx(module, train_argument="deterministic")`'
+    )
+    model = nnx(TwoFlags(), train_argument="deterministic")
+    assert model.apply({}, {}, XS, train=True, key=None)[0] == (False, False)
+    assert model.apply({}, {}, XS, train=False, key=None)[0] == (False, True)
+
+
+def test_variables_that_a_call_creates_are_dropped():
+    class Leaving(flax_nnx.Module):
+        def __init__(self):
+            self.calls = Counter(jnp.zeros(()))
+
+        def __call__(self, x):
+            self.calls[...] += 1
+            self.seen = Counter(x)
+            return x
+
+    module = Leaving()
+    model = nnx(module)
+    params, model_state = model.init(None, None)
+    _, new_state = model.apply(params, model_state, XS, train=True, key=None)
+    assert list(new_state) == ["calls"]
+    assert not hasattr(module, "seen")
+
+
+def test_params_whose_int_keys_became_strings_are_understood():
+    model = nnx(net())
+    params, model_state = model.init(None, None)
+    stringly = {**params, "layers": {str(k): v for k, v in params["layers"].items()}}
+    expected, _ = model.apply(params, model_state, XS, train=False, key=None)
+    outputs, _ = model.apply(stringly, model_state, XS, train=False, key=None)
+    np.testing.assert_array_equal(outputs, expected)
+
+
+def test_a_module_that_cannot_be_called_is_refused():
+    class Silent(flax_nnx.Module):
+        pass
+
+    with pytest.raises(DeclarationError) as caught:
+        nnx(Silent())
+    name = Silent.__qualname__
+    assert str(caught.value) == (
+        f"The NNX module `{name}` has no `__call__`.\n"
+        f"  where: {__name__}.{name}\n"
+        "  why:   the step calls the model as `module(xs)`\n"
+        "  fix:   give it a `__call__` that takes a batch of inputs"
+    )

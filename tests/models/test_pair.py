@@ -1,0 +1,108 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fluxcb._errors import DeclarationError
+from fluxcb.models import pair
+
+XS = jnp.arange(6.0).reshape(2, 3)
+
+
+def init(key, xs):
+    return {"w": jax.random.normal(key, (xs.shape[-1], 4))}
+
+
+def apply(params, xs):
+    return jnp.tanh(xs @ params["w"])
+
+
+def test_runs_both_functions_as_they_stand():
+    model = pair(init, apply)
+    key = jax.random.key(3)
+    params, model_state = model.init(key, XS)
+    outputs, new_state = model.apply(params, model_state, XS, train=True, key=key)
+    np.testing.assert_array_equal(params["w"], init(key, XS)["w"])
+    np.testing.assert_array_equal(outputs, apply(init(key, XS), XS))
+    assert model_state == {}
+    assert new_state == {}
+
+
+def test_passes_the_keywords_that_apply_spells_out_and_no_others():
+    calls = []
+
+    def both(params, xs, *, key, train):
+        calls.append((key, train))
+        return xs
+
+    def flag_only(params, xs, train=False):
+        calls.append(train)
+        return xs
+
+    def anything(params, xs, **keywords):
+        calls.append(keywords)
+        return xs
+
+    for function in (both, flag_only, anything):
+        pair(init, function).apply({}, {}, XS, train=True, key="a key")
+    assert calls == [("a key", True), True, {}]
+
+
+def test_a_jitted_apply_still_shows_its_keywords():
+    noisy = jax.jit(lambda params, xs, *, key: xs + jax.random.normal(key, xs.shape))
+    key = jax.random.key(1)
+    outputs, _ = pair(init, noisy).apply({}, {}, XS, train=True, key=key)
+    np.testing.assert_array_equal(outputs, noisy({}, XS, key=key))
+
+
+def test_stateful_pair_updates_its_state_in_training_only():
+    def counting_init(key, xs):
+        return init(key, xs), {"calls": jnp.zeros((), jnp.int32)}
+
+    def counting_apply(params, model_state, xs):
+        return apply(params, xs), {"calls": model_state["calls"] + 1}
+
+    model = pair(counting_init, counting_apply, stateful=True)
+    params, model_state = model.init(jax.random.key(0), XS)
+    outputs, trained = model.apply(params, model_state, XS, train=True, key=None)
+    _, evaluated = model.apply(params, trained, XS, train=False, key=None)
+    np.testing.assert_array_equal(outputs, apply(params, XS))
+    assert int(trained["calls"]) == 1
+    assert int(evaluated["calls"]) == 1
+
+
+def test_rebuilt_model_holds_the_params_and_runs_in_evaluation():
+    def flagged(params, xs, *, key, train):
+        assert (key, train) == (None, False)
+        return apply(params, xs)
+
+    params = {"w": jnp.ones((3, 4))}
+    model = pair(init, flagged).rebuild(params, {})
+    assert model.params is params
+    np.testing.assert_array_equal(model(XS), apply(params, XS))
+    assert repr(pair(init, apply).rebuild({"w": 1}, {})) == "PairModel(params={'w': 1}, model_state={})"
+
+
+def test_repr_names_both_functions():
+    assert repr(pair(init, apply)) == "pair(init, apply)"
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(DeclarationError) as caught:
+        pair({"w": 1}, apply)  # pyright: ignore[reportArgumentType]
+    assert str(caught.value) == (
+        "`init` of a model pair must be a function, not of type `dict`.\n"
+        "  where: fluxcb.models.pair(init, apply)\n"
+        "  fix:   pass `init(key, xs) -> params` and `apply(params, xs) -> outputs`"
+    )
+
+
+def test_a_stateful_init_that_returns_params_alone_is_refused():
+    with pytest.raises(DeclarationError) as caught:
+        pair(init, apply, stateful=True).init(jax.random.key(0), XS)
+    assert str(caught.value) == (
+        "`init` of a stateful pair must return `(params, model_state)`, but returned `dict`.\n"
+        f"  where: init  {__file__}:{init.__code__.co_firstlineno}\n"
+        "  fix:   return both\n"
+        "     or: leave out `stateful=True`"
+    )
