@@ -32,9 +32,7 @@ class ModelAdapter(Protocol):
         """Return `(params, model_state)`; `xs` is an example of the model's input."""
         ...
 
-    def apply(
-        self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any
-    ) -> tuple[PyTree, PyTree]:
+    def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
         """Return `(outputs, new_model_state)` for a batch of inputs."""
         ...
 

@@ -7,11 +7,10 @@ from hypothesis import HealthCheck, settings
 
 # JAX reads its variables once, at import. What the caller has set stays; the platform and the number of devices are the
 # machine's, so that the same suite runs on CPUs and on accelerators. Processes that a test starts inherit all of it.
-_CACHE = Path(__file__).resolve().parents[1] / ".jax_cache"
 _SETTINGS = {
     # Compiled programs are kept between runs, the small ones too: most of the suite's time is compiling toy models.
-    # JAX writes entries in place, not by renaming, so each xdist worker has a folder of its own.
-    "JAX_COMPILATION_CACHE_DIR": str(_CACHE / os.environ.get("PYTEST_XDIST_WORKER", "main")),
+    # Processes may share the folder. One that reads an entry while another writes it compiles the program itself.
+    "JAX_COMPILATION_CACHE_DIR": str(Path(__file__).resolve().parents[1] / ".jax_cache"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     # The processes that a test starts share the accelerator with the suite: none may take most of its memory at once.

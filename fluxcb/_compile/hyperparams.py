@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ class HyperparamIndex:
         self._places: dict[str, list[int]] = {}
         self._scheduled: set[str] = set()
         for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
-            for field, entry in zip(path, path[1:], strict=False):
+            for field, entry in itertools.pairwise(path):
                 # optax calls the fields so; a parameter that happens to be named alike is a DictKey.
                 if isinstance(field, jax.tree_util.GetAttrKey) and isinstance(entry, jax.tree_util.DictKey):
                     if field.name == "hyperparams":
@@ -86,14 +87,14 @@ class HyperparamIndex:
             raise MissingStateError(
                 f"{who} needs `hyperparams.{name}`, which this optimizer does not have.{known}",
                 where=where,
-                why="only hyperparameters that optax injected live on the device, where they can change without a recompile",
+                why="only hyperparameters that optax injected live on the device and can change without a recompile",
                 fix=f"build the optimizer with `fluxcb.inject(optax.adam, {name}=...)` instead of `optax.adam(...)`",
             )
         if len(places) > 1:
             raise MissingStateError(
                 f"{who} needs `hyperparams.{name}`, which this optimizer has {len(places)} times.",
                 where=where,
-                why="the parts of a chained or partitioned optimizer share names, so one name does not say which is meant",
+                why="the parts of a chained or partitioned optimizer share names, so a name does not say which",
                 fix="inject it in one part only, or write `opt_state` in a callback of your own",
             )
         if writing and name in self._scheduled:

@@ -53,6 +53,7 @@ class PhasePlan:
         fetch: Names of the step values that some host handler may read.
         everything_fetched: Whether some host handler may read any of them.
         stops: Whether some traced handler may set `step.stop`.
+        waits: Whether the host waits for a window's values, because it stops or somebody reads them.
         bounding: The calls that bound a window, with whether they run before the step.
     """
 
@@ -62,9 +63,11 @@ class PhasePlan:
     fetch: tuple[str, ...]
     everything_fetched: bool
     stops: bool
+    waits: bool = field(init=False)
     bounding: tuple[tuple[tuple[HostCall, ...], bool], ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.waits = self.stops or any(c.reads_steps for c in self.end)
         groups = ((self.begin, True), (self.end, False), (self.trigger, False))
         bounding = ((tuple(c for c in calls if c.bounds), before) for calls, before in groups)
         self.bounding = tuple((calls, before) for calls, before in bounding if calls)
@@ -79,9 +82,7 @@ class Plan:
         in_carry: Names of the `cbstate` entries that ride in the carry.
     """
 
-    def __init__(
-        self, graph: CallbackGraph, backend: Callable[[Declared], Backend], in_carry: frozenset[str]
-    ) -> None:
+    def __init__(self, graph: CallbackGraph, backend: Callable[[Declared], Backend], in_carry: frozenset[str]) -> None:
         self.graph = graph
         self._backend = backend
         self._in_carry = in_carry
@@ -158,7 +159,12 @@ class Plan:
         for path, permission in access.items():
             if path == ("control",) and not (handler.event is StepEnd and ("step", "stop") in access):
                 return "may cancel (`control`)"
-            if writes(permission) and not isinstance(permission, Append) and path[0] == "step" and handler.event is StepBegin:
+            if (
+                writes(permission)
+                and not isinstance(permission, Append)
+                and path[0] == "step"
+                and handler.event is StepBegin
+            ):
                 return f"writes `{'.'.join(path)}` before the step"
             if writes(permission) and any(overlap(path, p) for p in _STEP_READS):
                 return f"writes `{'.'.join(path)}`, which the step reads"

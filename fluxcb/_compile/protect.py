@@ -134,7 +134,10 @@ def _plant(tree: dict[str, Any], path: StatePath, permission: Permission) -> Non
 def _make_view(path: StatePath, tree: dict[str, Any], backend: Backend, who: str, where: str) -> _View:
     everything = tree.get("*") if not path else None
     if everything is not None:
-        tree = {**{name: everything for name in FIRST_LEVEL if name != "*"}, **{k: v for k, v in tree.items() if k != "*"}}
+        tree = {
+            **{name: everything for name in FIRST_LEVEL if name != "*"},
+            **{k: v for k, v in tree.items() if k != "*"},
+        }
     children: dict[str, _View] = {}
     attributes: dict[str, Any] = {}
     writable: dict[str, tuple[StatePath, Permission]] = {}

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from fluxcb._compile.arrays import is_key, spec_of
-from fluxcb._compile.traced import StepSetup, Touched, TraceState
+from fluxcb._compile.handler_backend import Touched
+from fluxcb._compile.step_learner import StepLearner
+from fluxcb._compile.traced import StepSetup, TraceState
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
@@ -71,7 +74,8 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     def step(carry: PyTree, batch: Batch) -> tuple[PyTree, dict[str, Any]]:
         state = TraceState(setup, phase, carry, batch)
         state.touched = touched
-        return state.run()
+        phase.step(StepLearner(state), state.emit)
+        return state.finish()
 
     carry_spec, batch_spec = spec_of(carry), spec_of(batch)
     traced = jax.jit(step).trace(carry_spec, batch_spec)
@@ -111,10 +115,10 @@ def compile_program(
 def _straight(step: TracedStep, fetch: Sequence[str]) -> Callable[..., Any]:
     def program(carry: PyTree, batch: Batch, length: Any) -> tuple[PyTree, dict[str, Any]]:
         del length
-        stopped = carry["counters"][3]
         new, values = step.run(carry, batch)
-        # Once stopped, nothing moves any more, as the loop program's condition has it.
-        new = jax.tree.map(lambda n, o: jnp.where(stopped == 0, n, o), new, carry)
+        if "stop" in step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
+            going = carry["counters"][3] == 0
+            new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
         return new, {name: values[name] for name in fetch}
 
     return program
@@ -152,7 +156,9 @@ def _padded(x: Any) -> Any:
 
 def _empty_buffer(spec: jax.ShapeDtypeStruct) -> Any:
     if is_key(spec):
-        raise TraceError("A typed random key cannot be fetched as a step value.", fix="fetch `jax.random.key_data(key)`")
+        raise TraceError(
+            "A typed random key cannot be fetched as a step value.", fix="fetch `jax.random.key_data(key)`"
+        )
     return jnp.zeros((_BUFFER, *spec.shape), spec.dtype)
 
 
@@ -187,6 +193,6 @@ def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:
                     why="traced handlers run once, while the step is compiled; outside it the value means nothing",
                     fix=[
                         "put it into `learner.cbstate` (created in `init`) to carry it from step to step",
-                        "or read it in a host handler, at StepEnd",
+                        "read it in a host handler, at StepEnd",
                     ],
                 )

@@ -8,8 +8,8 @@ auxiliary output, so that no tracer leaks.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,16 +17,18 @@ import jax.numpy as jnp
 import optax
 from jax.extend.core import get_opaque_trace_state
 
-from fluxcb._compile.arrays import describe, differences
+from fluxcb._compile.arrays import differences
+from fluxcb._compile.carried import check_loss, conforming, replaced, root_of
+from fluxcb._compile.handler_backend import HandlerBackend, Touched
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.protect import make_proxy
-from fluxcb._declare.access import Append, Permission, dotted, writes
+from fluxcb._declare.access import dotted, writes
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import ComputeEnd, Event, TracedEvent, UpdateEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
-from fluxcb._declare.state import CARRY, writable_at
-from fluxcb._errors import AccessError, FluxcbError, TraceError, did_you_mean
+from fluxcb._declare.state import CARRY
+from fluxcb._errors import FluxcbError, TraceError
 from fluxcb._typing import LossFn, ModelAdapter, PyTree, StatePath
 
 __all__ = ["COUNTERS", "StepSetup", "TraceState", "name_hash"]
@@ -67,14 +69,6 @@ class StepSetup:
     handlers: Callable[[type[Event]], tuple[Handler, ...]]
 
 
-@dataclass
-class Touched:
-    """Paths a traced handler really read and wrote, as the dry run saw them."""
-
-    read: set[StatePath] = field(default_factory=set)
-    written: set[StatePath] = field(default_factory=set)
-
-
 class TraceState:
     """One step being traced.
 
@@ -102,13 +96,12 @@ class TraceState:
 
     # -- what a phase's step does -----------------------------------------------------------
 
-    def run(self) -> tuple[dict[str, Any], dict[str, PyTree]]:
-        """Trace the phase's step.
+    def finish(self) -> tuple[dict[str, Any], dict[str, PyTree]]:
+        """Emit ComputeEnd, once the phase's step has run.
 
         Returns:
             The new carry, and the step's values by name.
         """
-        self.phase.step(StepLearner(self), self.emit)
         self.emit(ComputeEnd())
         step_values = {
             path[1]: jax.tree.map(jnp.asarray, value)
@@ -146,7 +139,7 @@ class TraceState:
             inside = self.values[path[:1]]
             self._level = get_opaque_trace_state()
             loss = function(x)
-            _check_loss(loss)
+            check_loss(loss)
             changed = {
                 p: jax.tree.map(jnp.asarray, value)
                 for p, value in self.values.items()
@@ -172,7 +165,7 @@ class TraceState:
             params, self.values["model_state",], xs, train=train, key=self.key_for(f"phase {type(self.phase).__name__}")
         )
         if train:
-            self.values["model_state",] = _conforming(
+            self.values["model_state",] = conforming(
                 self.values["model_state",], model_state, "The model changes the shape of its own state in a step"
             )
         return outputs
@@ -181,7 +174,7 @@ class TraceState:
         """Let the optimizer update the parameters, honour `step.skip`, emit UpdateEnd."""
         if ("step", "grads") not in self.values:
             raise TraceError(
-                f"`{type(self.phase).__name__}.step` calls `learner.apply_updates()` before `learner.step.grads` exists.",
+                f"`{type(self.phase).__name__}.step` calls `learner.apply_updates()` before `step.grads` exists.",
                 fix='assign `learner.step.grads = learner.grad(loss, wrt="params")` first',
             )
         grads, params = self.values["step", "grads"], self.values["params",]
@@ -198,7 +191,7 @@ class TraceState:
         updates, opt_state = optimizer.update(grads, old_opt, params, **extra)
         new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state}
         old = {"params": params, "opt_state": old_opt}
-        new = _conforming(old, new, "The optimizer changes the shape or dtype of the train state")
+        new = conforming(old, new, "The optimizer changes the shape or dtype of the train state")
         new["model_state"] = self.values["model_state",]
         old["model_state"] = self._initial_model_state
         skip = self.values.get(("step", "skip"))
@@ -220,7 +213,7 @@ class TraceState:
             )
         if get_opaque_trace_state() != self._level:
             raise TraceError(
-                f"{event!r} is emitted inside a JAX transformation (grad, vmap, scan, jit, ...) that fluxcb did not open.",
+                f"{event!r} is emitted inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.",
                 where=f"{type(self.phase).__name__}.step",
                 why="what handlers write there would leak out of the transformation as tracers",
                 fix='differentiate with `learner.grad(function, wrt="params")`, and emit outside other transformations',
@@ -243,7 +236,8 @@ class TraceState:
         missing = [key for key in keys if key not in self.values]
         if missing:
             raise TraceError(
-                f"{handler.declared.label} writes `{dotted(missing[0])}` only on some steps, and nothing gives it a value on the others.",
+                f"{handler.declared.label} writes `{dotted(missing[0])}` only on some steps, "
+                "and nothing gives it a value on the others.",
                 where=handler.where,
                 fix="let a handler without a schedule write a default first, or drop `traced=True`",
             )
@@ -280,11 +274,11 @@ class TraceState:
             if path[0] in ("step", "cbstate") and len(path) == 1:
                 keys.update(dict.fromkeys(k for k in self.values if k[0] == path[0] and k != ("step", "batch")))
             else:
-                keys[_root(path)] = None
+                keys[root_of(path)] = None
         return list(keys)
 
     def _call(self, handler: Handler, event: Event) -> None:
-        backend = _HandlerBackend(self, handler, event)
+        backend = HandlerBackend(self, handler, event)
         learner = make_proxy(
             handler.access, backend, who=handler.declared.label, where=f"{handler.declared.where}\n{handler.where}"
         )
@@ -316,7 +310,7 @@ class TraceState:
             why=f"{handler.event.__name__} handlers run while the step is compiled, when values are not known yet",
             fix=[
                 "stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value",
-                "or read the value in a host handler, at StepEnd",
+                "read the value in a host handler, at StepEnd",
             ],
         )
 
@@ -336,7 +330,7 @@ class TraceState:
 
     def get(self, path: StatePath) -> Any:
         """Return the value at a path below a root that exists."""
-        root = _root(path)
+        root = root_of(path)
         value = self.values[root]
         for part in path[len(root) :]:
             value = value[part] if isinstance(value, Mapping) else getattr(value, part)
@@ -344,55 +338,8 @@ class TraceState:
 
     def replace(self, path: StatePath, value: Any) -> None:
         """Put a value at a path; dictionaries on the way are copied, not changed."""
-        root = _root(path)
-        self.values[root] = _replaced(self.values.get(root), path[len(root) :], value)
-
-
-def _root(path: StatePath) -> StatePath:
-    if path[0] == "hyperparams":
-        return ("opt_state",)
-    return path[:2] if path[0] in ("step", "cbstate") else path[:1]
-
-
-def _replaced(old: Any, rest: StatePath, value: Any) -> Any:
-    if not rest:
-        return value
-    if isinstance(old, Mapping):
-        return {**old, rest[0]: _replaced(old.get(rest[0]), rest[1:], value)}
-    return old._replace(**{rest[0]: _replaced(getattr(old, rest[0]), rest[1:], value)})
-
-
-def _check_loss(loss: Any) -> None:
-    shape, dtype = getattr(loss, "shape", None), getattr(loss, "dtype", None)
-    if shape == () and dtype is not None and jnp.issubdtype(dtype, jnp.floating):
-        return
-    fix = "take the mean over the batch: `jnp.mean(loss)`" if shape else "return a real floating-point scalar"
-    raise TraceError(
-        f"The loss must be one real floating-point number, float[], but is {describe(loss)}.",
-        why="its gradient is what training follows",
-        fix=fix,
-    )
-
-
-def _conforming(old: PyTree, new: PyTree, what: str, where: Any = ()) -> PyTree:
-    """Return `new` with the old one's exact types, or raise if structure, shape or dtype differ."""
-    if jax.tree.structure(old) == jax.tree.structure(new):  # Python numbers take the old dtype
-        new = jax.tree.map(
-            lambda o, n: jnp.asarray(n, o.dtype) if isinstance(n, bool | int | float) else n, old, new
-        )
-    wrong = differences(old, new)
-    if wrong:
-        raise TraceError(
-            f"{what}: {wrong[0]}.",
-            where=[*([where] if isinstance(where, str) else where), *wrong[1:5]],
-            why="the carry of a compiled step keeps its structure, shapes and dtypes",
-            fix="return what came in, e.g. with `.astype(old.dtype)`, or create it right in `init`",
-        )
-    return jax.tree.map(_strong, old, new)
-
-
-def _strong(old: Any, new: Any) -> Any:
-    return jax.lax.convert_element_type(new, old.dtype) if getattr(new, "weak_type", False) else new
+        root = root_of(path)
+        self.values[root] = replaced(self.values.get(root), path[len(root) :], value)
 
 
 def _user_line(error: BaseException, handler: Handler) -> list[str]:
@@ -405,250 +352,3 @@ def _user_line(error: BaseException, handler: Handler) -> list[str]:
             line = traceback.tb_lineno
         traceback = traceback.tb_next
     return [f"line {line}"] if line else []
-
-
-class _HandlerBackend:
-    """Where the proxy of one traced handler reads and writes; dead once the handler has returned."""
-
-    def __init__(self, state: TraceState, handler: Handler, event: Event) -> None:
-        self._state: TraceState | None = state
-        self._handler = handler
-        self._event = event
-        self._touched = state.touched.setdefault(handler, Touched())
-        self._handed: list[tuple[StatePath, Any, list[Any], Any]] = []
-
-    def close(self) -> None:
-        """End the proxy's life: kept beyond its event, it would hand out dead tracers."""
-        self._state = None
-
-    def _live(self) -> TraceState:
-        if self._state is None:
-            raise AccessError(
-                f"{self._handler.declared.label} uses a traced learner after its event has ended.",
-                where=self._handler.where,
-                why="its values exist only while the step is traced",
-                fix="do not keep `learner`; put what must survive into `learner.cbstate`",
-            )
-        return self._state
-
-    def read(self, path: StatePath, permission: Permission) -> Any:
-        """Return a traced value; containers are fresh, so that writing into them changes nothing."""
-        state = self._live()
-        self._touched.read.add(path)
-        if path[0] == "key":
-            return state.key_for(self._handler.declared.name)
-        if path[0] == "progress":
-            return state.progress(path[1])
-        if path[0] == "hyperparams":
-            state.setup.hyperparams.require(
-                path[1], writing=False, who=self._handler.declared.label, where=self._handler.where
-            )
-            return state.setup.hyperparams.get(state.values["opt_state",], path[1])
-        if path[0] in ("loss_fn", "optimizer", "model"):
-            return getattr(state.setup, path[0])
-        if isinstance(permission, Append) and path in (("step", "skip"), ("step", "stop")):
-            return state.values.get(path, jnp.bool_(False))
-        self._require(path, state)
-        return self._hand_out(path, state.get(path))
-
-    def _require(self, path: StatePath, state: TraceState) -> None:
-        if _root(path) in state.values:
-            return
-        label = self._handler.declared.label
-        moment = f"{self._event!r} x {type(state.phase).__name__}"
-        if path[0] == "step":
-            known = [p[1] for p in state.values if p[0] == "step"]
-            raise TraceError(
-                f"{label} reads `{dotted(path)}` at {moment}, where it does not exist (yet).{did_you_mean(path[1], known)}",
-                where=self._handler.where,
-                why=f"at that point the step has {', '.join(sorted(known))}",
-                fix="handle a later event, or a phase that provides it",
-            )
-        raise TraceError(
-            f"{label} touches `{dotted(path)}` in a traced handler, but it is not in the carry.",
-            where=self._handler.where,
-            why="only shared state made of JAX arrays, and declared by a traced handler, rides in the carry",
-            fix=f"create it in `init` as arrays: `learner.{dotted(path)} = jnp.zeros(...)`",
-        )
-
-    def _hand_out(self, path: StatePath, value: Any) -> Any:
-        leaves, structure = jax.tree.flatten(value)
-        if len(leaves) == 1 and leaves[0] is value:
-            return value
-        fresh = jax.tree.unflatten(structure, leaves)
-        self._handed.append((path, fresh, leaves, structure))
-        return fresh
-
-    def verify(self) -> None:
-        """Refuse writes into containers that were read: they would be lost."""
-        for path, fresh, leaves, structure in self._handed:
-            now, now_structure = jax.tree.flatten(fresh)
-            if structure == now_structure and len(now) == len(leaves) and all(
-                a is b for a, b in zip(now, leaves, strict=True)
-            ):
-                continue
-            raise AccessError(
-                f"{self._handler.declared.label} writes into the container it read from `{dotted(path)}`.",
-                where=self._handler.where,
-                why="what is read is a copy, so the change would be lost",
-                fix=f"declare Write() and assign the whole: `learner.{dotted(path)} = {{**learner.{dotted(path)}, ...}}`",
-            )
-
-    def write(self, path: StatePath, value: Any, permission: Permission) -> None:
-        """Put a traced value at a path, if it may be written at this event."""
-        state = self._live()
-        self._touched.written.add(path)
-        label, where = self._handler.declared.label, self._handler.where
-        events = writable_at(path)
-        if events is not None and not isinstance(self._event, events):
-            allowed = " or ".join(e.__name__ for e in events) or "no traced event"
-            raise AccessError(
-                f"{label} writes `{dotted(path)}` at {self._event!r}; it can be written at {allowed}.",
-                where=where,
-                why="elsewhere the write would have no effect, or another one than it seems",
-                fix=f"move it to a handler of {allowed}" if events else "write what it is computed from",
-            )
-        if path in (("step", "skip"), ("step", "stop")):
-            self._set_flag(state, path, value)
-        elif path[0] == "step":
-            self._set_step(state, path, value)
-        elif path[0] == "hyperparams":
-            state.setup.hyperparams.require(path[1], writing=True, who=label, where=where)
-            old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
-            if jnp.shape(value) != old.shape:
-                raise TraceError(f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.", where=where)
-            state.values["opt_state",] = state.setup.hyperparams.set(state.values["opt_state",], path[1], value)
-        else:
-            self._require(path, state)
-            what = f"{label} changes the structure, shape or dtype of `{dotted(path)}`"
-            state.replace(path, _conforming(self._old(state, path, value), value, what, where))
-
-    def _old(self, state: TraceState, path: StatePath, value: Any) -> Any:
-        try:
-            return state.get(path)
-        except (KeyError, AttributeError):
-            raise TraceError(
-                f"{self._handler.declared.label} writes `{dotted(path)}`, which does not exist in the carry.",
-                where=self._handler.where,
-                why=f"the carry keeps its structure; {describe(value)} would add to it",
-                fix=f"create `{dotted(path)}` in `init`",
-            ) from None
-
-    def _set_flag(self, state: TraceState, path: StatePath, value: Any) -> None:
-        if jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
-            raise TraceError(
-                f"{self._handler.declared.label} writes {describe(value)} to `{dotted(path)}`, which is bool[].",
-                where=self._handler.where,
-                fix="reduce it: `jnp.any(...)` or `jnp.all(...)`",
-            )
-        state.values[path] = jnp.logical_or(state.values.get(path, jnp.bool_(False)), value)
-
-    def _set_step(self, state: TraceState, path: StatePath, value: Any) -> None:
-        old = state.values.get(path)
-        if path[1] in ("grads", "loss") and old is not None:
-            what = f"{self._handler.declared.label} changes the structure, shape or dtype of `{dotted(path)}`"
-            value = _conforming(old, value, what, self._handler.where)
-        state.replace(path, value)
-
-    def names(self, path: StatePath) -> Iterator[str]:
-        """Iterate over the names below `step` or `cbstate`."""
-        state = self._live()
-        return iter([p[1] for p in state.values if p[0] == path[0] and len(p) == 2])
-
-
-class _StepNames:
-    """`learner.step` as a phase sees it: whatever has been assigned."""
-
-    def __init__(self, state: TraceState) -> None:
-        object.__setattr__(self, "_state", state)
-
-    def __getattr__(self, name: str) -> Any:
-        values = self._state.values
-        if ("step", name) not in values:
-            known = [p[1] for p in values if p[0] == "step"]
-            raise TraceError(
-                f"`{type(self._state.phase).__name__}.step` reads `step.{name}` before it is assigned."
-                f"{did_you_mean(name, known)}",
-                fix=f"assign `learner.step.{name}` first; so far there is {', '.join(known)}",
-            )
-        return values["step", name]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._state.values["step", name] = value
-
-
-class StepLearner:
-    """The Learner as a phase's `step` sees it: unprotected, as tracers.
-
-    Args:
-        state: The state being traced.
-    """
-
-    def __init__(self, state: TraceState) -> None:
-        self.__dict__["_state"] = state
-        self.__dict__["step"] = _StepNames(state)
-
-    @property
-    def loss_fn(self) -> Any:
-        """The user's loss function, or None."""
-        return self._state.setup.loss_fn
-
-    @property
-    def optimizer(self) -> Any:
-        """The optax optimizer."""
-        return self._state.setup.optimizer
-
-    @property
-    def key(self) -> Any:
-        """The random key of this step for the phase; the same at each access, so split it."""
-        return self._state.key_for(f"phase {type(self._state.phase).__name__}")
-
-    def forward(self, params: PyTree, xs: PyTree) -> PyTree:
-        """Apply the model to a batch of inputs."""
-        return self._state.forward(params, xs)
-
-    def grad(self, function: Callable[[PyTree], Any], wrt: str = "params") -> PyTree:
-        """Return the gradient of `function(params) -> float[]`; it may emit events and assign state.
-
-        Args:
-            function: The loss as a function of what `wrt` names.
-            wrt: `params`, or a part of it such as `params.generator`.
-
-        Raises:
-            TraceError: The loss is no real floating-point scalar, or `wrt` no parameters.
-        """
-        return self._state.grad(function, wrt)
-
-    def apply_updates(self) -> None:
-        """Update the parameters by `step.grads`, honour `step.skip`, and emit UpdateEnd."""
-        self._state.apply_updates()
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        if (name,) in self._state.values:
-            return self._state.values[name,]
-        if name == "progress":
-            return _Progress(self._state)
-        raise TraceError(
-            f"`{type(self._state.phase).__name__}.step` reads `learner.{name}`, which a step does not have."
-            f"{did_you_mean(name, [*CARRY, 'step', 'progress', 'forward', 'grad', 'apply_updates', 'loss_fn'])}"
-        )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        state = self._state
-        if (name,) not in state.values or name == "key":
-            raise TraceError(
-                f"`{type(state.phase).__name__}.step` assigns `learner.{name}`, which a step cannot change.",
-                fix=f"assign `learner.step.{name}` for a value of the step",
-            )
-        what = f"`{type(state.phase).__name__}.step` changes the structure, shape or dtype of `{name}`"
-        state.values[name,] = _conforming(state.values[name,], value, what)
-
-
-class _Progress:
-    def __init__(self, state: TraceState) -> None:
-        self._trace_state = state
-
-    def __getattr__(self, name: str) -> Any:
-        return self._trace_state.progress(name)

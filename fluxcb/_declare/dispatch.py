@@ -188,7 +188,7 @@ class HandlerTable(functools.singledispatchmethod):
             self._by_moment[moment] = getattr(implementation, "entry", None)
         return self._by_moment[moment]
 
-    def register(  # type: ignore[override]  # functools dispatches on one type, this on two
+    def register(  # pyright: ignore[reportIncompatibleMethodOverride]  # functools dispatches on one type, this on two
         self,
         event: type[Event],
         phase: type[Phase] = Phase,
@@ -253,7 +253,7 @@ def _calling(entry: Entry) -> Callable[..., None]:
     def call(self: Any, event: Event, phase: Phase, learner: Any) -> None:
         entry.bind(self)(event, phase, learner)
 
-    call.entry = entry  # type: ignore[attr-defined]  # what `lookup` and readers of the registry want to know
+    vars(call)["entry"] = entry  # what `lookup` and readers of the registry want to know
     return call
 
 

@@ -82,7 +82,7 @@ def _mark(
     where = f"{function.__qualname__}  {source_of(function)}"
     check_signature(function, where)
     previous = frame.f_locals.get(function.__name__)
-    if is_handler(previous):
+    if previous is not None and is_handler(previous):
         raise DeclarationError(
             f"Two handlers marked with `@on` in one class body are called `{function.__name__}`.",
             where=[f"{previous.__qualname__}  {source_of(previous)}", where],

@@ -115,7 +115,8 @@ def provided(phase: type[Phase]) -> dict[type[Event], tuple[str, ...]]:
         if event not in order:  # the user's own event stands behind the one named before it
             order.insert(0 if previous is None else order.index(previous) + 1, event)
         previous = event
-    return {event: tuple(phase.provides.get(event, ())) for event in order}  # type: ignore[call-overload]
+    given: dict[type[Event], tuple[str, ...]] = {**phase.provides}
+    return {event: tuple(given.get(event, ())) for event in order}
 
 
 def available(event: type[Event], phase: type[Phase]) -> set[str] | None:

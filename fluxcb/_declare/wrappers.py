@@ -162,12 +162,12 @@ def throttle(
     if (freq is None) == (seconds is None):
         raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix="e.g. `throttle(cb, StepEnd, freq=10)`")
     schedule: Schedule
-    if seconds is not None:
-        schedule = EverySeconds(seconds)
+    if freq is None:
+        schedule = EverySeconds(seconds or 0.0)
     elif issubclass(event, EpochBegin | EpochEnd | Trigger):
-        schedule = EveryEpochs(freq)  # type: ignore[arg-type]  # exactly one is given, checked above
+        schedule = EveryEpochs(freq)
     else:
-        schedule = EverySteps(freq)  # type: ignore[arg-type]
+        schedule = EverySteps(freq)
     return Scheduled(callback, schedule, event=event)
 
 

@@ -7,6 +7,7 @@ its own step's values.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from fluxcb._compile.windows import LONGEST, bound_at
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import AccessError
+from fluxcb._errors import AccessError, StateLostError
 from fluxcb._run.feed import Feed
 from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.programs import Programs
@@ -106,7 +107,7 @@ class Engine:
         where = call.handler.where
         if ("control",) not in access:
             raise AccessError(
-                f"{call.handler.declared.label} raises a Cancel at {event!r}, which its `stateaccess` does not declare.",
+                f"{call.handler.declared.label} raises a Cancel at {event!r} without declaring `control`.",
                 where=[where, call.handler.declared.where],
                 why="steps are dispatched ahead unless a handler that may cancel is due",
                 fix='add `{"control": Append()}` to `stateaccess`',
@@ -147,28 +148,37 @@ class Engine:
         try:
             self.emit(EpochBegin(), phase)
             self._run_steps(phase, feed, limit, goes_on)
+            self._settle()
         except (CancelEpoch, CancelStep):
             pass
         except CancelFitting:
             self._end_epoch(phase, feed, goes_on)
             raise
+        except jax.errors.JaxRuntimeError:  # a handler may have met it first, reading a value of the failed step
+            with contextlib.suppress(jax.errors.JaxRuntimeError, StateLostError):
+                self._settle()
+            raise
         self._end_epoch(phase, feed, goes_on)
         return state.step_in_epoch
+
+    def _settle(self) -> None:
+        """Wait for the last step, so that what failed on the device is told here and not at some later read."""
+        try:
+            self.state.carry["counters"].block_until_ready()
+        except jax.errors.JaxRuntimeError as error:
+            self.state.lose(error)
+            raise
 
     def _end_epoch(self, phase: Phase, feed: Feed, goes_on: bool) -> None:
         feed.end_epoch(goes_on=goes_on)
         self.state.record = None
-        try:
+        with contextlib.suppress(CancelEpoch, CancelStep):
             self.emit(EpochEnd(), phase)
-        except (CancelEpoch, CancelStep):
-            pass
 
     def trigger(self, phase: Phase) -> None:
         """Emit the Trigger that follows a training epoch."""
-        try:
+        with contextlib.suppress(CancelEpoch, CancelStep):
             self.run_calls(self.plan.epoch_triggers(type(phase)), _TRIGGER, phase)
-        except (CancelEpoch, CancelStep):
-            pass
 
     # -- windows ----------------------------------------------------------------------------
 
@@ -181,9 +191,8 @@ class Engine:
             if length <= 0:
                 return
             batches, failure = _pull(feed, length, goes_on)
-            unconsumed = self.run_window(phase, plan, batches, live=live) if batches else []
-            if unconsumed:
-                feed.push_back(unconsumed)
+            if batches:
+                self._run_window(batches, phase, plan, feed, live=live)
             if failure is not None:
                 raise failure
             if not batches:
@@ -204,47 +213,49 @@ class Engine:
         self._last_window = length
         return length, False
 
-    def run_window(
-        self, phase: Phase, plan: PhasePlan, batches: list[Batch], *, live: bool
-    ) -> list[Batch]:
+    def _run_window(
+        self,
+        batches: list[Batch],
+        phase: Phase,
+        plan: PhasePlan,
+        feed: Feed | None,
+        *,
+        live: bool,
+        fetch: Sequence[str] = (),
+    ) -> list[StepRecord]:
         """Run a window of steps: dispatch them, then let their host handlers look.
 
         Args:
+            batches: One per step.
             phase: The phase.
             plan: What happens around its steps.
-            batches: One per step.
+            feed: Where batches go back that were not consumed.
             live: Whether the (only) step's StepBegin runs before it.
+            fetch: Step values to fetch beside those that handlers declare.
 
         Returns:
-            The batches that were not consumed because the window was stopped.
+            The steps that ran; none if the only one was cancelled before it began.
         """
-        ran = self._run_records([StepRecord(batch) for batch in batches], phase, plan, live=live)
-        return batches[ran:] if ran else []
-
-    def _run_records(
-        self, records: list[StepRecord], phase: Phase, plan: PhasePlan, *, live: bool, fetch: Sequence[str] = ()
-    ) -> int:
-        """Run a window; return how many of its steps ran, 0 if its only one was cancelled before it began."""
         state = self.state
+        records = [StepRecord(batch) for batch in batches]
         if live and not self._begin_live(records[0], phase, plan):
-            return 0
+            return []
         began = time.perf_counter()
         failure = self._dispatch(records, phase, fetch)
-        ran, stopped = len(records), False
-        if plan.stops and records:
-            ran, stopped = self._read_counters(len(records))
-            # Only a window that was waited for tells how long a step takes.
-            self._step_seconds = (time.perf_counter() - began) / len(records)
-        if stopped:
-            records[ran - 1].stop = True
+        if plan.stops:
+            self._keep_what_ran(records)
+        if feed is not None and failure is None and len(records) < len(batches):
+            feed.push_back(batches[len(records) :])
         if plan.begin or plan.end or plan.trigger:
-            self._replay(records[:ran], phase, plan, live=live)
+            self._replay(records, phase, plan, live=live)
         else:
-            state.step += ran if type(phase).trains else 0
-            state.step_in_epoch += ran
+            state.step += len(records) if type(phase).trains else 0
+            state.step_in_epoch += len(records)
+        if plan.waits:  # only a window that was waited for tells how long a step takes
+            self._step_seconds = (time.perf_counter() - began) / len(records)
         if failure is not None:
             raise failure
-        return ran
+        return records
 
     def run_single(self, phase: Phase, batch: Batch) -> dict[str, Any]:
         """Run one step on a batch given by hand.
@@ -253,9 +264,8 @@ class Engine:
             What was fetched of it, the loss included; empty if it was cancelled.
         """
         plan = self.plan.phase(type(phase))
-        record = StepRecord(batch)
-        ran = self._run_records([record], phase, plan, live=True, fetch=("loss",))
-        return dict(record.values) if ran else {}
+        ran = self._run_window([batch], phase, plan, None, live=True, fetch=("loss",))
+        return dict(ran[0].values) if ran else {}
 
     def _begin_live(self, record: StepRecord, phase: Phase, plan: PhasePlan) -> bool:
         self.state.record = record
@@ -282,6 +292,9 @@ class Engine:
         record = records[0]
         try:
             for record in records:
+                if self.interrupt.requested and record is not records[0]:
+                    del records[records.index(record) :]
+                    break
                 try:
                     carry, record.values = program(carry, record.batch, one)
                 except (TypeError, ValueError):
@@ -310,8 +323,8 @@ class Engine:
         self.plan, self.setup = plan, setup
         self._hot = {}
 
-    def _read_counters(self, dispatched: int) -> tuple[int, bool]:
-        """Wait for the window, and return how many of its steps ran and whether it was stopped."""
+    def _keep_what_ran(self, records: list[StepRecord]) -> None:
+        """Wait for the window; if a traced handler stopped it, drop the steps that did not run."""
         state = self.state
         try:
             counters = state.carry["counters"]
@@ -320,10 +333,10 @@ class Engine:
         except jax.errors.JaxRuntimeError as error:
             state.lose(error)
             raise
-        ran = step_in_epoch - state.step_in_epoch
         if stopped:
+            del records[step_in_epoch - state.step_in_epoch :]
+            records[-1].stop = True
             state.set_counters(step=step, step_in_epoch=step_in_epoch)
-        return (ran, True) if stopped else (dispatched, False)
 
     def _replay(self, records: list[StepRecord], phase: Phase, plan: PhasePlan, *, live: bool) -> None:
         state = self.state

@@ -90,7 +90,7 @@ class Feed:
         self._waiting.clear()
         self._begin_pass(epoch)
 
-    def _begin_pass(self, epoch: int | None = None) -> None:
+    def _begin_pass(self, epoch: int | None = None) -> Iterator[Batch]:
         if self._used_up:
             raise DataError(
                 f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}), and it is used up.",
@@ -101,8 +101,9 @@ class Feed:
         set_epoch = getattr(self.source, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self._passes)
-        self._iterator = iter(self.source)
         self._pulled = 0
+        self._iterator = iter(self.source)
+        return self._iterator
 
     def next(self, *, goes_on: bool) -> Batch | None:
         """Return the next batch, or None at the end of the epoch's data.
@@ -119,10 +120,9 @@ class Feed:
         return batch
 
     def _pull(self) -> Batch | None:
-        if self._iterator is None:
-            self._begin_pass()
+        iterator = self._iterator or self._begin_pass()
         try:
-            batch = next(self._iterator)  # type: ignore[arg-type]  # _begin_pass has just set it
+            batch = next(iterator)
         except StopIteration:
             if self._pulled == 0:
                 raise _empty(self.name) from None

@@ -43,7 +43,7 @@ class Programs:
     def __init__(self, kind: ProgramKind | None) -> None:
         if kind not in (None, "loop", "straight"):
             raise DeclarationError(f"`program` is 'loop', 'straight' or None, not {kind!r}.")
-        self._kind = kind
+        self._kind: ProgramKind | None = kind
         self._steps: dict[Any, tuple[Any, TracedStep]] = {}
         self._compiled: dict[Any, tuple[TracedStep, Program]] = {}
         self._first: dict[Phase, PyTree] = {}
@@ -90,7 +90,8 @@ class Programs:
         """
         step = self.traced(setup, plan, phase, carry, batch)
         names = self._fetched(step, plan, phase, fetch)
-        key = (phase, signature(batch), names)
+        # Compiled for where the arrays are, too: a callback may have moved them.
+        key = (phase, signature(batch), names, tuple(leaf.sharding for leaf in jax.tree.leaves(carry)))
         held = self._compiled.get(key)
         if held is not None and held[0] is step:
             return held[1]
@@ -99,16 +100,14 @@ class Programs:
         self._compiled[key] = step, program
         return program
 
-    def forget_compiled(self) -> None:
-        """Drop compiled programs, e.g. because the train state moved to other devices."""
-        self._compiled.clear()
-
     def kind_of(self, step: TracedStep, carry: PyTree) -> ProgramKind:
         """Return which program runs a step: what the user said, or what its operations call for."""
         if self._kind is not None:
             return self._kind
+        # The loop's condition is a run-time value, which accelerators' while loops wait for at each turn;
+        # for windows of one the plain step is right there. What was measured, was measured on CPU.
         platform = next(iter(carry["counters"].devices())).platform
-        return "straight" if step.has_convolution and platform == "cpu" else "loop"
+        return "loop" if platform == "cpu" and not step.has_convolution else "straight"
 
     def _check_batch(self, phase: Phase, batch: Batch) -> None:
         first = self._first.get(phase)
@@ -138,7 +137,7 @@ class Programs:
                         fix="narrow the handler to a phase that computes it, or return it from the loss as aux",
                     )
         names = dict.fromkeys(n for n in phase_plan.fetch if n in step.step_specs)
-        names.update(dict.fromkeys(n for n in extra if n in step.step_specs))
+        names |= dict.fromkeys(n for n in extra if n in step.step_specs)
         return tuple(names)
 
 
@@ -147,10 +146,8 @@ _HOST_ONLY = ("batch", "stop", "skip")
 
 def _traced_content(plan: Plan, phase: Phase) -> Any:
     """Return what a trace depends on beside shapes: which traced handlers run where, in which order."""
-    content = []
-    for (event, phase_type), handlers in plan.graph.orders.items():
-        if phase_type is type(phase) and issubclass(event, TracedEvent):
-            content.append(
-                (event, tuple((id(h.function.__self__), h.name, tuple(h.access.items()), h.schedules) for h in handlers))  # type: ignore[attr-defined]  # handlers are bound methods
-            )
-    return tuple(content)
+    return tuple(
+        (event, tuple((h.function, tuple(h.access.items()), h.schedules) for h in handlers))
+        for (event, phase_type), handlers in plan.graph.orders.items()
+        if phase_type is type(phase) and issubclass(event, TracedEvent)
+    )

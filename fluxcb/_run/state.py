@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
@@ -165,7 +165,7 @@ class HostState:
             raise AccessError(
                 f"{who} writes into the container it read from `{dotted(path)}`.",
                 why="what is read is a copy, so the change would be lost",
-                fix=f"declare Write() and assign the whole: `learner.{dotted(path)} = {{**learner.{dotted(path)}, ...}}`",
+                fix=f"declare Write(), change a copy, and assign it: `learner.{dotted(path)} = copy`",
             )
 
 
@@ -201,14 +201,16 @@ class HostBackend:
             key = jax.random.fold_in(state.run_key, state.step)
             return jax.random.fold_in(key, name_hash(self._declared.name))
         if first == "data":
-            return state.data[path[1]] if path[1] in state.data else None
+            return state.data.get(path[1])
         return getattr(state, first)
 
     def _read_step(self, path: StatePath, permission: Permission) -> Any:
         record = self._state.record
         try:
-            value = record.get(path[1], borrow=getattr(permission, "borrow", False))  # type: ignore[union-attr]
-        except (KeyError, AttributeError):
+            if record is None:
+                raise KeyError(path[1])
+            value = record.get(path[1], borrow=getattr(permission, "borrow", False))
+        except KeyError:
             known = record.names() if record is not None else []
             raise MissingStateError(
                 f"{self._declared.label} reads `{dotted(path)}`, which is not there.{did_you_mean(path[1], known)}",
@@ -317,12 +319,9 @@ class HostBackend:
     def _write_shared(self, path: StatePath, value: Any) -> None:
         target: Any = self._state.cbstate
         for part in path[1:-1]:
-            if isinstance(target, Mapping):
-                target = target.setdefault(part, {})  # type: ignore[attr-defined]
-            else:
-                target = getattr(target, part)
-        if isinstance(target, Mapping):
-            target[path[-1]] = value  # type: ignore[index]
+            target = target.setdefault(part, {}) if isinstance(target, MutableMapping) else getattr(target, part)
+        if isinstance(target, MutableMapping):
+            target[path[-1]] = value
         else:
             setattr(target, path[-1], value)
 
@@ -359,9 +358,7 @@ class HostBackend:
             record.host[path[1]] = value
 
     def _require_hyperparam(self, name: str, *, writing: bool) -> None:
-        self._state.hyperparams.require(
-            name, writing=writing, who=self._declared.label, where=self._declared.where
-        )
+        self._state.hyperparams.require(name, writing=writing, who=self._declared.label, where=self._declared.where)
 
     def _misfit(self, path: StatePath, wrong: list[str]) -> DeclarationError:
         return DeclarationError(

@@ -24,14 +24,36 @@ _MUTATING = {
         *("reverse", "sort"),
     ),
     set: (
-        *("__iand__", "__ior__", "__isub__", "__ixor__", "add", "clear", "difference_update", "discard", "pop", "remove"),
+        *(
+            "__iand__",
+            "__ior__",
+            "__isub__",
+            "__ixor__",
+            "add",
+            "clear",
+            "difference_update",
+            "discard",
+            "pop",
+            "remove",
+        ),
         *("intersection_update", "symmetric_difference_update", "update"),
     ),
 }
 
 _FORWARDED = (
     *("__getitem__", "__len__", "__contains__", "__call__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
-    *("__bool__", "__float__", "__int__", "__index__", "__add__", "__radd__", "__mul__", "__sub__", "__str__", "__format__"),
+    *(
+        "__bool__",
+        "__float__",
+        "__int__",
+        "__index__",
+        "__add__",
+        "__radd__",
+        "__mul__",
+        "__sub__",
+        "__str__",
+        "__format__",
+    ),
     *("__or__", "__and__", "__reversed__", "__hash__"),
 )
 

@@ -52,9 +52,7 @@ def run(docstring: Docstring) -> str:
     """Run the examples in the namespace of their module; return what failed, or an empty string."""
     names = dict(vars(importlib.import_module(docstring.module)))
     name = f"{docstring.module}.{docstring.owner}".rstrip(".")
-    test = doctest.DocTestParser().get_doctest(
-        docstring.text, names, name, str(docstring.path), docstring.line - 1
-    )
+    test = doctest.DocTestParser().get_doctest(docstring.text, names, name, str(docstring.path), docstring.line - 1)
     report: list[str] = []
     doctest.DocTestRunner(verbose=False, optionflags=FLAGS).run(test, out=report.append)
     return "".join(report)
@@ -80,12 +78,13 @@ def refused(docstring: Docstring) -> str:
 )
 def test_examples(docstring, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    failures = run(docstring)
-    assert not failures, failures
+    if failures := run(docstring):
+        pytest.fail(failures, pytrace=False)
 
 
 def test_every_example_is_one_that_runs():
-    assert [reason for found in docstrings(PACKAGE) if (reason := refused(found))] == []
+    reasons = [reason for found in docstrings(PACKAGE) if (reason := refused(found))]
+    assert not reasons, "\n".join(reasons)
 
 
 # --- the reader of docstrings itself --------------------------------------------------------------------------------
@@ -150,13 +149,18 @@ def test_all_docstrings_are_found_with_their_lines(found):
 def test_examples_pass_and_fail_with_the_line_of_the_source(found):
     module, attribute, function, method = found.values()
     assert run(module) == run(function) == ""
-    assert re.search(r'inner\.py", line 11, in .*\nFailed example:\n    FACTOR\nExpected:\n    3\nGot:\n    2\n', run(attribute))
+    failure = run(attribute)
+    assert re.search(
+        r'inner\.py", line 11, in .*\nFailed example:\n    FACTOR\nExpected:\n    3\nGot:\n    2\n', failure
+    )
     failure = run(method)
     assert failure.count("Failed example") == 1
     assert re.search(r'inner\.py", line 36, in sample_of_docstrings\.inner\.Outer\.Inner\.method', failure)
 
 
-@pytest.mark.parametrize("text", ["Do.\n\n    ```python\n    x\n    ```", "Do.\n\n    >>> x  # doctest: +ELLIPSIS, +SKIP"])
+@pytest.mark.parametrize(
+    "text", ["Do.\n\n    ```python\n    x\n    ```", "Do.\n\n    >>> x  # doctest: +ELLIPSIS, +SKIP"]
+)
 def test_examples_that_would_never_run_are_refused(text):
     found = Docstring("m", PACKAGE / "m.py", 3, "f", text)
     assert refused(found).startswith(f"{PACKAGE / 'm.py'}:3: an example ")

@@ -3,7 +3,7 @@
 The fences of a page share one namespace, in order. Two comments, each on a line of its own, are read:
 
     <!-- not run: REASON -->    before a ```python fence: it is only shown, and says why
-    <!-- output -->             before a ```text fence: what the ```python fence above it prints; `...` stands for anything
+    <!-- output -->             before a ```text fence: what the ```python fence above prints; `...` stands for anything
 """
 
 import io
@@ -93,7 +93,7 @@ def _add(examples: list[Example], language: str, line: int, body: str, pending: 
         examples.append(Example(line, body, runs=not comment))
     elif comment:
         if language != "text" or not OUTPUT.match(comment):
-            raise PageError(f"line {where}: `<!-- output -->` stands before a ```text fence, `not run` before ```python")
+            raise PageError(f"line {where}: `<!-- output -->` stands before ```text, `not run` before ```python")
         if not examples or not examples[-1].runs or examples[-1].output is not None:
             raise PageError(f"line {where}: there is no ```python fence above that runs and has no output yet")
         examples[-1].output = body
@@ -116,13 +116,12 @@ def run_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         printed = io.StringIO()
         with redirect_stdout(printed):
             exec(code, module.__dict__)
-        if example.output is not None:
-            complaint = differs(example.output, printed.getvalue())
-            assert not complaint, f"{path}:{example.line} prints something else.\n{complaint}"
+        if example.output is not None and (complaint := differs(example.output, printed.getvalue())):
+            pytest.fail(f"{path}:{example.line} prints something else.\n{complaint}", pytrace=False)
 
 
 def differs(expected: str, printed: str) -> str:
-    """Return how the two differ, or an empty string; blanks at the ends of lines don't count, `...` matches anything."""
+    """Return how the two differ, or an empty string; `...` matches anything, and blanks at line ends don't count."""
     flags = ELLIPSIS | DONT_ACCEPT_TRUE_FOR_1 | DONT_ACCEPT_BLANKLINE | REPORT_NDIFF
     want, got = ("\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n" for text in (expected, printed))
     if OutputChecker().check_output(want, got, flags):
@@ -201,7 +200,9 @@ def test_an_example_that_fails_shows_the_line_of_the_page(tmp_path, monkeypatch)
 
 def test_other_output_than_the_page_says_is_a_failure(tmp_path, monkeypatch):
     path = page(tmp_path, "'''python\nprint(1)\n'''\n<!-- output -->\n'''text\nTrue\n'''\n")
-    with pytest.raises(AssertionError, match=r"some-page\.md:2 prints something else\.\nDifferences .*\n- True\n\+ 1\n"):
+    with pytest.raises(
+        pytest.fail.Exception, match=r"page\.md:2 prints something else\.\nDifferences .*\n    - True\n    \+ 1"
+    ):
         run_page(path, monkeypatch)
 
 
@@ -235,8 +236,8 @@ def test_what_counts_as_the_same_output(expected, printed, same):
         ("a\n<!-- output -->", "line 2: this comment is not followed by its fence"),
         ("<!-- output -->\n'''python\nx\n'''", "line 1: before a ```python fence only `<!-- not run: REASON -->`"),
         ("<!-- output -->\n'''text\nx\n'''", "line 1: there is no ```python fence above"),
-        ("<!-- output -->\n'''bash\nx\n'''", "line 1: `<!-- output -->` stands before a ```text fence"),
-        ("<!-- not run: slow -->\n'''text\nx\n'''", "line 1: `<!-- output -->` stands before a ```text fence"),
+        ("<!-- output -->\n'''bash\nx\n'''", "line 1: `<!-- output -->` stands before ```text"),
+        ("<!-- not run: slow -->\n'''text\nx\n'''", "line 1: `<!-- output -->` stands before ```text"),
         ("a\n'''py\nx\n'''", "line 2: write ```python instead of ```py, or the fence never runs"),
         ("> '''python\n> x\n> '''", "line 1: a fence inside a quotation is not read"),
     ],

@@ -1,0 +1,386 @@
+"""Putting a Learner together: the train state, the checked callbacks, the plan, the dry run."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.preflight import build_graph
+from fluxcb._compile.arrays import copy_tree, describe
+from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.plan import Plan
+from fluxcb._compile.traced import StepSetup
+from fluxcb._declare.callback import unwrap
+from fluxcb._declare.events import TracedEvent
+from fluxcb._declare.phases import (
+    LossTrainingPhase,
+    LossValidationPhase,
+    Phase,
+    TrainingPhase,
+    ValidationPhase,
+    split_batch,
+)
+from fluxcb._errors import DataError, DeclarationError, FluxcbError, MissingStateError
+from fluxcb._run.engine import Engine
+from fluxcb._run.feed import Feed
+from fluxcb._run.programs import Programs
+from fluxcb._run.state import HostBackend, HostState
+from fluxcb._typing import Batch, ModelAdapter, PyTree
+
+__all__ = ["Assembly", "concrete"]
+
+
+class Assembly:
+    """The parts of a Learner.
+
+    Args:
+        adapter: The model's adapter, or None if a loss function does everything.
+        params: The parameters, if there is no adapter.
+        state: The state.
+        programs: The compiled programs.
+        phases: The phases that will be run, or None for training and validation.
+        data: What the user gave as data.
+        example_batch: A batch, or its specs, or None.
+
+    Attributes:
+        engine: Runs events and steps.
+        phases: The phases.
+        graph: The checked graph of the callbacks at work.
+        feeds: The data, by phase name.
+        fitting: Whether a fit is running.
+    """
+
+    def __init__(
+        self,
+        *,
+        adapter: ModelAdapter | None,
+        params: PyTree | None,
+        state: HostState,
+        programs: Programs,
+        phases: Iterable[Phase] | None,
+        data: Any,
+        example_batch: Batch | None,
+    ) -> None:
+        self.adapter = adapter
+        self.state = state
+        self.engine = Engine(state, programs)
+        self.phases = self._own_phases(phases)
+        self.graph: CallbackGraph
+        self.feeds: dict[str, Feed] = {}
+        self.fitting = False
+        self._params = params
+        self._example_batch = example_batch
+        self._waiting_for_batch = False
+        self._items: list[Any] = []
+        for name, source in _sources(data, self.phases).items():
+            self.set_data(name, source)
+        state.on_data = self.set_data
+        self._build_carry()
+
+    def _own_phases(self, phases: Iterable[Phase] | None) -> tuple[Phase, ...]:
+        """Return the phases, with those of a plain loss in the place of the usual two if there is no model."""
+        given = tuple(phases) if phases is not None else (TrainingPhase(), ValidationPhase())
+        for phase in given:
+            if not isinstance(phase, Phase):
+                raise DeclarationError(
+                    f"`phases` contains {phase!r}, which is no phase instance.",
+                    fix=f"write `{phase.__name__}()`"
+                    if isinstance(phase, type)
+                    else "e.g. `phases=(TrainingPhase(),)`",
+                )
+        return tuple(self.own_phase(phase) for phase in given)
+
+    def own_phase(self, phase: Phase) -> Phase:
+        """Return the phase, or that of a plain loss in its place if there is no model."""
+        if self.adapter is not None:
+            return phase
+        return {TrainingPhase: LossTrainingPhase(), ValidationPhase: LossValidationPhase()}.get(type(phase), phase)
+
+    # -- building ---------------------------------------------------------------------------
+
+    def _build_carry(self, batch: Batch | None = None) -> None:
+        """Initialise the model and the optimizer, if the shape of a batch is known or not needed."""
+        state = self.state
+        if self.adapter is None:
+            params, model_state = self._params, {}
+        else:
+            batch = batch if batch is not None else self.example()
+            try:
+                xs = split_batch(concrete(batch))[0] if batch is not None else None
+                params, model_state = self.adapter.init(jax.random.fold_in(state.run_key, 0), xs)
+            except Exception:
+                if batch is None:  # nothing tells a batch's shape; the first step will
+                    return
+                raise
+        params = copy_tree(params)
+        _check_params(params)
+        opt_state = copy_tree(state.optimizer.init(params))
+        state.hyperparams = HyperparamIndex(opt_state)
+        state.carry = {
+            "params": params,
+            "model_state": copy_tree(model_state),
+            "opt_state": opt_state,
+            "key": jnp.copy(state.run_key),
+            "cbstate": {},
+            "counters": jnp.zeros(4, jnp.int32),
+        }
+
+    def example(self) -> Batch | None:
+        """Return a batch, or its specs, if any is known without running."""
+        if self._example_batch is not None:
+            return self._example_batch
+        for phase in self.phases:
+            feed = self.feeds.get(type(phase).name)
+            if feed is not None:
+                return feed.spec()
+        return None
+
+    def install(self, items: list[Any]) -> None:
+        """Check callbacks, initialise them, plan and dry-run the steps."""
+        state = self.state
+        self._items = items
+        graph = build_graph(items, self.phases)
+        self._refuse_shared(graph)
+        self._check_hyperparams(graph)
+        if not state.built:  # without a batch's shape, the rest waits for the first one
+            self.graph = graph
+            self._waiting_for_batch = True
+            return
+        self._waiting_for_batch = False
+        backends = {d.position: HostBackend(state, d) for d in graph.declared}
+        in_carry_before = dict(state.carry["cbstate"])
+        # Everything is on the host while callbacks initialise, then what traced handlers use moves back.
+        state.cbstate = {**state.cbstate, **in_carry_before}
+        state.carry = {**state.carry, "cbstate": {}}
+        plan = Plan(graph, lambda d: backends[d.position], frozenset())
+        for declared in graph.init_order():
+            try:
+                declared.callback.init(plan.proxy(declared, declared.access))
+            except FluxcbError:
+                raise
+            except Exception as error:
+                error.add_note(f"raised in the `init` of {declared.label}")
+                raise
+            if state.handed:
+                state.verify_handed()
+        riding = _riding(graph, state.cbstate)
+        state.carry = {**state.carry, "cbstate": {name: copy_tree(state.cbstate.pop(name)) for name in riding}}
+        self._require_created(graph)
+        plan = Plan(graph, lambda d: backends[d.position], frozenset(riding))
+        self._dry_run(plan)
+        for declared in graph.declared:
+            object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
+        self.graph = graph
+
+    def _dry_run(self, plan: Plan) -> None:
+        """Trace every phase whose batches' shape is known; the traces are what programs are made of."""
+        for phase in self.phases:
+            batch = self._batch_spec(phase)
+            if batch is not None:
+                self.engine.programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
+        self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
+
+    def _setup_for(self, plan: Plan, phase: Phase) -> StepSetup:
+        state = self.state
+        return StepSetup(
+            self.adapter,
+            state.loss_fn,
+            state.optimizer,
+            state.hyperparams,
+            lambda event: plan.traced(event, type(phase)),
+        )
+
+    def _batch_spec(self, phase: Phase) -> Batch | None:
+        feed = self.feeds.get(type(phase).name)
+        if feed is not None:
+            return feed.spec()
+        return self._example_batch if type(phase).trains else None
+
+    def reinstall(self, items: list[Any]) -> None:
+        """Install another set of callbacks, or leave everything as it was."""
+        state = self.state
+        if self.fitting:
+            raise DeclarationError(
+                "The callbacks of a Learner cannot be exchanged while it is fitting.",
+                why="the plan of a running fit is fixed",
+                fix="exchange them between two calls of `fit`",
+            )
+        before = dict(state.cbstate), state.carry if state.built else None
+        old = list(self.graph.declared)
+        try:
+            self.install(items)
+        except BaseException:
+            state.cbstate = before[0]
+            if before[1] is not None:
+                state.carry = before[1]
+            raise
+        kept = {id(unwrap(d.callback)) for d in self.graph.declared}
+        for declared in old:
+            if id(unwrap(declared.callback)) not in kept:
+                object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", None)
+
+    def _refuse_shared(self, graph: CallbackGraph) -> None:
+        for declared in graph.declared:
+            reference = getattr(unwrap(declared.callback), "_fluxcb_owner", None)
+            if reference is not None and reference() not in (None, self):
+                gc.collect()  # a Learner that nobody holds any more may still wait for the collector
+            if reference is not None and reference() not in (None, self):
+                raise DeclarationError(
+                    f"{declared.label} already belongs to another Learner.",
+                    why="a callback's own state would mix the two trainings",
+                    fix=[
+                        "construct a new instance for each Learner",
+                        "free it first: `other.callbacks.remove(callback)`",
+                    ],
+                )
+
+    def _check_hyperparams(self, graph: CallbackGraph) -> None:
+        if not self.state.built:
+            return
+        for declared in graph.declared:
+            for path, permission in declared.access.items():
+                if path[0] == "hyperparams" and len(path) > 1:
+                    self.state.hyperparams.require(
+                        path[1],
+                        writing=type(permission).__name__ == "Write",
+                        who=declared.label,
+                        where=declared.where,
+                    )
+
+    def _require_created(self, graph: CallbackGraph) -> None:
+        exists = {*self.state.cbstate, *self.state.carry["cbstate"]}
+        for declared in graph.declared:
+            for path in declared.access:
+                if path[0] == "cbstate" and len(path) > 1 and path[1] not in exists:
+                    writers = [d.label for d in graph.declared for p in d.access if p[:2] == path[:2]]
+                    raise MissingStateError(
+                        f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates.",
+                        where=declared.where,
+                        why="shared state must exist before the first handler runs",
+                        fix=f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(dict.fromkeys(writers))}",
+                    )
+
+    # -- what a Learner asks ------------------------------------------------------------------
+
+    def training_phase(self) -> Phase:
+        """Return the first phase that trains.
+
+        Raises:
+            DeclarationError: There is none.
+        """
+        for phase in self.phases:
+            if type(phase).trains:
+                return phase
+        raise DeclarationError("None of this Learner's phases trains.", fix="give `phases=(TrainingPhase(), ...)`")
+
+    def known_phase(self, phase: Phase) -> Phase:
+        """Return a phase given by the user, as this Learner runs it.
+
+        Raises:
+            DeclarationError: It is no phase instance.
+        """
+        if not isinstance(phase, Phase):
+            raise DeclarationError(
+                f"{phase!r} is no phase instance.", fix="e.g. `learner.run_epoch(ValidationPhase())`"
+            )
+        return self.own_phase(phase)
+
+    def feed(self, phase: Phase) -> Feed:
+        """Return a phase's data.
+
+        Raises:
+            DataError: There is none.
+        """
+        name = type(phase).name
+        if name not in self.feeds:
+            raise DataError(
+                f"There is no data for {type(phase).__name__}: `data.{name}` is not set.",
+                fix=f'give the Learner `data={{"{name}": batches}}`',
+            )
+        return self.feeds[name]
+
+    def ensure_built(self, phase: Phase, batch: Batch | None = None) -> None:
+        """Build what waited for the shape of a batch."""
+        if not self._waiting_for_batch:
+            return
+        if batch is None and type(phase).name in self.feeds:
+            batch = self.feed(phase).peek()
+        if batch is None:
+            _ = self.state.carry  # says what is missing
+        self._example_batch = batch
+        self._build_carry(batch)
+        self.install(self._items)
+
+    def set_data(self, name: str, source: Any) -> None:
+        """Use another data source for a phase from the next epoch on."""
+        self.feeds[name] = Feed(source, f"data.{name}")
+        self.state.data[name] = source
+
+
+def _sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
+    if data is None:
+        return {}
+    names = {type(p).name for p in phases}
+    if isinstance(data, Mapping):
+        for name in data:
+            if name not in names:
+                raise DataError(
+                    f"`data` has {name!r}, but no phase is called so.",
+                    fix=f"use {' or '.join(map(repr, sorted(names)))}",
+                )
+        return dict(data)
+    if isinstance(data, tuple) and len(data) == 2:
+        return {
+            name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
+        }
+    return {"training": data}
+
+
+def concrete(batch: Batch) -> Batch:
+    """Return zeros of the batch's shapes: models are initialised from shapes, not from values."""
+    return jax.tree.map(
+        lambda x: (
+            jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.zeros_like(jnp.asarray(x))
+        ),
+        batch,
+    )
+
+
+def _check_params(params: PyTree) -> None:
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    if not leaves:
+        raise DeclarationError("The model has no parameters.", fix="check what its `init` returns")
+    for path, leaf in leaves:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise DeclarationError(
+                f"The parameter `params{jax.tree_util.keystr(path)}` is {describe(leaf)}; it must be floating-point.",
+                why="there is no gradient with respect to an integer",
+                fix="keep it in `model_state`, or in the loss function's closure",
+            )
+
+
+def _riding(graph: CallbackGraph, cbstate: Mapping[str, Any]) -> list[str]:
+    """Return the `cbstate` entries that ride in the carry: JAX arrays that a traced handler declares."""
+    declared: set[str] = set()
+    everything = False
+    for (event, _), handlers in graph.orders.items():
+        if not issubclass(event, TracedEvent):
+            continue
+        for handler in handlers:
+            for path in handler.access:
+                if path[0] == "cbstate" and len(path) > 1:
+                    declared.add(path[1])
+                everything |= path in (("cbstate",), ("*",))
+    return [
+        name
+        for name, value in cbstate.items()
+        if (everything or name in declared)
+        and (leaves := jax.tree.leaves(value))
+        and all(isinstance(leaf, jax.Array) for leaf in leaves)
+    ]
