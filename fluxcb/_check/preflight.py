@@ -140,9 +140,11 @@ def _missing(d: Declared, path: StatePath, declared: Sequence[Declared], written
 def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
     """Find step values that exist at none of the moments at which their reader runs."""
     groups: dict[tuple[int, int], tuple[Handler, list[Any]]] = {}
+    of_callback: dict[int, list[Any]] = {}
     for moment, handlers in graph.orders.items():
         for handler in handlers:
             groups.setdefault((handler.declared.position, id(handler.access)), (handler, []))[1].append(moment)
+            of_callback.setdefault(handler.declared.position, []).append(moment)
     written = {
         path[1]
         for d in graph.declared
@@ -151,7 +153,10 @@ def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
     }
     problems: list[CheckError] = []
     for handler, moments in groups.values():
-        sets = [available(event, phase) for event, phase in moments]
+        # What the class declares may be for the sake of a handler that has narrowed its own access.
+        whole = handler.access is handler.declared.access
+        places = of_callback[handler.declared.position] if whole else moments
+        sets = [available(event, phase) for event, phase in places]
         if any(names is None for names in sets):
             continue
         reachable = {name for names in sets if names for name in names}

@@ -186,7 +186,7 @@ def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:
     for handler in touched:
         instance = getattr(handler.function, "__self__", None)
         for name, value in vars(instance).items() if instance is not None else ():
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(value)):
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in _leaves(value)):
                 raise TraceError(
                     f"{handler.declared.label} keeps a traced value in `self.{name}`.",
                     where=handler.where,
@@ -196,3 +196,12 @@ def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:
                         "read it in a host handler, at StepEnd",
                     ],
                 )
+
+
+def _leaves(value: Any) -> list[Any]:
+    """Return the leaves of whatever a user keeps in a field; JAX refuses dicts whose keys cannot be sorted."""
+    try:
+        return jax.tree.leaves(value)
+    except ValueError:
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        return [leaf for part in parts for leaf in _leaves(part)]

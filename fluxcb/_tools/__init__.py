@@ -1,0 +1,1 @@
+"""Tools around the library: the command line and its demo."""

@@ -1,0 +1,109 @@
+"""What metrics leave behind on the host: values per epoch, and values per step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+__all__ = ["EpochValues", "StepValues"]
+
+
+class EpochValues:
+    """The epoch values of one phase's metrics, by name.
+
+    Attributes:
+        values: For each metric, `(epoch, value)` pairs in the order in which the epochs ended.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, list[tuple[int, float]]] = {}
+
+    def add(self, name: str, epoch: int, value: float) -> None:
+        """Note an epoch's value."""
+        self.values.setdefault(name, []).append((epoch, value))
+
+    def last(self, name: str) -> float:
+        """Return a metric's latest value.
+
+        Raises:
+            KeyError: It has none.
+        """
+        return self.values[name][-1][1]
+
+    def at(self, epoch: int) -> dict[str, float]:
+        """Return the values of one epoch, by metric; the last one if the phase ran several times in it."""
+        found = {}
+        for name, pairs in self.values.items():
+            for number, value in reversed(pairs):
+                if number <= epoch:
+                    if number == epoch:
+                        found[name] = value
+                    break
+        return found
+
+    def __getitem__(self, name: str) -> list[tuple[int, float]]:
+        return self.values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.values))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EpochValues) and self.values == other.values
+
+    def __hash__(self) -> int:
+        raise TypeError("an EpochValues changes, and cannot be hashed")
+
+    def __repr__(self) -> str:
+        return f"EpochValues({self.values!r})"
+
+
+class StepValues:
+    """The step values of one phase's metrics.
+
+    Attributes:
+        steps: Step numbers (1 is the first training step ever).
+        values: For each metric, its value at each of these steps.
+        seen: Number of the last step that was looked at.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.values: dict[str, list[float]] = {}
+        self.seen = 0
+
+    def add(self, steps: list[int], columns: dict[str, list[float]]) -> None:
+        """Add the values of some steps; a metric that is new, or missing, is NaN where it has no value."""
+        nan = float("nan")
+        for name in columns.keys() - self.values.keys():
+            self.values[name] = [nan] * len(self.steps)
+        for name, values in self.values.items():
+            values.extend(columns.get(name) or [nan] * len(steps))
+        self.steps.extend(steps)
+
+    def __getitem__(self, name: str) -> list[float]:
+        return self.values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self.values))
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StepValues):
+            return False
+        return (self.steps, self.values, self.seen) == (other.steps, other.values, other.seen)
+
+    def __hash__(self) -> int:
+        raise TypeError("a StepValues changes, and cannot be hashed")
+
+    def __repr__(self) -> str:
+        return f"StepValues({len(self.steps)} steps of {', '.join(self.values) or 'nothing'})"

@@ -1,0 +1,272 @@
+"""`Metrics`: what a training is measured by, accumulated inside the compiled step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fluxcb._declare.access import Read, Write
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.dispatch import Entry
+from fluxcb._declare.events import ComputeEnd, EpochEnd, Event, StepEnd
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.schedules import EverySteps, Schedule
+from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb.callbacks.by_phase import ByPhase
+from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric
+from fluxcb.callbacks.metric_values import EpochValues, StepValues
+from fluxcb.callbacks.packing import Packing
+from fluxcb.callbacks.recorder import leading_axis
+
+__all__ = ["Metrics"]
+
+FLUSH_EVERY = 256
+"""Steps after which step values are fetched: a window ends there."""
+
+_RING = 2 * FLUSH_EVERY  # one flush may fail to happen (another callback's CancelStep) and nothing is lost
+_LOG = {"cbstate": {"metrics_now": Read(borrow=True), "metrics_step": Write()}}
+
+
+class Metrics(Callback):
+    """Measure: averages per epoch for every phase, and values per step for training.
+
+    `cbstate.metrics_epoch[phase][name]` is a list of `(epoch, value)`, `cbstate.metrics_epoch[phase].last(name)` its
+    last value. `cbstate.metrics_step[phase]` has `steps` and, by name, `values`; it is complete at EpochEnd, and in
+    between as new as the last 256 steps. `Loss()` is always among the metrics.
+
+    A step whose update was skipped (`step.skip`) does not count in the epoch's values, which one NaN would spoil; its
+    own values stand in `metrics_step`. The `Loss()` that is added by itself passes over phases that compute no loss.
+
+    Args:
+        *metrics: Metrics (`Metric(fn)`, `SmoothLoss()`, your own `AbstractMetric`) or functions of `(outputs, ys)`.
+
+    Access:
+        step.batch: Read.
+        step.skip: Read.
+        step.loss: Read; and whatever else the metrics need: step.outputs, step.ys for a `Metric`.
+        cbstate.metrics_now: Write; the running sums, in the carry.
+        cbstate.metrics_epoch: Write.
+        cbstate.metrics_step: Write.
+
+    Runs:
+        ComputeEnd x Phase (traced).
+        StepEnd x AbstractTrainingPhase (host, every 256 steps).
+        EpochEnd x Phase (host).
+
+    Cost:
+        One array in the carry, one read of it per epoch and per 256 training steps, where a window ends.
+
+    Raises:
+        DeclarationError: Something given is no metric, two have one name, or a phase lacks what a metric needs.
+
+    Example:
+        >>> from fluxcb.callbacks import Metrics, SmoothLoss, accuracy
+        >>> Metrics(accuracy, SmoothLoss())
+        Metrics(accuracy, smooth_loss)
+        >>> [metric.name for metric in Metrics(accuracy).metrics]
+        ['loss', 'accuracy']
+
+    Source:
+        FluxTraining.jl, `Metrics`, `Metric` and `AbstractMetric`; tensorpack's `InferenceRunner` for weighted means.
+    """
+
+    def __init__(self, *metrics: Any) -> None:
+        given = tuple(_as_metric(metric) for metric in metrics)
+        self._own_loss = not any(isinstance(metric, Loss) for metric in given)
+        self._given = given
+        self.metrics: tuple[AbstractMetric, ...] = (Loss(), *given) if self._own_loss else given
+        names = [metric.name for metric in self.metrics]
+        for name in names:
+            if names.count(name) > 1:
+                raise DeclarationError(
+                    f"Two metrics are called `{name}`.",
+                    why="their values are kept by name",
+                    fix='rename one: `Metric(fn, name="...")`',
+                )
+        self._needs = tuple(dict.fromkeys(name for metric in self.metrics for name in metric.needs))
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what it reads and writes; see the class."""
+        return {
+            **self._traced_access(),
+            "cbstate": {"metrics_now": Write(), "metrics_epoch": Write(), "metrics_step": Write()},
+        }
+
+    def _traced_access(self) -> Mapping[str, Any]:
+        step = dict.fromkeys(("batch", "skip", *self._needs), Read())
+        return {"step": step, "cbstate": {"metrics_now": Write()}}
+
+    # What a metric needs differs from instance to instance, and so does the traced handler's access.
+
+    def handlers(self) -> list[Entry]:
+        """Return the handlers, the traced one with this instance's access."""
+        return [self._own(entry) for entry in super().handlers()]
+
+    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
+        """Return who handles a moment, the traced handler with this instance's access."""
+        found = super().entry_for(event, phase)
+        return found if found is None else (found[0], self._own(found[1]), found[2])
+
+    def _own(self, entry: Entry) -> Entry:
+        return replace(entry, access=self._traced_access()) if entry.traced and entry.access is None else entry
+
+    def init(self, learner: Any) -> None:
+        """Create `cbstate.metrics_now`, `metrics_epoch` and `metrics_step`."""
+        fresh = self._fresh()
+        if "metrics_now" not in learner.cbstate or _shapes(learner.cbstate.metrics_now) != _shapes(fresh):
+            learner.cbstate.metrics_now = fresh
+        if "metrics_epoch" not in learner.cbstate:
+            learner.cbstate.metrics_epoch = ByPhase(EpochValues)
+        if "metrics_step" not in learner.cbstate:
+            learner.cbstate.metrics_step = ByPhase(StepValues)
+
+    # `metrics_now` holds one vector per dtype, in practice one: the state of training, the state of everything else,
+    # and (float32) a ring of the last steps' values, a row per step.
+
+    def _state(self) -> Any:
+        import numpy as np
+
+        # `seen` counts steps a metric was there, `used` those that count in its epoch value.
+        counts = np.zeros(len(self.metrics), np.float32)
+        return {"seen": counts, "used": counts, "states": tuple(metric.init() for metric in self.metrics)}
+
+    def _fresh(self) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        packing = Packing(self._state())
+        ring = {"float32": _RING * len(self.metrics)}
+        return {dtype: jnp.zeros(2 * size + ring.get(dtype, 0), dtype) for dtype, size in packing.sizes.items()}
+
+    @on(ComputeEnd, Phase)
+    def accumulate(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Take in a step's values."""
+        import jax
+        import jax.numpy as jnp
+
+        initial, vectors = self._state(), learner.cbstate.metrics_now
+        packing = Packing(initial)
+        part = 0 if type(phase).trains else 1
+        held = packing.unpack({d: vectors[d][part * size : (part + 1) * size] for d, size in packing.sizes.items()})
+        # Where an epoch's first step meets old sums it starts anew; no handler has to write between epochs.
+        begins = learner.progress.step_in_epoch == 0
+        held = jax.tree.map(lambda new, old: jnp.where(begins, new, old), initial, held)
+        new, row = self._updated(held, phase, learner)
+        if "skip" in learner.step:
+            skip = learner.step.skip
+            kept = jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, held)
+            new = {**kept, "seen": new["seen"]}
+        packed = packing.pack(new)
+        vectors = {
+            dtype: vector.at[part * packing.sizes[dtype] : (part + 1) * packing.sizes[dtype]].set(packed[dtype])
+            for dtype, vector in vectors.items()
+        }
+        if type(phase).trains:
+            at = 2 * packing.sizes["float32"] + (learner.progress.step % _RING) * len(self.metrics)
+            vectors["float32"] = jax.lax.dynamic_update_slice(vectors["float32"], row, (at,))
+        learner.cbstate.metrics_now = vectors
+
+    def _updated(self, held: Any, phase: Phase, learner: Any) -> tuple[Any, Any]:
+        """Return the state after this step, and the step's own values as `float32[metrics]`."""
+        import jax.numpy as jnp
+
+        samples = leading_axis(learner.step.batch)
+        states, there, row = [], [], []
+        for metric, state in zip(self.metrics, held["states"], strict=True):
+            active = self._has_what_it_needs(metric, phase, learner)
+            value = jnp.float32(jnp.nan)
+            if active:
+                state = metric.update(state, learner.step, samples)
+                value = jnp.asarray(metric.step_value(state, learner.step, samples), jnp.float32)
+            states.append(state)
+            there.append(float(active))
+            row.append(value)
+        counted = jnp.asarray(there, jnp.float32)
+        new = {"seen": held["seen"] + counted, "used": held["used"] + counted, "states": tuple(states)}
+        return new, jnp.stack(row)
+
+    def _has_what_it_needs(self, metric: AbstractMetric, phase: Phase, learner: Any) -> bool:
+        known = list(learner.step)
+        missing = [name for name in metric.needs if name not in known]
+        if not missing:
+            return True
+        if self._own_loss and metric is self.metrics[0]:
+            return False
+        raise DeclarationError(
+            f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not compute."
+            f"{did_you_mean(missing[0], known)}",
+            why=f"at the end of its step there is {', '.join(sorted(known))}",
+            fix=[
+                f"assign `learner.step.{missing[0]}` in the phase's `step`",
+                f"leave the metric out of `Metrics(...)`, or give it other `needs` than {metric.needs!r}",
+            ],
+        )
+
+    @on(StepEnd, AbstractTrainingPhase, access=_LOG, when=EverySteps(FLUSH_EVERY))
+    def fetch_step_values(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Fetch the last steps' values, before the ring is full."""
+        self._flush(phase, learner, _on_host(learner.cbstate.metrics_now))
+
+    @on(
+        EpochEnd,
+        Phase,
+        access={"cbstate": {"metrics_now": Read(borrow=True), "metrics_epoch": Write(), "metrics_step": Write()}},
+    )
+    def end_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Compute the epoch's values, and fetch the remaining steps' values."""
+        vectors = _on_host(learner.cbstate.metrics_now)
+        if type(phase).trains:
+            self._flush(phase, learner, vectors)
+        if learner.progress.step_in_epoch == 0:
+            return  # no step ran, so the sums are those of an earlier epoch
+        epoch = learner.progress.epoch
+        held = self._held(vectors, phase)
+        values = learner.cbstate.metrics_epoch.entry(phase)
+        for metric, used, state in zip(self.metrics, held["used"], held["states"], strict=True):
+            if used:
+                values.add(metric.name, epoch, float(metric.compute(state)))
+
+    def _held(self, vectors: Mapping[str, Any], phase: Phase) -> Any:
+        packing, part = Packing(self._state()), 0 if type(phase).trains else 1
+        return packing.unpack({d: vectors[d][part * size : (part + 1) * size] for d, size in packing.sizes.items()})
+
+    def _flush(self, phase: Phase, learner: Any, vectors: Mapping[str, Any]) -> None:
+        import numpy as np
+
+        log, step, width = learner.cbstate.metrics_step.entry(phase), learner.progress.step, len(self.metrics)
+        first = max(min(log.seen, step), step - _RING)
+        log.seen = step
+        if first == step:
+            return
+        steps = np.arange(first + 1, step + 1)
+        ring = vectors["float32"][-_RING * width :].reshape(_RING, width)
+        rows = ring[(steps - 1) % _RING]
+        seen = self._held(vectors, phase)["seen"]
+        columns = {m.name: rows[:, i].tolist() for i, m in enumerate(self.metrics) if seen[i]}
+        log.add(steps.tolist(), columns)
+
+    def __repr__(self) -> str:
+        return f"Metrics({', '.join(metric.name for metric in self._given)})"
+
+
+def _as_metric(metric: Any) -> AbstractMetric:
+    if isinstance(metric, AbstractMetric):
+        return metric
+    if isinstance(metric, type) and issubclass(metric, AbstractMetric):
+        raise DeclarationError(f"`Metrics` takes metrics, not the class {metric.__name__}.", fix=f"`{metric.__name__}()`")
+    if callable(metric) and not isinstance(metric, type):
+        return Metric(metric)
+    raise DeclarationError(
+        f"`Metrics` takes metrics and functions of outputs and targets, not {metric!r}.", fix="e.g. `Metrics(accuracy)`"
+    )
+
+
+def _on_host(vectors: Mapping[str, Any]) -> dict[str, Any]:
+    import numpy as np
+
+    return {dtype: np.array(vector) for dtype, vector in vectors.items()}
+
+
+def _shapes(vectors: Any) -> Any:
+    return {dtype: vector.shape for dtype, vector in vectors.items()} if isinstance(vectors, Mapping) else None

@@ -1,0 +1,160 @@
+"""`Scheduler`: hyperparameters as functions of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluxcb._declare.access import Write
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.events import Event, ForwardBegin
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.schedules import positive
+from fluxcb._errors import DeclarationError
+
+__all__ = ["HyperParameter", "LearningRate", "Scheduler", "onecycle"]
+
+
+class HyperParameter:
+    """A hyperparameter that optax injected; derive to name one of yours.
+
+    Attributes:
+        name: Its name in `hyperparams`, an argument of the optimizer.
+
+    Example:
+        >>> class WeightDecay(HyperParameter):
+        ...     name = "weight_decay"
+        >>> Scheduler({WeightDecay: 1e-4})
+        Scheduler(weight_decay)
+    """
+
+    name: str = ""
+
+
+class LearningRate(HyperParameter):
+    """The learning rate, `hyperparams.learning_rate`."""
+
+    name = "learning_rate"
+
+
+class Scheduler(Callback):
+    """Set hyperparameters at every training step, inside the compiled step.
+
+    A schedule is called with the number of training steps finished since the Learner was built, so it starts at 0 and
+    goes on over several fits and after a resume.
+
+    Args:
+        schedules: For each hyperparameter (a `HyperParameter` class, or its name), an optax schedule, any other
+            `schedule(step) -> float[]` in `jax.numpy`, or a number.
+
+    Access:
+        hyperparams.<name>: Write, for each name.
+
+    Runs:
+        ForwardBegin x AbstractTrainingPhase (traced).
+
+    Cost:
+        A few scalar operations inside the step; nothing is recompiled, fetched or bounded.
+
+    Raises:
+        DeclarationError: Nothing is scheduled, a key names no hyperparameter, or a schedule cannot be called.
+        MissingStateError: The optimizer was not built with `fluxcb.inject` (when the Learner is built).
+
+    Example:
+        >>> import jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import LearningRate, Scheduler
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.ones(())}, lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     fluxcb.inject(optax.sgd, learning_rate=0.0), data=[jnp.ones(2)] * 3, default_callbacks=False,
+        ...     callbacks=[Scheduler({LearningRate: optax.linear_schedule(1.0, 0.0, 4)})],
+        ... )
+        >>> learner.fit(1)  # with 1.0, 0.75 and 0.5
+        >>> learner.hyperparams
+        {'learning_rate': 0.5}
+
+    Source:
+        FluxTraining.jl, `Scheduler`; tensorpack, `ScheduledHyperParamSetter`.
+    """
+
+    def __init__(self, schedules: Mapping[Any, Any]) -> None:
+        if not isinstance(schedules, Mapping) or not schedules:
+            raise DeclarationError(
+                f"`Scheduler` takes a mapping of hyperparameters to schedules, not {schedules!r}.",
+                fix="write `Scheduler({LearningRate: optax.cosine_decay_schedule(1e-3, 1000)})`",
+            )
+        self.schedules: dict[str, Callable[[Any], Any] | float] = {}
+        for key, schedule in schedules.items():
+            name = _name_of(key)
+            if name in self.schedules:
+                raise DeclarationError(f"`Scheduler` is given two schedules for `{name}`.")
+            if not callable(schedule) and (isinstance(schedule, bool) or not isinstance(schedule, int | float)):
+                raise DeclarationError(
+                    f"The schedule of `{name}` must be a function of the step or a number, not {schedule!r}.",
+                    fix="e.g. `optax.cosine_decay_schedule(1e-3, 1000)`, or `onecycle(1000, 1e-2)`",
+                )
+            self.schedules[name] = schedule
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what it reads and writes; see the class."""
+        return {"hyperparams": {name: Write() for name in self.schedules}}
+
+    @on(ForwardBegin, AbstractTrainingPhase)
+    def set_hyperparams(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Set each hyperparameter to its schedule's value at this step."""
+        step = learner.progress.step
+        for name, schedule in self.schedules.items():
+            learner.hyperparams[name] = schedule(step) if callable(schedule) else schedule
+
+    def __repr__(self) -> str:
+        return f"Scheduler({', '.join(self.schedules)})"
+
+
+def onecycle(
+    total_steps: int,
+    max_value: float,
+    *,
+    warmup: float = 0.3,
+    start_factor: float = 25.0,
+    end_factor: float = 1e4,
+) -> Callable[[Any], Any]:
+    """Return a one-cycle schedule: up from `max_value / start_factor` on a cosine, then down to nearly 0.
+
+    Args:
+        total_steps: Length of the cycle (steps); afterwards the last value stays.
+        max_value: The highest value.
+        warmup: Part of the steps that go up, between 0 and 1.
+        start_factor: How much lower than the highest it starts.
+        end_factor: How much lower than the start it ends.
+
+    Returns:
+        `schedule(step) -> float32[]`: `optax.cosine_onecycle_schedule`.
+
+    Raises:
+        DeclarationError: `total_steps` is no whole number of at least 1.
+
+    Example:
+        >>> schedule = onecycle(100, 1.0)
+        >>> [round(float(schedule(step)), 4) for step in (0, 30, 100)]
+        [0.04, 1.0, 0.0]
+
+    Source:
+        Smith and Topin (2018), Super-convergence, arXiv:1708.07120; FluxTraining.jl, `onecycle`.
+    """
+    import optax
+
+    positive(total_steps, "`total_steps` of `onecycle`")
+    return optax.cosine_onecycle_schedule(
+        total_steps, max_value, pct_start=warmup, div_factor=start_factor, final_div_factor=end_factor
+    )
+
+
+def _name_of(key: Any) -> str:
+    if isinstance(key, str) and key.isidentifier():
+        return key
+    if (isinstance(key, HyperParameter) or (isinstance(key, type) and issubclass(key, HyperParameter))) and key.name:
+        return key.name
+    raise DeclarationError(
+        f"{key!r} names no hyperparameter.",
+        fix='use LearningRate, a subclass of HyperParameter with a `name`, or a name such as "weight_decay"',
+    )

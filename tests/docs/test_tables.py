@@ -1,0 +1,151 @@
+"""The tables of the docs say what the code says."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Callback, Learner, Read, on
+from fluxcb._declare import state
+from fluxcb._declare.events import BUILTIN_EVENTS
+from fluxcb.events import HostEvent, StepEnd, TracedEvent
+
+ROOT = Path(__file__).resolve().parents[2]
+EVENTS = ROOT / "docs/concepts/events-and-phases.md"
+ACCESS = ROOT / "docs/concepts/state-access.md"
+ENGINE_ONLY = {"skip", "stop"}
+
+
+def table(page: Path, name: str) -> list[list[str]]:
+    """Return the rows, without the head, of the table that stands below `<!-- table: name -->`."""
+    _, found, rest = page.read_text(encoding="utf-8").partition(f"<!-- table: {name} -->\n")
+    assert found, f"{page.name} has no table {name}"
+    lines = rest.lstrip("\n").splitlines()
+    rows = lines[2 : next((i for i, line in enumerate(lines) if not line.startswith("|")), len(lines))]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def code(names) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+class Watcher(Callback):
+    """Keep, per phase and event, the step names that exist there, and the order of the events."""
+
+    def __init__(self):
+        self.names: dict[tuple[str, type], set[str]] = {}
+        self.order: list[type] = []
+
+    def stateaccess(self):
+        return {"step": Read()}
+
+    def _see(self, event, phase, learner):
+        self.names[phase.name, type(event)] = set(learner.step) - ENGINE_ONLY
+        if phase.name == "training":
+            self.order.append(type(event))
+
+    @on(HostEvent)
+    def host(self, event, phase, learner):
+        self._see(event, phase, learner)
+
+    @on(TracedEvent)
+    def traced(self, event, phase, learner):
+        self._see(event, phase, learner)
+
+
+@pytest.fixture(scope="module")
+def seen() -> Watcher:
+    watcher = Watcher()
+    xs = jnp.ones((4, 1))
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"]),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        data=([(xs, xs)], [(xs, xs)]),
+        callbacks=[watcher],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    return watcher
+
+
+def new_names(seen: Watcher, phase: str) -> dict[type, str]:
+    """Return what the table has to say about each event of a phase."""
+    have: set[str] = set()
+    cells: dict[type, str] = {}
+    order = {"batch": 0, "xs": 1, "ys": 2}
+    for event in BUILTIN_EVENTS:
+        if (phase, event) not in seen.names:
+            cells[event] = "not emitted" if issubclass(event, TracedEvent) else ""
+            continue
+        names = seen.names[phase, event]
+        fresh = sorted(names - have, key=lambda name: (order.get(name, 9), name))
+        cells[event] = "all" if event is StepEnd else code(fresh)
+        # The batch that StepBegin shows is on the host; the step has its own.
+        have |= names if issubclass(event, TracedEvent) else set()
+    return cells
+
+
+def test_events(seen):
+    training, validation = new_names(seen, "training"), new_names(seen, "validation")
+    expected = [
+        [f"`{e.__name__}`", "traced" if issubclass(e, TracedEvent) else "host", training[e], validation[e]]
+        for e in BUILTIN_EVENTS
+    ]
+    assert [[row[0], row[1], row[3], row[4]] for row in table(EVENTS, "events")] == expected
+
+
+def test_the_table_of_events_is_in_the_order_in_which_they_are_emitted(seen):
+    # Tracing happens when the Learner is built, so traced events are seen before the host's.
+    traced = [event for event in seen.order if issubclass(event, TracedEvent)]
+    host = [event for event in seen.order if issubclass(event, HostEvent)]
+    rows = [row[0].strip("`") for row in table(EVENTS, "events")]
+    assert [e.__name__ for e in traced] == [n for n in rows if n in {e.__name__ for e in traced}]
+    assert [e.__name__ for e in host] == [n for n in rows if n in {e.__name__ for e in host}]
+
+
+def test_what_may_be_written_when():
+    rows = {row[0]: row[1] for row in table(EVENTS, "writable")}
+    expected = {}
+    for path in state._WRITABLE:
+        events = state.writable_at(tuple(path.split(".")))
+        expected[f"`{path}`"] = code(e.__name__ for e in events) or "never"
+    expected["`step.stop`, `hyperparams.*`, `cbstate.*`, other `step.*`"] = "any"
+    assert rows == expected
+    assert [state.writable_at(p) for p in (("step", "stop"), ("hyperparams", "x"), ("cbstate", "x"), ("step", "x"))] == [
+        None
+    ] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix", "known"),
+    [
+        ("paths", "", state.FIRST_LEVEL),
+        ("step", "step.", state.ENGINE_STEP_NAMES),
+        ("progress", "progress.", state.PROGRESS),
+    ],
+)
+def test_paths(name, prefix, known):
+    assert table(ACCESS, name) == [[f"`{prefix}{path}`", what] for path, what in known.items()]
+
+
+def test_cancelling():
+    from fluxcb._declare import control
+
+    rows = [line for line in control.__doc__.splitlines() if line.startswith("|")]
+    expected = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
+    assert table(ROOT / "docs/concepts/host-and-traced.md", "cancel") == expected
+
+
+def test_the_tree_of_errors_is_that_of_the_module():
+    from fluxcb import _errors
+
+    tree = re.search(r"```\n(FluxcbError\n.*?)```", _errors.__doc__, re.DOTALL)[1]
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    assert re.search(r"```text\n(FluxcbError\n.*?)```", page, re.DOTALL)[1] == tree
+    names = [name for name in fluxcb.__all__ if name.endswith("Error") and name != "FluxcbError"]
+    headings = re.findall(r"^## (\w+Error)$", page, re.MULTILINE)
+    assert sorted(headings) == sorted(names)
