@@ -18,7 +18,7 @@ __all__ = ["HostCall", "PhasePlan", "Plan"]
 
 # What the compiled step reads: who writes one of these between two steps has to run between them.
 _STEP_READS = (("params",), ("model_state",), ("opt_state",), ("key",), ("hyperparams",), ("data",), ("model",))
-_CARRY = (("params",), ("model_state",), ("opt_state",), ("key",), ("hyperparams",), ("*",))
+_CARRY = (("params",), ("model_state",), ("opt_state",), ("key",), ("hyperparams",))
 
 
 @dataclass(frozen=True, eq=False)

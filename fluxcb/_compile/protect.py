@@ -119,6 +119,9 @@ def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any
         _plant(tree, path, permission)
     for name in UNDECLARED:
         tree.setdefault(name, Read())
+    if "*" not in tree:
+        for name in NAMESPACES:  # empty ones, so that a refusal names the part that was wanted, not the whole
+            tree.setdefault(name, {})
     return _make_view((), tree, backend, who, where)
 
 
@@ -174,7 +177,7 @@ def _instance(
         "_who": who,
         "_where": where,
         "_writable": writable,
-        "_readable": frozenset([*attributes, *children]),
+        "_readable": frozenset([*attributes, *(n for n, child in children.items() if child._readable or child._open)]),
         "_open": open_,
         **attributes,
     }

@@ -59,20 +59,14 @@ class Callback:
                 fix="mark methods with the decorator: `@on` above `def anything(self, event: StepEnd, phase, learner)`",
             )
         _check_spelling(cls)
-        entries: list[Entry] = []
-        redefined = set()
-        for name, value in own.items():
-            if is_handler(value):
-                entries += entries_of(name, value)
-                redefined.add(name)
-        parents = [base.on for base in cls.__bases__ if issubclass(base, Callback)]
-        inherited = {entry.name for parent in parents for entry in parent.entries.values()}
-        for name in inherited & own.keys() - redefined:
-            if inspect.isfunction(own[name]):  # an undecorated override of a handler is one
-                check_signature(own[name], f"{cls.__name__}.{name}  {source_of(own[name])}")
+        entries = [entry for name, value in own.items() if is_handler(value) for entry in entries_of(name, value)]
         _check_pairs_once(cls, entries)
-        table = HandlerTable(cls, parents)
-        table.define(entries, frozenset(redefined))
+        table = HandlerTable(cls)
+        table.define(entries)
+        for name in {entry.name for entry in table.entries.values() if entry.function is None}:
+            function = getattr(cls, name)
+            if not is_handler(function):  # an undecorated override of a handler is one
+                check_signature(function, f"{cls.__name__}.{name}  {source_of(function)}")
         cls.on = table
 
     # What a callback declares; each has a default that says nothing.

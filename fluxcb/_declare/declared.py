@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._declare.access import Access, dotted, line_to_add, lookup, normalise, writes
+from fluxcb._declare.access import Access, Permission, dotted, line_to_add, lookup, normalise, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.dispatch import Entry, source_of
 from fluxcb._declare.events import Event
@@ -14,6 +15,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError
+from fluxcb._typing import StatePath
 
 __all__ = ["Declared", "Handler", "Moment", "declare"]
 
@@ -69,7 +71,7 @@ class Declared:
     runafter: tuple[type[Callback], ...]
     where: str
     _handlers: dict[Moment, Handler | None] = field(default_factory=dict, repr=False)
-    _accesses: dict[Entry, Access] = field(default_factory=dict, repr=False)
+    _accesses: dict[Moment, Access] = field(default_factory=dict, repr=False)
 
     @property
     def cls(self) -> type[Callback]:
@@ -92,31 +94,44 @@ class Declared:
         if found is None:
             return None
         instance, entry, schedules = found
-        function = entry.bind(instance)
         return Handler(
             self,
             event,
             phase,
             entry.name,
-            function,
+            entry.bind(instance),
             self.access_of(entry),
             schedules,
             entry.traced,
-            f"{type(instance).__name__}.{entry.name}  {source_of(getattr(function, '__func__', function))}",
+            self._place(entry),
         )
 
     def access_of(self, entry: Entry) -> Access:
         """Return a handler's access: its own if it narrows the class's, else the class's."""
         if entry.access is None:
             return self.access
-        key = Entry(entry.event, entry.phase, entry.name)
-        if key not in self._accesses:
-            self._accesses[key] = self._narrowed(entry)
-        return self._accesses[key]
+        pair = (entry.event, entry.phase)
+        if pair not in self._accesses:
+            self._accesses[pair] = self._narrowed(entry)
+        return self._accesses[pair]
+
+    def accesses(self) -> Iterator[tuple[StatePath, Permission, str]]:
+        """Yield each path that the class, or a handler on its own, declares, with its permission and its place."""
+        for path, permission in self.access.items():
+            yield path, permission, self.where
+        for entry in self.callback.handlers():
+            if entry.access is not None:
+                for path, permission in self.access_of(entry).items():
+                    if path not in self.access:
+                        yield path, permission, self._place(entry)
+
+    def _place(self, entry: Entry) -> str:
+        function = entry.function or getattr(self.cls, entry.name)
+        return f"{self.cls.__name__}.{entry.name}  {source_of(function)}"
 
     def _narrowed(self, entry: Entry) -> Access:
         owner = f"{self.cls.__name__}.{entry.name}"
-        where = f"{owner}  {source_of(entry.function or getattr(self.cls, entry.name))}"
+        where = self._place(entry)
         access = normalise(entry.access, owner=f"@on(access=...) of {owner}", where=where)
         for path, permission in access.items():
             allowed = lookup(self.access, path)
@@ -167,6 +182,7 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
         )
     flat: list[Callback] = []
     positions: dict[int, int] = {}
+    ungrouped: set[int] = set()
     ordered: list[tuple[int, int]] = []
 
     def place(callback: Any, *, grouped: bool) -> int:
@@ -178,11 +194,12 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
             )
         inner = unwrap(callback)
         if id(inner) in positions:
-            # A list may name an instance again inside in_order(...): several orders, one callback.
-            if grouped and flat[positions[id(inner)]] is callback:
-                return positions[id(inner)]
+            first = positions[id(inner)]
+            # A list may name an instance again by way of in_order(...): several orders, one callback.
+            if flat[first] is callback and (grouped or first not in ungrouped):
+                return first
             raise DeclarationError(
-                f"The callback {callback!r} stands in the list twice (positions {positions[id(inner)]} and {len(flat)}).",
+                f"The callback {callback!r} stands in the list twice; the first is {flat[first]!r} at position {first}.",
                 why="one instance has one state, and would run twice per moment",
                 fix="remove one, or construct a second instance",
             )
@@ -195,15 +212,22 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
             group = [place(callback, grouped=True) for callback in item]
             ordered += [(a, b) for i, a in enumerate(group) for b in group[i + 1 :]]
         else:
-            place(item, grouped=False)
+            ungrouped.add(place(item, grouped=False))
     return flat, ordered
 
 
 def _declare_one(callback: Callback, position: int, label: str, name: str) -> Declared:
     cls = type(unwrap(callback))
-    where = f"{cls.__name__}.stateaccess  {source_of(cls.stateaccess)}"
+    where = _where_access(cls)
     access = normalise(callback.stateaccess(), owner=f"{cls.__name__}.stateaccess", where=where)
     return Declared(callback, position, label, name, access, _classes(callback.runafter(), cls), where)
+
+
+def _where_access(cls: type[Callback]) -> str:
+    if cls.stateaccess is not Callback.stateaccess:
+        return f"{cls.__name__}.stateaccess  {source_of(cls.stateaccess)}"
+    own = next((value for value in vars(cls).values() if inspect.isfunction(value)), None)
+    return f"{cls.__name__}, which has no stateaccess  {source_of(own)}" if own else cls.__qualname__
 
 
 def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:

@@ -10,6 +10,7 @@ registry, and ambiguous pairs are settled silently by the MRO (here they are an 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -33,7 +34,14 @@ class At:
     phase: type[Phase]
 
     def __class_getitem__(cls, pair: Pair) -> type[At]:
-        return _product(*pair)
+        parts = pair if isinstance(pair, tuple) else (pair,)
+        bases = (Event, Phase)
+        if len(parts) != 2 or not all(isinstance(p, type) and issubclass(p, b) for p, b in zip(parts, bases, strict=True)):
+            raise DeclarationError(
+                f"`At` takes an event class and a phase class, not {', '.join(map(_named, parts))}.",
+                fix="write e.g. `At[StepEnd, TrainingPhase]`",
+            )
+        return _product(*parts)
 
 
 @functools.cache
@@ -144,29 +152,37 @@ class HandlerTable(functools.singledispatchmethod):
         entries: All handlers, inherited ones included, by pair.
     """
 
-    def __init__(self, owner: type, inherited: Iterable[HandlerTable] = ()) -> None:
+    def __init__(self, owner: type) -> None:
         super().__init__(_unhandled)
         self.owner = owner
         self.entries: dict[Pair, Entry] = {}
         self._own: list[Entry] = []
-        self._parents = tuple(inherited)
         self._by_moment: dict[Pair, Entry | None] = {}
 
-    def define(self, own: list[Entry], redefined: frozenset[str]) -> None:
-        """Fill the table from the parents' tables and the class's own entries.
+    @property
+    def registry(self) -> Mapping[type, Callable[..., None]]:
+        """What `functools` dispatches on: `At[event, phase]` types, each with what it calls."""
+        return self.dispatcher.registry
+
+    def define(self, own: list[Entry]) -> None:
+        """Fill the table from the class's own entries and those of the classes behind it in the MRO.
 
         Args:
             own: Entries of the class body, and those registered on the class later.
-            redefined: Names the class body binds to decorated handlers: they replace inherited
-                handlers of the same name, whatever pair these named.
+
+        Raises:
+            AmbiguityError: Two entries fit some moment equally well.
         """
         self._own = own
-        self._redefined = redefined
         merged: dict[Pair, Entry] = {}
-        for parent in reversed(self._parents):  # as in the MRO, the first base wins
-            merged.update(parent.entries)
-        merged = {pair: e for pair, e in merged.items() if e.function is not None or e.name not in redefined}
-        merged.update({(e.event, e.phase): e for e in own})
+        for cls in reversed(self.owner.__mro__):
+            table = self if cls is self.owner else vars(cls).get("on")
+            if not isinstance(table, HandlerTable):
+                continue
+            # A decorated handler replaces one of the same name, whatever pair that one was for.
+            redefined = {e.name for e in table._own if e.function is None}
+            merged = {pair: e for pair, e in merged.items() if e.function or e.name not in redefined}
+            merged.update({(e.event, e.phase): e for e in table._own})
         merged = {pair: e for pair, e in merged.items() if e.function or getattr(self.owner, e.name, None) is not None}
         _check_ambiguities(self.owner, merged)
         self.entries = merged
@@ -214,9 +230,16 @@ class HandlerTable(functools.singledispatchmethod):
         pair = check_pair(event, phase, f"{self.owner.__name__}.on.register")
 
         def decorate(function: Callable[..., None]) -> Callable[..., None]:
-            from fluxcb._declare.handlers import check_signature
+            from fluxcb._declare.handlers import check_options, check_signature
 
-            check_signature(function, self.owner.__name__)
+            where = f"{self.owner.__name__}.on.register"
+            if not inspect.isfunction(function):
+                raise DeclarationError(
+                    f"`on.register` adds functions, not {function!r}.", where=where, fix="put it above a `def`"
+                )
+            where = f"{where}  {source_of(function)}"
+            check_signature(function, where)
+            check_options(access, when, where)
             entry = Entry(*pair, name=function.__name__, function=function, access=access, when=when)
             before = self._own
             kept = [e for e in before if (e.event, e.phase) != pair]
@@ -230,12 +253,10 @@ class HandlerTable(functools.singledispatchmethod):
         return decorate
 
     def _redefine(self, own: list[Entry]) -> None:
-        self.define(own, self._redefined)
+        self.define(own)
         for subclass in self.owner.__subclasses__():
             table = subclass.on
             table._redefine(table._own)
-
-    _redefined: frozenset[str] = frozenset()
 
     def __get__(self, obj: Any, cls: type | None = None) -> Any:
         if obj is None:
@@ -275,9 +296,10 @@ def _narrower(a: type, b: type) -> type | None:
 
 
 def _refuse_ambiguous(owner: type, candidates: list[Entry], event: type[Event], phase: type[Phase]) -> None:
-    if len(candidates) < 2:
-        return
-    a, b = candidates[:2]
+    if len({(e.name, e.function) for e in candidates}) < 2:
+        return  # a union may fit twice, but it is one handler
+    a = candidates[0]
+    b = next(e for e in candidates if (e.name, e.function) != (a.name, a.function))
     raise AmbiguityError(
         f"`{owner.__name__}` has two handlers that fit ({event.__name__}, {phase.__name__}) equally well: "
         f"`{a.name}` {a.title()} and `{b.name}` {b.title()}.",

@@ -16,7 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError
 
-__all__ = ["check_signature", "entries_of", "is_handler", "on"]
+__all__ = ["check_options", "check_signature", "entries_of", "is_handler", "on"]
 
 _MARK = "__fluxcb_on__"
 
@@ -50,6 +50,12 @@ def on(
     """
     if len(events_and_phase) == 1 and inspect.isfunction(events_and_phase[0]):
         return _mark(events_and_phase[0], None, access, when, sys._getframe(1))
+    first = events_and_phase[0] if events_and_phase else None
+    if isinstance(first, staticmethod | classmethod | property):
+        raise DeclarationError(
+            f"`@on` marks methods, not a {type(first).__name__}.",
+            fix="make it a plain method, `def name(self, event, phase, learner):`",
+        )
     if len(events_and_phase) > 2:
         raise DeclarationError(
             f"`@on` takes an event and a phase, not {len(events_and_phase)} arguments.",
@@ -89,12 +95,7 @@ def _mark(
             why="in a Python class body the second would silently replace the first",
             fix="give each handler a name that says what it does",
         )
-    if access is not None and not isinstance(access, Mapping):
-        raise DeclarationError(f"`@on(access=...)` takes a mapping, not {access!r}.", where=where)
-    if when is not None and not isinstance(when, Schedule):
-        raise DeclarationError(
-            f"`@on(when=...)` takes a schedule, not {when!r}.", where=where, fix="e.g. `when=EverySteps(10)`"
-        )
+    check_options(access, when, where)
     if explicit is None:
         _, event_parameter, phase_parameter, _ = inspect.signature(function).parameters.values()
         event = _annotation(function, event_parameter, HostEvent, frame, where)
@@ -112,6 +113,24 @@ def _mark(
         )
     setattr(function, _MARK, _Mark(pairs, access, when))
     return function
+
+
+def check_options(access: Any, when: Any, where: str) -> None:
+    """Check what `@on` and `on.register` take besides event and phase.
+
+    Raises:
+        DeclarationError: `access` is no mapping, or `when` no schedule.
+    """
+    if access is not None and not isinstance(access, Mapping):
+        raise DeclarationError(
+            f"`access` of a handler must be a mapping, not {access!r}.",
+            where=where,
+            fix='e.g. `access={"step": {"loss": Read()}}`',
+        )
+    if when is not None and not isinstance(when, Schedule):
+        raise DeclarationError(
+            f"`when` of a handler must be a schedule, not {when!r}.", where=where, fix="e.g. `when=EverySteps(10)`"
+        )
 
 
 def check_signature(function: Any, where: str) -> None:
@@ -151,10 +170,11 @@ def _annotation(
         return annotation
     names: dict[str, Any] = {}
     outer: types.FrameType | None = frame
-    while outer is not None:  # local classes live in the frames that enclose the class body
+    # Local classes live in the frames that enclose the class body; callers in other modules do not enclose it.
+    while outer is not None and outer.f_globals is function.__globals__ and outer.f_code.co_name != "<module>":
         for name, value in outer.f_locals.items():
             names.setdefault(name, value)
-        outer = outer.f_back if outer.f_code.co_name != "<module>" else None
+        outer = outer.f_back
     try:
         return eval(annotation, function.__globals__, names)  # noqa: S307 - the user's own annotation
     except Exception as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -91,15 +91,16 @@ class _Registry:
         bases = set(cls.__mro__)
         return any(first in bases or second in bases for first, second in self._functions)
 
-    def __call__(self, one: Any, other: Any) -> Resolution:
-        """Return what is registered for two instances, whichever way round, or `NotDefined()`."""
-        for a, b in ((one, other), (other, one)):
-            for first in type(a).__mro__:
-                for second in type(b).__mro__:
-                    function = self._functions.get((first, second))
-                    if function is not None:
-                        return function(a, b)
-        return NotDefined()
+    def answers(self, one: Any, other: Any) -> list[Resolution]:
+        """Return what is registered for two instances, whichever way round: of the most specific pairs only."""
+        fitting: dict[tuple[type, type], list[tuple[ResolutionFn, Any, Any]]] = {}  # by (one's class, other's)
+        for (first, second), function in self._functions.items():
+            if isinstance(one, first) and isinstance(other, second):
+                fitting.setdefault((first, second), []).append((function, one, other))
+            if isinstance(one, second) and isinstance(other, first):
+                fitting.setdefault((second, first), []).append((function, other, one))
+        best = [p for p in fitting if not any(q != p and issubclass(q[0], p[0]) and issubclass(q[1], p[1]) for q in fitting)]
+        return [function(a, b) for pair in best for function, a, b in fitting[pair]]
 
 
 resolveconflict = _Registry()
@@ -114,10 +115,6 @@ class InOrder:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)
 
-    def pairs(self) -> Iterable[tuple[Any, Any]]:
-        """Yield each neighbouring pair `(earlier, later)`."""
-        return zip(self.callbacks, self.callbacks[1:], strict=False)
-
 
 def in_order(*callbacks: Callback) -> InOrder:
     """State that these instances run in this order wherever they share a moment.
@@ -128,11 +125,18 @@ def in_order(*callbacks: Callback) -> InOrder:
         *callbacks: Two or more callback instances.
 
     Raises:
-        DeclarationError: Fewer than two were given.
+        DeclarationError: Fewer than two were given, or one of them twice.
     """
     if len(callbacks) < 2:
         raise DeclarationError(
             f"`in_order` orders two or more callbacks; {len(callbacks)} given.",
             fix="write `in_order(first, second)` inside the callbacks list",
         )
+    for position, callback in enumerate(callbacks):
+        if any(callback is earlier for earlier in callbacks[:position]):
+            raise DeclarationError(
+                f"`in_order` was given {callback!r} twice.",
+                why="nothing can run before itself",
+                fix="name each callback once",
+            )
     return InOrder(callbacks)

@@ -35,11 +35,13 @@ def check(
 
     Example:
         >>> import fluxcb
-        >>> from fluxcb.callbacks import Metrics, Recorder
+        >>> from fluxcb.callbacks import CustomCallback, Metrics
         >>> from fluxcb.events import EpochEnd
         >>> from fluxcb.phases import TrainingPhase
-        >>> graph = fluxcb.check([Metrics(), Recorder()], default_callbacks=False)
+        >>> access = {"cbstate": {"metrics_epoch": fluxcb.Read()}}
+        >>> show = CustomCallback(print, EpochEnd, access=access)
+        >>> graph = fluxcb.check([show, Metrics()], default_callbacks=False)
         >>> graph.order(EpochEnd, TrainingPhase)
-        [Recorder(), Metrics()]
+        [Metrics(), CustomCallback(print, EpochEnd)]
     """
     return build_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)

@@ -138,15 +138,15 @@ class Engine:
             CancelFitting: A handler cancelled the fit; EpochEnd has been emitted.
         """
         state = self.state
-        if type(phase).trains:
-            state.epoch += 1
-        state.step_in_epoch = 0
-        feed.begin_epoch(max(state.epoch, 1), goes_on=goes_on)
+        number = state.epoch + (1 if type(phase).trains else 0)
+        feed.begin_epoch(max(number, 1), goes_on=goes_on)
+        state.epoch, state.step_in_epoch = number, 0
         state.steps_in_epoch = _expected_steps(feed, limit, goes_on)
         if state.built:
             state.set_counters()
         try:
-            self.emit(EpochBegin(), phase)
+            with contextlib.suppress(CancelStep):  # there is no step to cancel, only the rest of the moment
+                self.emit(EpochBegin(), phase)
             self._run_steps(phase, feed, limit, goes_on)
             self._settle()
         except (CancelEpoch, CancelStep):
@@ -343,9 +343,9 @@ class Engine:
         trains = type(phase).trains
         begin, end, trigger = plan.begin, plan.end, plan.trigger
         last = len(records)
-        done = 0
+        done = number = 0
         try:
-            for record in records:
+            for number, record in enumerate(records, 1):
                 state.record = record
                 if begin and not live:
                     self.run_calls(begin, _STEP_BEGIN, phase)
@@ -359,13 +359,16 @@ class Engine:
                 except CancelStep:
                     pass
                 state.record = None
-                if trigger:
-                    self.run_calls(trigger, _TRIGGER, phase)
+                try:
+                    if trigger:
+                        self.run_calls(trigger, _TRIGGER, phase)
+                except CancelStep:
+                    pass
         except Exception as error:
             if done < last and not isinstance(error, Cancel):
                 error.add_note(
-                    f"raised while the host handlers of a window of {last} steps ran, at its step {done}; "
-                    f"the train state is that of the window's last step"
+                    f"raised while the host handlers of a window of {last} step{'s' if last > 1 else ''} ran, at its "
+                    f"step {number}; the train state is that of the window's last step"
                 )
             raise
         finally:

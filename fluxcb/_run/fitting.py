@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
-from fluxcb._declare.control import CancelFitting
+from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.events import FitBegin, FitEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
@@ -69,7 +70,8 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength) -> str | None:
     reason: str | None = None
     failure: BaseException | None = None
     try:
-        engine.emit(FitBegin(), phase)
+        with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment
+            engine.emit(FitBegin(), phase)
         _train(parts, phase, length)
         if engine.interrupt.requested:
             raise KeyboardInterrupt
@@ -105,9 +107,14 @@ def _train(parts: Assembly, phase: Phase, length: FitLength) -> None:
 
 
 def _validate(parts: Assembly, phase: Phase) -> None:
-    for other in parts.phases:
-        if other is not phase and not type(other).trains and type(other).name in parts.feeds:
-            parts.engine.run_epoch(other, parts.feed(other), limit=None, goes_on=False)
+    state = parts.state
+    counts = state.step_in_epoch, state.steps_in_epoch  # Trigger and FitEnd are the training epoch's
+    try:
+        for other in parts.phases:
+            if other is not phase and not type(other).trains and type(other).name in parts.feeds:
+                parts.engine.run_epoch(other, parts.feed(other), limit=None, goes_on=False)
+    finally:
+        state.step_in_epoch, state.steps_in_epoch = counts
 
 
 def _end(parts: Assembly, phase: Phase) -> list[Exception]:
@@ -117,7 +124,7 @@ def _end(parts: Assembly, phase: Phase) -> list[Exception]:
     for call in parts.engine.plan.calls(FitEnd, type(phase)):
         try:
             parts.engine.run_calls((call,), event, phase)
-        except CancelFitting:
+        except Cancel:
             continue
         except Exception as error:
             failures.append(error)

@@ -104,7 +104,7 @@ class Learner:
     def from_loss(
         cls,
         params: PyTree,
-        loss_fn: LossFn,
+        loss_fn: LossFn | None,
         optimizer: optax.GradientTransformation,
         *,
         data: Any = None,
@@ -120,6 +120,7 @@ class Learner:
         Args:
             params: The parameters: a pytree of arrays; copied.
             loss_fn: `loss_fn(params, batch, key) -> loss`, or `-> (loss, aux)`; aux becomes `step.aux`.
+                None if phases of yours have losses of their own.
             optimizer: As for `Learner`; so are the others.
             data: See `Learner`.
             callbacks: See `Learner`.

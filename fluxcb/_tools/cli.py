@@ -22,10 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code: 0 done, 1 failed, 2 wrong usage (argparse exits itself), 130 interrupted.
     """
-    from importlib.metadata import version
-
     parser = argparse.ArgumentParser(prog="fluxcb", description="A callback engine for JAX training loops.")
-    parser.add_argument("--version", action="version", version=f"fluxcb {version('fluxcb')}")
+    parser.add_argument("--version", action="version", version=f"fluxcb {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     demo = commands.add_parser("demo", help="train a small network on handwritten digits, and show what happens")
     demo.add_argument("--epochs", type=int, default=20, help="epochs to train (default 20)")
@@ -44,3 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     return 0
+
+
+def _version() -> str:
+    # The package's own, which is there in a checkout that was never installed, too.
+    return sys.modules["fluxcb"].__version__

@@ -57,7 +57,8 @@ def curve_svg(series: Mapping[str, Points], *, title: str, x_label: str, y_label
     middle_x, middle_y = (_LEFT + _WIDTH - _RIGHT) / 2, (_TOP + _HEIGHT - _BOTTOM) / 2
     parts.append(f'<text x="{middle_x}" y="{_HEIGHT - 10}" text-anchor="middle">{escape(x_label)}</text>')
     parts.append(
-        f'<text x="18" y="{middle_y}" text-anchor="middle" transform="rotate(-90 18 {middle_y})">{escape(y_label)}</text>'
+        f'<text x="18" y="{middle_y}" text-anchor="middle" transform="rotate(-90 18 {middle_y})">'
+        f"{escape(y_label)}</text>"
     )
     for number, (name, points) in enumerate(finite.items()):
         colour = _COLOURS[number % len(_COLOURS)]
@@ -65,7 +66,7 @@ def curve_svg(series: Mapping[str, Points], *, title: str, x_label: str, y_label
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         level = _TOP + 8 + 20 * number
         edge = _WIDTH - _RIGHT + 14
-        parts.append(f'<line x1="{edge}" y1="{level}" x2="{edge + 20}" y2="{level}" stroke="{colour}" stroke-width="3"/>')
+        parts.append(f'<path d="M{edge} {level}h20" stroke="{colour}" stroke-width="3"/>')
         parts.append(f'<text x="{edge + 26}" y="{level + 4}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 

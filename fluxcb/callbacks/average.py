@@ -100,7 +100,9 @@ class ParameterEMA(Callback):
         old = learner.cbstate.ema
         updates = old["updates"] + 1
         # The weight of the new parameters that keeps `ema` equal to the average from zero over 1 - decay**n.
-        weight = 1 - self.decay if not self.debias else (1 - self.decay) / (1 - self.decay ** updates.astype(jnp.float32))
+        weight = (
+            1 - self.decay if not self.debias else (1 - self.decay) / (1 - self.decay ** updates.astype(jnp.float32))
+        )
         params = jax.tree.map(lambda e, p: (e + weight * (p - e)).astype(e.dtype), old["params"], learner.params)
         new = {"params": params, "updates": updates}
         if "skip" in learner.step:

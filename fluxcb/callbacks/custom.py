@@ -44,12 +44,17 @@ class CustomCallback(Callback):
         >>> from fluxcb.events import StepEnd
         >>> losses = []
         >>> learner = fluxcb.Learner.from_loss(
-        ...     {"w": jnp.ones(())}, lambda params, batch, key: jnp.mean(params["w"] * batch), optax.sgd(0.5),
-        ...     data=[jnp.ones(2)] * 2, default_callbacks=False,
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     optax.sgd(0.5),
+        ...     data=[jnp.ones(2)] * 2,
+        ...     default_callbacks=False,
         ...     callbacks=[
         ...         CustomCallback(
-        ...             lambda learner: losses.append(float(learner.step.loss)), StepEnd,
-        ...             access={"step": {"loss": fluxcb.Read()}}, name="losses",
+        ...             lambda learner: losses.append(float(learner.step.loss)),
+        ...             StepEnd,
+        ...             access={"step": {"loss": fluxcb.Read()}},
+        ...             name="losses",
         ...         )
         ...     ],
         ... )

@@ -177,8 +177,13 @@ class Metrics(Callback):
             active = self._has_what_it_needs(metric, phase, learner)
             value = jnp.float32(jnp.nan)
             if active:
-                state = metric.update(state, learner.step, samples)
+                state = _checked(metric, state, metric.update(state, learner.step, samples))
                 value = jnp.asarray(metric.step_value(state, learner.step, samples), jnp.float32)
+                if value.shape != ():
+                    raise DeclarationError(
+                        f"The value of the metric `{metric.name}` is an array of shape {value.shape}, not one number.",
+                        fix=f"return a scalar from `{type(metric).__name__}.compute`",
+                    )
             states.append(state)
             there.append(float(active))
             row.append(value)
@@ -254,11 +259,29 @@ def _as_metric(metric: Any) -> AbstractMetric:
     if isinstance(metric, AbstractMetric):
         return metric
     if isinstance(metric, type) and issubclass(metric, AbstractMetric):
-        raise DeclarationError(f"`Metrics` takes metrics, not the class {metric.__name__}.", fix=f"`{metric.__name__}()`")
+        raise DeclarationError(
+            f"`Metrics` takes metrics, not the class {metric.__name__}.", fix=f"`{metric.__name__}()`"
+        )
     if callable(metric) and not isinstance(metric, type):
         return Metric(metric)
     raise DeclarationError(
         f"`Metrics` takes metrics and functions of outputs and targets, not {metric!r}.", fix="e.g. `Metrics(accuracy)`"
+    )
+
+
+def _checked(metric: AbstractMetric, old: Any, new: Any) -> Any:
+    """Return a metric's new state, if it is of the old one's kind."""
+    import jax
+    import jax.numpy as jnp
+
+    fits = jax.tree.structure(old) == jax.tree.structure(new)
+    if fits and all(jnp.shape(a) == jnp.shape(b) for a, b in zip(*map(jax.tree.leaves, (old, new)), strict=True)):
+        return new
+    before, after = (jax.tree.map(jnp.shape, state) for state in (old, new))
+    raise DeclarationError(
+        f"The metric `{metric.name}` changed the structure or shapes of its state: {before} became {after}.",
+        why="it rides in the carry of a compiled step, which keeps them",
+        fix=f"return from `{type(metric).__name__}.update` what `init` returned, with other values",
     )
 
 

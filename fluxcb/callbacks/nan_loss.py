@@ -38,9 +38,12 @@ class StopOnNaNLoss(Callback):
         >>> import jax.numpy as jnp, optax, fluxcb
         >>> from fluxcb.callbacks import StopOnNaNLoss
         >>> learner = fluxcb.Learner.from_loss(
-        ...     {"w": jnp.ones(())}, lambda params, batch, key: jnp.mean(params["w"] * batch), optax.sgd(0.1),
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     optax.sgd(0.1),
         ...     data=[jnp.ones(2), jnp.array([1.0, jnp.nan]), jnp.ones(2)],
-        ...     callbacks=[StopOnNaNLoss()], default_callbacks=False,
+        ...     callbacks=[StopOnNaNLoss()],
+        ...     default_callbacks=False,
         ... )
         >>> learner.fit(5)
         >>> learner.stop_reason, f"{learner.params['w']:.1f}"
@@ -54,9 +57,7 @@ class StopOnNaNLoss(Callback):
         """Return what it reads and writes; see the class."""
         return {"step": {"loss": Read(), "skip": Append(), "stop": Append()}, "control": Append()}
 
-    @on(
-        BackwardEnd, AbstractTrainingPhase, access={"step": {"loss": Read(), "skip": Append(), "stop": Append()}}
-    )
+    @on(BackwardEnd, AbstractTrainingPhase, access={"step": {"loss": Read(), "skip": Append(), "stop": Append()}})
     def mark(self, event: Event, phase: Phase, learner: Any) -> None:
         """Skip the update and stop the window if the loss is not finite."""
         import jax.numpy as jnp

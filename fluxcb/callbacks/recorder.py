@@ -55,8 +55,12 @@ class Recorder(Callback):
         >>> import jax.numpy as jnp, optax, fluxcb
         >>> from fluxcb.callbacks import Recorder
         >>> learner = fluxcb.Learner.from_loss(
-        ...     {"w": jnp.ones(3)}, lambda params, batch, key: jnp.mean((batch @ params["w"]) ** 2), optax.sgd(0.1),
-        ...     data=[jnp.ones((4, 3)), jnp.ones((2, 3))], callbacks=[Recorder()], default_callbacks=False,
+        ...     {"w": jnp.ones(3)},
+        ...     lambda params, batch, key: jnp.mean((batch @ params["w"]) ** 2),
+        ...     optax.sgd(0.1),
+        ...     data=[jnp.ones((4, 3)), jnp.ones((2, 3))],
+        ...     callbacks=[Recorder()],
+        ...     default_callbacks=False,
         ... )
         >>> learner.fit(2)
         >>> learner.cbstate["history"]["training"]

@@ -65,8 +65,11 @@ class Scheduler(Callback):
         >>> import jax.numpy as jnp, optax, fluxcb
         >>> from fluxcb.callbacks import LearningRate, Scheduler
         >>> learner = fluxcb.Learner.from_loss(
-        ...     {"w": jnp.ones(())}, lambda params, batch, key: jnp.mean(params["w"] * batch),
-        ...     fluxcb.inject(optax.sgd, learning_rate=0.0), data=[jnp.ones(2)] * 3, default_callbacks=False,
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     fluxcb.inject(optax.sgd, learning_rate=0.0),
+        ...     data=[jnp.ones(2)] * 3,
+        ...     default_callbacks=False,
         ...     callbacks=[Scheduler({LearningRate: optax.linear_schedule(1.0, 0.0, 4)})],
         ... )
         >>> learner.fit(1)  # with 1.0, 0.75 and 0.5

@@ -1,5 +1,6 @@
 """The tables of the docs say what the code says."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -138,6 +139,14 @@ def test_cancelling():
     rows = [line for line in control.__doc__.splitlines() if line.startswith("|")]
     expected = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
     assert table(ROOT / "docs/concepts/host-and-traced.md", "cancel") == expected
+
+
+def test_the_table_of_callbacks_is_what_its_script_makes_of_the_code():
+    path = ROOT / "docs/reference/make_callbacks.py"
+    spec = importlib.util.spec_from_file_location("make_callbacks", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.PAGE.read_text(encoding="utf-8") == script.page(), f"run `python {path.relative_to(ROOT)}`"
 
 
 def test_the_tree_of_errors_is_that_of_the_module():

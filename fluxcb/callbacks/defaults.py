@@ -1,0 +1,49 @@
+"""The callbacks that a Learner has unless it is told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.resolution import InOrder
+from fluxcb.callbacks.metrics import Metrics
+from fluxcb.callbacks.nan_loss import StopOnNaNLoss
+from fluxcb.callbacks.printer import MetricsPrinter
+from fluxcb.callbacks.progress import ProgressBar
+from fluxcb.callbacks.recorder import Recorder
+
+__all__ = ["default_callbacks", "with_defaults"]
+
+
+def default_callbacks() -> list[Callback]:
+    """Return new instances of the default callbacks.
+
+    Example:
+        >>> default_callbacks()
+        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+    """
+    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+
+
+def with_defaults(callbacks: Any) -> Any:
+    """Return a list of callbacks with the defaults behind it whose class it does not have yet.
+
+    Classes are looked for inside wrappers and `in_order` groups, and subclasses count. What is no list of callbacks
+    comes back unchanged, for the check of the declarations to report.
+
+    Args:
+        callbacks: Callback instances, and `in_order(...)` groups of them.
+
+    Example:
+        >>> with_defaults([Recorder(), Metrics()])
+        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+    """
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | Callback):
+        return callbacks
+    items = list(callbacks)
+    flat = [member for item in items for member in (item if isinstance(item, InOrder) else (item,))]
+    if not all(isinstance(member, Callback) for member in flat):
+        return items
+    present = [unwrap(member) for member in flat]
+    return items + [d for d in default_callbacks() if not any(isinstance(callback, type(d)) for callback in present)]

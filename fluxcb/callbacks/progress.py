@@ -1,0 +1,231 @@
+"""`ProgressBar`: where a training stands, how fast it goes, and its loss."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import IO, Any
+
+from fluxcb._declare.access import Read
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.dispatch import Entry
+from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepEnd
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
+from fluxcb._declare.schedules import EverySeconds, Schedule
+from fluxcb.callbacks.console import console_for, is_plain, print_line
+
+__all__ = ["ProgressBar"]
+
+_PLAIN_SECONDS = 10.0
+
+
+class ProgressBar(Callback):
+    """Show epoch, steps, loss and steps per second while a phase runs.
+
+    On a terminal it is a live bar, which `MetricsPrinter` and `print` write above, and which is gone when the fit ends.
+    Elsewhere (files, pipes, notebooks) it is a line every 10 s and at the end of each training epoch; other phases get
+    one at their end if they took longer than that.
+
+    Args:
+        file: Where to print; standard output by default.
+        interval: Time between two looks at the training (seconds).
+
+    Access:
+        step.loss: Read.
+
+    Runs:
+        FitBegin, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        StepEnd x AbstractTrainingPhase, AbstractValidationPhase (host, every `interval` seconds).
+        StepEnd x Phase (host, every `interval` seconds): without a loss, for phases that may compute none.
+
+    Cost:
+        Fetches the loss, and reads the clock once per step. Bounds no window.
+
+    Raises:
+        DeclarationError: `interval` is not above 0.
+
+    Example:
+        >>> import io, jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import ProgressBar
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     optax.sgd(0.1),
+        ...     data=[jnp.ones(2)] * 3,
+        ...     callbacks=[ProgressBar(file := io.StringIO())],
+        ...     default_callbacks=False,
+        ... )
+        >>> learner.fit(1)
+        >>> print(file.getvalue().rstrip())
+        epoch 1/1 training: 3/3 steps... steps/s
+
+    Source:
+        tensorpack, `ProgressBar`; FluxTraining.jl, `ProgressPrinter`.
+    """
+
+    def __init__(self, file: IO[str] | None = None, interval: float = 0.1) -> None:
+        self.file = file
+        self.interval = interval
+        # An instance's own, because the clock's last stroke is remembered in it.
+        self._schedule = EverySeconds(interval)
+        self._display: _Display | None = None
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what it reads and writes; see the class."""
+        return {"step": {"loss": Read()}}
+
+    def handlers(self) -> list[Entry]:
+        """Return the handlers, those of StepEnd with this instance's schedule."""
+        return [replace(e, when=self._schedule) if e.event is StepEnd else e for e in super().handlers()]
+
+    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
+        """Return who handles a moment, at StepEnd with this instance's schedule."""
+        found = super().entry_for(event, phase)
+        if found is None or found[1].event is not StepEnd:
+            return found
+        return self, replace(found[1], when=self._schedule), (self._schedule,)
+
+    @on(FitBegin, Phase, access={})
+    def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Begin the display of a fit."""
+        self._close()
+        self._display = self._open(of_fit=True)
+
+    @on(EpochBegin, Phase, access={})
+    def begin_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Begin a bar; loops written by hand have one display per epoch."""
+        if self._display is None:
+            self._display = self._open(of_fit=False)
+        self._display.begin(_title(phase, learner.progress), learner.progress.steps_in_epoch)
+
+    @on(StepEnd, AbstractTrainingPhase | AbstractValidationPhase)
+    def show(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Show the step and its loss."""
+        if self._display is not None:
+            self._display.update(learner.progress.step_in_epoch, float(learner.step.loss))
+
+    @on(StepEnd, Phase, access={})
+    def show_step(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Show the step of a phase that may have no loss."""
+        if self._display is not None:
+            self._display.update(learner.progress.step_in_epoch, None)
+
+    @on(EpochEnd, Phase, access={})
+    def end_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
+        """End a bar."""
+        if self._display is not None:
+            self._display.end(learner.progress.step_in_epoch, always=type(phase).trains)
+            if not self._display.of_fit:
+                self._close()
+
+    @on(FitEnd, Phase, access={})
+    def end_fit(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Close the display, whatever happened."""
+        self._close()
+
+    def _open(self, *, of_fit: bool) -> _Display:
+        console = console_for(self.file)
+        return _Lines(console, of_fit) if is_plain(console) else _Bar(console, of_fit, self.interval)
+
+    def _close(self) -> None:
+        if self._display is not None:
+            self._display.close()
+            self._display = None
+
+
+def _title(phase: Phase, progress: Any) -> str:
+    of = f"/{progress.epochs}" if progress.epochs else ""
+    return f"epoch {progress.epoch}{of} {type(phase).name}"
+
+
+class _Display:
+    """What is shown of the epoch at hand."""
+
+    def __init__(self, console: Any, of_fit: bool) -> None:
+        self.console = console
+        self.of_fit = of_fit
+        self.title = ""
+        self.total = 0
+        self.loss: float | None = None
+        self.began = self.shown = time.monotonic()
+
+    def begin(self, title: str, total: int) -> None:
+        self.title, self.total, self.loss = title, total, None
+        self.began = self.shown = time.monotonic()
+
+    def update(self, steps: int, loss: float | None) -> None:
+        self.loss = loss
+        self.show(steps)
+
+    def end(self, steps: int, *, always: bool) -> None:
+        self.show(steps)
+
+    def show(self, steps: int) -> None:
+        raise NotImplementedError
+
+    def rate(self, steps: int, now: float) -> str:
+        return f"{steps / max(now - self.began, 1e-9):,.0f} steps/s"
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class _Lines(_Display):
+    """Plain lines, now and then."""
+
+    def show(self, steps: int) -> None:
+        if time.monotonic() - self.shown >= _PLAIN_SECONDS:
+            self._print(steps)
+
+    def end(self, steps: int, *, always: bool) -> None:
+        if always or time.monotonic() - self.began >= _PLAIN_SECONDS:
+            self._print(steps)
+
+    def _print(self, steps: int) -> None:
+        self.shown = time.monotonic()
+        of = f"/{self.total}" if self.total else ""
+        loss = f", loss {self.loss:.4f}" if self.loss is not None else ""
+        print_line(self.console, f"{self.title}: {steps}{of} steps{loss}, {self.rate(steps, self.shown)}")
+
+
+class _Bar(_Display):
+    """A live bar at the foot of the terminal."""
+
+    def __init__(self, console: Any, of_fit: bool, interval: float) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__(console, of_fit)
+        self.interval = interval
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[loss]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            auto_refresh=False,  # no thread: the handler refreshes, at most once an interval
+        )
+        self._progress.start()
+        self._task: Any = None
+
+    def begin(self, title: str, total: int) -> None:
+        super().begin(title, total)
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        self._task = self._progress.add_task(title, total=total or None, loss="", rate="")
+
+    def show(self, steps: int) -> None:
+        now = time.monotonic()
+        # Epochs of milliseconds would draw more than they train.
+        refresh = now - self.shown >= self.interval
+        loss = f"loss {self.loss:.4f}" if self.loss is not None else ""
+        self._progress.update(self._task, completed=steps, loss=loss, rate=self.rate(steps, now), refresh=refresh)
+        if refresh:
+            self.shown = now
+
+    def close(self) -> None:
+        self._progress.stop()

@@ -1,0 +1,275 @@
+import math
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Append, Callback, CancelEpoch, CancelFitting, DeclarationError, UnknownStateError, on
+from fluxcb.callbacks import AbstractMetric, Loss, Metric, Metrics, SmoothLoss, accuracy
+from fluxcb.callbacks.metrics import FLUSH_EVERY
+from fluxcb.callbacks.packing import Packing
+from fluxcb.events import BackwardEnd, StepEnd
+from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase, ValidationPhase
+
+
+def test_epoch_values_are_means_over_samples(build, reference, make_batches):
+    training, validation = make_batches([4, 4, 2]), make_batches([3, 1], seed=1)
+    learner = build([Metrics(accuracy)], data=(training, validation))
+    learner.fit(2)
+    epochs = learner.cbstate["metrics_epoch"]
+    for epoch in (1, 2):
+        seen = [(*reference.train(*batch), len(batch[1])) for batch in training]
+        looked = [(*reference.look(*batch)[:2], len(batch[1])) for batch in validation]
+        for phase, rows in (("training", seen), ("validation", looked)):
+            loss, right, n = (np.array(column) for column in zip(*rows, strict=True))
+            found = epochs[phase].at(epoch)
+            assert found["loss"] == pytest.approx((loss * n).sum() / n.sum(), rel=1e-6)
+            assert found["accuracy"] == pytest.approx((right * n).sum() / n.sum(), rel=1e-6)
+    assert [epoch for epoch, _ in epochs[TrainingPhase]["loss"]] == [1, 2]
+    assert epochs[ValidationPhase()].last("loss") == epochs["validation"]["loss"][-1][1]
+
+
+def test_step_values_are_complete_and_come_without_bounding_windows(build, reference, make_batches):
+    data = make_batches([2] * (FLUSH_EVERY + 70))
+    learner = build([Metrics(SmoothLoss(0.9))], data=data)
+    learner.fit(2)
+    log = learner.cbstate["metrics_step"]["training"]
+    assert log.steps == list(range(1, 2 * len(data) + 1))
+    losses, smooth = [], []
+    for _ in range(2):
+        average = 0.0
+        for n, batch in enumerate(data, 1):
+            losses.append(reference.train(*batch)[0])
+            average = 0.9 * average + 0.1 * losses[-1]
+            smooth.append(average / (1 - 0.9**n))
+    np.testing.assert_allclose(log["loss"], losses, rtol=2e-5)
+    np.testing.assert_allclose(log["smooth_loss"], smooth, rtol=2e-5)
+    assert learner.cbstate["metrics_epoch"]["training"].last("smooth_loss") == pytest.approx(smooth[-1], rel=2e-5)
+    plan = learner._parts.engine.plan.phase(TrainingPhase)
+    bounding = [call for calls, _ in plan.bounding for call in calls]
+    assert [(call.handler.name, call.schedules) for call in bounding] == [
+        ("fetch_step_values", (fluxcb.EverySteps(FLUSH_EVERY),))
+    ]
+    assert [leaf.shape for leaf in learner.state["cbstate"]["metrics_now"].values()] == [(2 * 9 + 2 * FLUSH_EVERY * 2,)]
+
+
+@pytest.mark.parametrize("cancel", [CancelEpoch, CancelFitting])
+def test_step_values_of_a_cancelled_epoch_are_complete(build, make_batches, cancel):
+    class Stop(Callback):
+        def stateaccess(self):
+            return {"control": Append()}
+
+        @on
+        def stop(self, event: StepEnd, phase: TrainingPhase, learner):
+            if learner.progress.step == 5:
+                raise cancel
+
+    learner = build([Stop(), Metrics()], data=make_batches([2] * 9))
+    learner.fit(1)
+    log = learner.cbstate["metrics_step"]["training"]
+    assert log.steps == [1, 2, 3, 4, 5]
+    assert np.mean(log["loss"]) == pytest.approx(learner.cbstate["metrics_epoch"]["training"].last("loss"), rel=1e-6)
+
+
+def test_skipped_steps_stand_in_step_values_only(build, make_batches):
+    class SkipSecond(Callback):
+        def stateaccess(self):
+            return {"step": {"skip": Append()}}
+
+        @on
+        def skip(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner):
+            learner.step.skip = learner.progress.step == 1
+
+    learner = build([Metrics(), SkipSecond()], data=make_batches([2, 2, 2]))
+    learner.fit(1)
+    losses = learner.cbstate["metrics_step"]["training"]["loss"]
+    assert len(losses) == 3
+    assert learner.cbstate["metrics_epoch"]["training"].last("loss") == pytest.approx((losses[0] + losses[2]) / 2)
+
+
+def test_an_epoch_without_a_step_has_no_values(build):
+    class Stop(Callback):
+        @on
+        def stop(self, event: fluxcb.events.EpochBegin, phase: TrainingPhase, learner):
+            if learner.progress.epoch == 2:
+                raise CancelEpoch
+
+    learner = build([Metrics(), Stop()])
+    learner.fit(3)
+    assert [epoch for epoch, _ in learner.cbstate["metrics_epoch"]["training"]["loss"]] == [1, 3]
+
+
+def test_plain_losses_have_a_loss_only():
+    def build(metrics):
+        return fluxcb.Learner.from_loss(
+            {"w": jnp.float32(1.0)},
+            lambda params, batch, key: (jnp.mean(params["w"] * batch), {"mean": jnp.mean(batch)}),
+            optax.sgd(0.5),
+            data=([jnp.ones(2), 2 * jnp.ones(4)], [jnp.ones(3)]),
+            callbacks=[metrics],
+            default_callbacks=False,
+        )
+
+    learner = build(Metrics(Metric(lambda aux: aux["mean"], name="mean", needs=("aux",))))
+    learner.fit(1)
+    # w: 1, then 1 - 0.5 * 1, then 0.5 - 0.5 * 2
+    assert learner.cbstate["metrics_step"]["training"].values == {"loss": [1.0, 1.0], "mean": [1.0, 2.0]}
+    assert learner.cbstate["metrics_epoch"]["training"].at(1) == {"loss": 1.0, "mean": pytest.approx(10 / 6)}
+    assert learner.cbstate["metrics_epoch"]["validation"].at(1) == {"loss": -0.5, "mean": 1.0}
+    with pytest.raises(UnknownStateError, match=r"declares access to `step.outputs`, which no phase provides"):
+        build(Metrics(accuracy)).fit(1)
+
+
+class Summing(AbstractValidationPhase):
+    name = "summing"
+    provides = {fluxcb.events.LossBegin: ("total",)}
+
+    def step(self, learner, emit):
+        learner.step.total = jnp.sum(learner.step.batch[0])
+
+
+def test_a_phase_that_lacks_what_a_metric_needs_is_an_error(build, make_batches):
+    data = {"training": make_batches([2]), "summing": make_batches([2])}
+    with pytest.raises(DeclarationError) as error:
+        build([Metrics(accuracy)], data=data, phases=(TrainingPhase(), Summing()))
+    assert str(error.value) == (
+        "The metric `accuracy` needs `step.outputs`, which Summing does not compute.\n"
+        "  why:   at the end of its step there is batch, total\n"
+        "  fix:   assign `learner.step.outputs` in the phase's `step`\n"
+        "     or: leave the metric out of `Metrics(...)`, or give it other `needs` than ('outputs', 'ys')"
+    )
+    learner = build([Metrics()], data=data, phases=(TrainingPhase(), Summing()))  # the loss of itself passes over it
+    learner.fit(1)
+    assert list(learner.cbstate["metrics_epoch"]) == ["training", "summing"]
+    assert learner.cbstate["metrics_epoch"]["summing"].at(1) == {}
+    with pytest.raises(DeclarationError, match=r"The metric `loss` needs `step.loss`, which Summing does not compute"):
+        build([Metrics(Loss())], data=data, phases=(TrainingPhase(), Summing()))
+
+
+class Largest(AbstractMetric):
+    """Has an integer state beside a float one."""
+
+    name = "largest"
+    needs = ("ys",)
+
+    def init(self):
+        return {"largest": np.int32(-1), "batches": np.float32(0)}
+
+    def update(self, state, step, samples):
+        return {"largest": jnp.maximum(state["largest"], step.ys.max()), "batches": state["batches"] + 1}
+
+    def compute(self, state):
+        return state["largest"] + state["batches"] / 10
+
+
+def test_a_third_partys_metric(build, make_batches):
+    data = make_batches([4, 4, 2])
+    learner = build([Metrics(Largest())], data=data)
+    learner.fit(2)
+    largest = max(int(ys.max()) for _, ys in data)
+    assert learner.cbstate["metrics_epoch"]["training"]["largest"] == [
+        (e, pytest.approx(largest + 0.3)) for e in (1, 2)
+    ]
+    alone = [int(ys.max()) + 0.1 for _, ys in data]
+    assert learner.cbstate["metrics_step"]["training"]["largest"] == pytest.approx(alone * 2)
+    assert {d: v.shape for d, v in learner.state["cbstate"]["metrics_now"].items()} == {
+        "int32": (2,),
+        "float32": (2 * 8 + 4 * FLUSH_EVERY,),
+    }
+
+
+def test_a_metric_that_changes_its_state_is_an_error(build):
+    class Growing(Largest):
+        def update(self, state, step, samples):
+            return {**state, "batches": jnp.ones(2)}
+
+    with pytest.raises(DeclarationError) as error:
+        build([Metrics(Growing())])
+    assert str(error.value) == (
+        "The metric `largest` changed the structure or shapes of its state: "
+        "{'batches': (), 'largest': ()} became {'batches': (2,), 'largest': ()}.\n"
+        "  why:   it rides in the carry of a compiled step, which keeps them\n"
+        "  fix:   return from `Growing.update` what `init` returned, with other values"
+    )
+
+
+def test_a_metric_of_many_values_is_an_error(build):
+    with pytest.raises(DeclarationError) as error:
+        build([Metrics(Metric(lambda outputs, ys: outputs.mean(1), name="rows"))])
+    assert str(error.value) == (
+        "The metric `rows` returned an array of shape (4,) for one batch.\n"
+        "  why:   the values of batches are averaged, so each must be one number: the mean over its batch\n"
+        "  fix:   take the mean over the batch: `jnp.mean(...)`"
+    )
+
+
+def test_sums_are_compensated():
+    metric, step = Loss(), SimpleNamespace(loss=jnp.float32(1e8))
+    state = metric.update(metric.init(), step, 1)
+    for _ in range(100):  # each of these is lost in a plain float32 sum
+        state = metric.update(state, SimpleNamespace(loss=jnp.float32(1.0)), 1)
+    assert float(state[0]) == pytest.approx(1e8 + 100, abs=4)  # neighbours are 8 apart
+    assert math.isinf(metric.compute(metric.update(state, SimpleNamespace(loss=jnp.float32(np.inf)), 1)))
+
+
+def test_accuracy_takes_ids_and_one_hot():
+    scores = jnp.array([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1], [0.2, 0.3, 0.5], [1.0, 0.0, 0.0]])
+    ids = jnp.array([1, 0, 1, 0])
+    assert float(accuracy(scores, ids)) == float(accuracy(scores, jnp.eye(3)[ids])) == 0.75
+    assert float(accuracy(scores[None], ids[None])) == 0.75
+
+
+def test_packing_returns_what_it_took():
+    tree = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), np.float32(2.5))}
+    packing = Packing(tree)
+    assert packing.sizes == {"float32": 7, "int32": 1}
+    back = packing.unpack(packing.pack(tree))
+    np.testing.assert_array_equal(back["a"], tree["a"])
+    assert (int(back["b"][0]), float(back["b"][1])) == (7, 2.5)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ((Loss,), "`Metrics` takes metrics, not the class Loss.\n  fix:   `Loss()`"),
+        (
+            (3,),
+            "`Metrics` takes metrics and functions of outputs and targets, not 3.\n  fix:   e.g. `Metrics(accuracy)`",
+        ),
+        (
+            (accuracy, accuracy),
+            "Two metrics are called `accuracy`.\n  why:   their values are kept by name\n"
+            '  fix:   rename one: `Metric(fn, name="...")`',
+        ),
+        (
+            (lambda outputs, ys: 0.0,),
+            'This metric\'s function has no name.\n  fix:   name it: `Metric(fn, name="top5")`',
+        ),
+    ],
+)
+def test_wrong_metrics_are_refused(metrics, message):
+    with pytest.raises(DeclarationError) as error:
+        Metrics(*metrics)
+    assert str(error.value) == message
+
+
+def test_a_loss_of_ones_own_takes_the_place_of_the_default():
+    assert [m.name for m in Metrics().metrics] == ["loss"]
+    assert [m.name for m in Metrics(accuracy, Loss()).metrics] == ["accuracy", "loss"]
+    with pytest.raises(DeclarationError, match=r"`beta` of SmoothLoss must be at least 0 and below 1, not 1\.0\."):
+        SmoothLoss(1.0)
+
+
+def test_exchanging_metrics_between_fits(build):
+    learner = build([Metrics()])
+    learner.fit(1)
+    learner.callbacks.replace(Metrics(accuracy))
+    learner.fit(1)
+    log = learner.cbstate["metrics_step"]["training"]
+    assert log.steps == [1, 2, 3, 4, 5, 6]
+    assert [math.isnan(value) for value in log["accuracy"]] == [True] * 3 + [False] * 3
+    assert not any(math.isnan(value) for value in log["loss"])
+    assert [epoch for epoch, _ in learner.cbstate["metrics_epoch"]["training"]["accuracy"]] == [2]

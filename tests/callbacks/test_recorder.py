@@ -1,0 +1,101 @@
+import numpy as np
+import pytest
+
+from fluxcb import AccessError, Append, Callback, CancelEpoch, DeclarationError, Read, on
+from fluxcb.callbacks import ByPhase, History, Recorder
+from fluxcb.callbacks.recorder import leading_axis
+from fluxcb.events import StepEnd
+from fluxcb.phases import TrainingPhase, ValidationPhase
+
+
+class Watch(Callback):
+    """Note what the history says at each training step."""
+
+    def __init__(self):
+        self.seen = []
+
+    def stateaccess(self):
+        return {"cbstate": {"history": Read()}}
+
+    @on
+    def look(self, event: StepEnd, phase: TrainingPhase, learner):
+        h = learner.cbstate.history[phase]
+        self.seen.append(
+            (h.epochs, h.steps, h.steps_in_epoch, h.samples, learner.cbstate.history[ValidationPhase].steps)
+        )
+
+
+def test_each_step_sees_its_own_counts(build, make_batches):
+    watch = Watch()
+    learner = build([watch, Recorder()], data=(make_batches([4, 4, 2]), make_batches([5, 3])))
+    learner.fit(2)
+    assert watch.seen == [
+        (0, 1, 1, 4, 0),
+        (0, 2, 2, 8, 0),
+        (0, 3, 3, 10, 0),
+        (1, 4, 1, 14, 2),
+        (1, 5, 2, 18, 2),
+        (1, 6, 3, 20, 2),
+    ]
+    history = learner.cbstate["history"]
+    assert history[TrainingPhase()] == history["training"] == History(2, 6, 3, 20)
+    assert history[ValidationPhase] == History(2, 4, 2, 16)
+    assert history["never"] == History() == History(0, 0, 0, 0)
+    assert list(history) == ["training", "validation"]
+
+
+def test_a_cancelled_epoch_counts(build):
+    class Stop(Callback):
+        def stateaccess(self):
+            return {"control": Append()}
+
+        @on
+        def stop(self, event: StepEnd, phase: TrainingPhase, learner):
+            if learner.progress.step_in_epoch == 2:
+                raise CancelEpoch
+
+    learner = build([Recorder(), Stop()])
+    learner.fit(3)
+    assert learner.cbstate["history"]["training"] == History(epochs=3, steps=6, steps_in_epoch=2, samples=24)
+
+
+def test_the_history_is_read_only_for_readers(build):
+    class Meddle(Watch):
+        @on
+        def look(self, event: StepEnd, phase: TrainingPhase, learner):
+            learner.cbstate.history[phase].steps = 0
+
+    with pytest.raises(AccessError, match=r"declares only to read `cbstate.history`, and writes into it"):
+        build([Recorder(), Meddle()]).fit(1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ((np.zeros((3, 2)), np.zeros(3)), 3),
+        ([np.zeros((4, 2))], 4),
+        (((np.zeros((5, 2)), np.zeros(1)), np.zeros(1)), 5),
+        ({"x": np.zeros((6, 1)), "y": np.zeros(6)}, 6),
+        (np.zeros((7,)), 7),
+        ((None, np.zeros(8)), 8),
+        (np.float32(1.0), 1),
+        ((), 0),
+    ],
+)
+def test_samples_are_the_leading_axis(batch, samples):
+    assert leading_axis(batch) == samples
+
+
+def test_by_phase_looks_without_a_trace_and_refuses_what_is_no_phase():
+    kept = ByPhase(History)
+    assert kept["training"] == History()
+    assert len(kept) == 0
+    kept.entry(TrainingPhase).steps = 3
+    assert kept["training"].steps == 3
+    assert TrainingPhase() in kept
+    assert ValidationPhase not in kept
+    with pytest.raises(DeclarationError) as error:
+        kept[3]
+    assert str(error.value) == (
+        "3 is no phase.\n  fix:   look up with a phase instance, a phase class or a name such as 'training'"
+    )
