@@ -27,7 +27,7 @@ from fluxcb.events import BackwardEnd, EpochEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 
 FOLDER = Path(__file__).parent
-SHOWN = 33  # lines of the demo's list of handlers that the picture has room for
+SHOWN = 25  # lines of the demo's list of handlers that the picture has room for
 
 
 # -- the demo -----------------------------------------------------------------------------------
@@ -40,10 +40,10 @@ def demo_svg() -> str:
     rich.reconfigure(record=True, force_terminal=True, width=120, file=io.StringIO(), color_system="truecolor")
     nothing = dict.fromkeys(("start", "refresh", "stop"), lambda self, *args, **kwargs: None)
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), _patched(rich.live.Live, nothing):
-        run_demo(epochs=20, out="runs", seed=0)
+        run_demo(epochs=10, out="runs", seed=0)
     lines = rich.get_console().export_text(styles=True).splitlines()
     first = next(i for i, line in enumerate(lines) if "parameter" in line and "shape" in line)
-    shown = ["$ fluxcb demo", *lines[:SHOWN], "...", "", *lines[first:]]
+    shown = ["$ fluxcb demo --epochs 10", *lines[:SHOWN], "...", "", *lines[first:]]
     console = Console(record=True, file=io.StringIO(), width=120, force_terminal=True)
     for line in shown:
         console.print(Text.from_ansi(line), soft_wrap=True)
@@ -101,8 +101,7 @@ def example_graph() -> nx.DiGraph:
     callbacks = [
         EpochLine(),
         SkipSpikes(),
-        GradientNorm(),
-        ClipGradients(1.0),
+        fluxcb.in_order(GradientNorm(), ClipGradients(1.0)),
         Scheduler({LearningRate: abs}),
         ParameterEMA(0.98),
         Metrics(accuracy),
@@ -110,7 +109,10 @@ def example_graph() -> nx.DiGraph:
     return fluxcb.check(callbacks).digraph
 
 
-BOX, GAP_X, GAP_Y, LEFT, TOP = (190, 38), 150, 22, 20, 64
+Point = tuple[float, float]
+
+BOX, GAP_X, GAP_Y, LEFT, TOP = (190, 38), 200, 22, 20, 64
+LABEL = 140  # room for an edge's label
 FILL = {"traced": "#dbeafe", "host": "#fef3c7", "both": "url(#both)"}
 
 
@@ -118,8 +120,8 @@ def graph_svg(graph: nx.DiGraph) -> str:
     """Return a layered drawing: what runs first stands to the left; edges say why."""
     linked = [node for node in graph if graph.degree(node)]
     alone = [node for node in graph if not graph.degree(node)]
-    groups = sorted(nx.weakly_connected_components(graph.subgraph(linked)), key=lambda g: -nx.dag_longest_path_length(graph.subgraph(g)))
-    at: dict[str, tuple[float, float]] = {}
+    groups = sorted(nx.weakly_connected_components(graph.subgraph(linked)), key=sorted)
+    at: dict[str, Point] = {}
     y = float(TOP)
     for group in groups:
         layers = list(nx.topological_generations(graph.subgraph(group)))
@@ -146,7 +148,7 @@ def graph_svg(graph: nx.DiGraph) -> str:
         *_legend(),
     ]
     for earlier, later, edge in graph.edges(data=True):
-        parts += _arrow(at[earlier], at[later], edge)
+        parts += _arrow(at[earlier], at[later], edge, label_at_start=graph.in_degree(later) > 1)
     if alone:
         parts.append(f'<text x="{LEFT}" y="{caption:g}" fill="#475569">no order with anybody:</text>')
     for node, (x, top) in at.items():
@@ -154,7 +156,8 @@ def graph_svg(graph: nx.DiGraph) -> str:
         parts.append(
             f'<rect x="{x:g}" y="{top:g}" width="{BOX[0]}" height="{BOX[1]}" rx="6" fill="{fill}" stroke="#475569"/>'
         )
-        parts.append(f'<text x="{x + BOX[0] / 2:g}" y="{top + BOX[1] / 2 + 4.5:g}" text-anchor="middle">{escape(node)}</text>')
+        middle, line = x + BOX[0] / 2, top + BOX[1] / 2 + 4.5
+        parts.append(f'<text x="{middle:g}" y="{line:g}" text-anchor="middle">{escape(node)}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -171,27 +174,23 @@ def _kind(callback: Callback) -> str:
     return kinds.pop() if len(kinds) == 1 else "both"
 
 
-def _arrow(start: tuple[float, float], end: tuple[float, float], edge: dict) -> Iterable[str]:
+def _arrow(start: Point, end: Point, edge: dict, *, label_at_start: bool) -> Iterable[str]:
+    """Draw an edge that is straight where its label stands, and bends on the other half of its way."""
     x1, y1 = start[0] + BOX[0], start[1] + BOX[1] / 2
     x2, y2 = end[0], end[1] + BOX[1] / 2
-    half = (x2 - x1) / 2
+    straight = LABEL if label_at_start else x2 - x1 - LABEL
+    bend_from, bend_to = (x1 + straight, x2) if label_at_start else (x1, x1 + straight)
+    middle = (bend_from + bend_to) / 2
     yield (
-        f'<path d="M{x1:g} {y1:g}C{x1 + half:g} {y1:g} {x2 - half:g} {y2:g} {x2:g} {y2:g}" fill="none" '
-        'stroke="#475569" stroke-width="1.3" marker-end="url(#tip)"/>'
+        f'<path d="M{x1:g} {y1:g}H{bend_from:g}C{middle:g} {y1:g} {middle:g} {y2:g} {bend_to:g} {y2:g}H{x2:g}" '
+        'fill="none" stroke="#475569" stroke-width="1.3" marker-end="url(#tip)"/>'
     )
     path = re.search(r"`(.+?)`", edge["reasons"][0])
     moment = edge["moments"][0].split(" x ")[0]
-    # The label sits near the start, where curves that share an end have not met yet.
-    x, y = x1 + 0.42 * (x2 - x1), y1 + 0.36 * (y2 - y1) - 6
-    words = path[1] if path else edge["reasons"][0]
-    yield (
-        f'<text x="{x:g}" y="{y:g}" font-size="11" text-anchor="middle" fill="#334155" stroke="white" stroke-width="4" '
-        f'paint-order="stroke">{escape(words)}</text>'
-    )
-    yield (
-        f'<text x="{x:g}" y="{y + 19:g}" font-size="10" text-anchor="middle" fill="#64748b" stroke="white" '
-        f'stroke-width="4" paint-order="stroke">at {escape(moment)}</text>'
-    )
+    x, y = (x1 + 8, y1) if label_at_start else (x2 - LABEL + 4, y2)
+    words = escape(path[1] if path else edge["reasons"][0])
+    yield f'<text x="{x:g}" y="{y - 5:g}" font-size="11" fill="#334155">{words}</text>'
+    yield f'<text x="{x:g}" y="{y + 14:g}" font-size="10" fill="#64748b">at {escape(moment)}</text>'
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fluxcb._declare.access import Append, Permission, Read, Write, dotted, overlap, writes
+from fluxcb._declare.access import Append, Permission, Read, dotted, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared, Handler
 from fluxcb._declare.resolution import NoConflict, NotDefined, Resolution, RunFirst, Unresolvable, resolveconflict
@@ -31,11 +31,11 @@ class Overlaps:
     b_before_a: list[tuple[StatePath, StatePath]]
 
 
-def overlapping_pairs(handlers: Sequence[Handler]) -> dict[tuple[int, int], Overlaps]:
+def overlapping_pairs(handlers: Sequence[Handler] | Sequence[Declared]) -> dict[tuple[int, int], Overlaps]:
     """Find the pairs of handlers of one moment that overlap with at least one writing.
 
     Args:
-        handlers: The handlers of one moment.
+        handlers: The handlers of one moment, or whole callbacks.
 
     Returns:
         For index pairs `(i, j)` with `i < j`, what they share. Cost grows with the number of
@@ -56,7 +56,7 @@ def overlapping_pairs(handlers: Sequence[Handler]) -> dict[tuple[int, int], Over
 class _PathIndex:
     """Declared paths by prefix, so that overlaps are looked up rather than searched for."""
 
-    def __init__(self, handlers: Sequence[Handler]) -> None:
+    def __init__(self, handlers: Sequence[Handler] | Sequence[Declared]) -> None:
         self.at: dict[StatePath, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
         self.below: dict[StatePath, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
         self.first: dict[str, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
@@ -101,7 +101,7 @@ def _note(
     if isinstance(other, Read) and other.previous:
         return
     # An Append to a hub may add any name, so it is ordered before readers of the hub, not of one name.
-    if appends and len(path) < len(other_path):
+    if appends and len(path) < len(other_path) and other_path[: len(path)] == path:
         return
     if i < j:
         _entry(found, i, j).a_before_b.append((path, other_path))
@@ -138,7 +138,7 @@ def settle(a: Declared, b: Declared) -> Settlement:
     for asked, resolution in (
         (f"{a.cls.__name__}.resolveconflict", one.resolveconflict(other)),
         (f"{b.cls.__name__}.resolveconflict", other.resolveconflict(one)),
-        ("resolveconflict.register", resolveconflict(one, other)),
+        *(("resolveconflict.register", answer) for answer in resolveconflict.answers(one, other)),
     ):
         answer = _read(resolution, asked, a, b)
         if answer is not None:
@@ -170,7 +170,7 @@ def _read(resolution: Resolution, asked: str, a: Declared, b: Declared) -> Settl
     if isinstance(resolution, RunFirst):
         first = unwrap(resolution.callback) if isinstance(resolution.callback, Callback) else resolution.callback
         for side, declared in (("a", a), ("b", b)):
-            if first is unwrap(declared.callback) or first is declared.cls:
+            if first is unwrap(declared.callback) or (first is declared.cls and a.cls is not b.cls):
                 return Settlement(side, f"{asked} says RunFirst({declared.label})")
     raise CheckError(
         f"`{asked}` answered {resolution!r} for {a.label} and {b.label}.",
@@ -180,20 +180,15 @@ def _read(resolution: Resolution, asked: str, a: Declared, b: Declared) -> Settl
 
 def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str]) -> ConflictError:
     """Return the error for two writers whose order nobody knows."""
-    path = overlaps.both_write[0][0 if len(overlaps.both_write[0][0]) >= len(overlaps.both_write[0][1]) else 1]
-    paths = " and ".join(
-        dict.fromkeys(f"`{dotted(p if len(p) >= len(q) else q)}`" for p, q in overlaps.both_write)
-    )
+    paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
-    both_whole = all(isinstance(h.access.get(path, Write()), Write) for h in (a, b))
     fixes = [f"put them in the list as `in_order({one.label}, {other.label})`"]
     if one.cls is not other.cls:
         fixes.append(f"make `{other.cls.__name__}.runafter()` return `({one.cls.__name__},)`")
-    if both_whole:
-        fixes.append("declare `Append()` in both, if they only add what does not depend on order")
+    fixes.append("declare `Append()` in both, if they only add what does not depend on order")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
-        where=[f"{d.where}" for d in (one, other)],
+        where=list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b))),
         why=f"at {_listed(moments)} both run, and the result depends on which is last",
         fix=fixes,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -31,19 +32,34 @@ class Edge:
     """Why one callback runs before another, and where.
 
     Attributes:
-        reasons: One line each.
-        moments: The moments both run at, in loop order.
+        at: For each moment at which both run, in loop order, the reasons that hold there, one line each.
     """
 
-    reasons: list[str] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
+    at: dict[Moment, list[str]] = field(default_factory=dict)
 
-    def add(self, reason: str, moment: Moment) -> None:
-        """Note one more reason or moment."""
-        if reason not in self.reasons:
-            self.reasons.append(reason)
-        if moment not in self.moments:
-            self.moments.append(moment)
+    @property
+    def reasons(self) -> list[str]:
+        """All reasons, each once."""
+        return list(dict.fromkeys(reason for reasons in self.at.values() for reason in reasons))
+
+    @property
+    def moments(self) -> list[Moment]:
+        """The moments both run at, in loop order."""
+        return list(self.at)
+
+
+Relations = dict[tuple[int, int], list[str]]
+"""For position pairs `(earlier, later)` of one moment, why they are in this order."""
+
+
+@dataclass
+class _Conflict:
+    """Two writers whose order nobody knows, and the names of the moments at which both run."""
+
+    a: Handler
+    b: Handler
+    shared: Overlaps
+    moments: list[str] = field(default_factory=list)
 
 
 class CallbackGraph:
@@ -70,13 +86,13 @@ class CallbackGraph:
         self.orders: dict[Moment, tuple[Handler, ...]] = {}
         self._ordered = set(ordered)
         self._runafter = self._read_runafter()
-        self._conflicts: dict[tuple[int, int], tuple[Handler, Handler, Overlaps, list[str]]] = {}
+        self._conflicts: list[_Conflict] = []
         self._seen_cycles: set[frozenset[int]] = set()
-        self._relations: dict[tuple[Any, ...], dict[tuple[int, int], list[str]]] = {}
+        self._related: dict[tuple[Any, ...], tuple[Relations, list[_Conflict]]] = {}
         self._outspoken = {
             d.position
             for d in self.declared
-            if type(d.callback).resolveconflict is not Callback.resolveconflict or resolveconflict.concerns(d.cls)
+            if d.cls.resolveconflict is not Callback.resolveconflict or resolveconflict.concerns(d.cls)
         }
         for moment in self._moments():
             self._order(moment)
@@ -99,8 +115,11 @@ class CallbackGraph:
             before = len(self.problems)
             self._order(moment)
             self._report_conflicts()
-            if len(self.problems) > before:
-                raise CheckError.of(self.problems[before:])
+            found = self.problems[before:]
+            if found:  # asked again, it says the same again
+                self._forget(moment)
+                del self.problems[before:]
+                raise CheckError.of(found)
         return self.orders.get(moment, ())
 
     def require(self) -> None:
@@ -132,10 +151,16 @@ class CallbackGraph:
     def init_order(self) -> list[Declared]:
         """Return the callbacks in the order in which their `init` runs: creators before readers.
 
-        Initialising has no moment of its own, so edges of all moments count; where these form a
-        loop, list order decides within it.
+        Initialising has no moment of its own, so edges of all moments count, and creators of shared
+        state come before readers that they meet at no moment; where these form a loop, list order
+        decides within it.
         """
-        return [self.declared[i] for i in _topological(range(len(self.declared)), self.edges, key=lambda i: (i,))[0]]
+        before = {*self._runafter, *self._ordered, *self.edges}
+        for (i, j), shared in overlapping_pairs(self.declared).items():
+            for pair, paths in (((i, j), shared.a_before_b), ((j, i), shared.b_before_a)):
+                if any(written[0] == "cbstate" for written, _ in paths) and pair[::-1] not in before:
+                    before.add(pair)
+        return [self.declared[i] for i in _topological(range(len(self.declared)), before, key=lambda i: (i,))[0]]
 
     # -- deriving it ------------------------------------------------------------------------
 
@@ -170,71 +195,65 @@ class CallbackGraph:
         if not handlers:
             return
         relations = self._relate(handlers, moment)
-        for (i, j), reasons in relations.items():
-            edge = self.edges.setdefault((i, j), Edge())
-            for reason in reasons:
-                edge.add(reason, moment)
+        for pair, reasons in relations.items():
+            self.edges.setdefault(pair, Edge()).at[moment] = reasons
         by_position = {h.declared.position: h for h in handlers}
-        order, stuck = _topological(by_position, relations, key=_tie_break(by_position, event))
-        if stuck:
-            self._report_cycle(stuck, relations, moment)
+        order, loops = _topological(by_position, relations, key=_tie_break(by_position, event))
+        for members in loops:
+            self._report_cycle(members, relations, moment)
         self.orders[moment] = tuple(by_position[i] for i in order)
 
-    def _relate(self, handlers: Sequence[Handler], moment: Moment) -> dict[tuple[int, int], list[str]]:
-        """Return for position pairs `(earlier, later)` of one moment why they are in this order."""
+    def _relate(self, handlers: Sequence[Handler], moment: Moment) -> Relations:
         # Many moments have the same handlers (training and validation); what they share is found once.
-        key = tuple((h.declared.position, h.name, tuple(h.access.items())) for h in handlers)
-        if key in self._relations:
-            for pair in self._conflicts.keys() & {
-                (a.declared.position, b.declared.position) for a in handlers for b in handlers
-            } if self._conflicts else ():
-                self._conflicts[pair][3].append(moment_name(moment))
-            return self._relations[key]
-        positions = [h.declared.position for h in handlers]
-        present = set(positions)
-        relations: dict[tuple[int, int], list[str]] = {}
-        stated = {pair: "in_order" for pair in self._ordered}
-        stated = {**self._runafter, **stated}
-        for (i, j), reason in stated.items():
-            if i in present and j in present:
-                relations.setdefault((i, j), []).append(reason)
-        overlaps = overlapping_pairs(handlers)
-        at = {position: index for index, position in enumerate(positions)}
-        candidates = dict.fromkeys(overlaps)
-        for i in self._outspoken & present:  # those may have something to say about anybody
-            candidates.update(dict.fromkeys((min(at[i], k), max(at[i], k)) for k in range(len(handlers)) if k != at[i]))
-        for a, b in candidates:
-            self._relate_pair(handlers[a], handlers[b], overlaps.get((a, b)), relations, moment)
-        self._relations[key] = relations
+        key = tuple((h.declared.position, tuple(h.access.items())) for h in handlers)
+        if key not in self._related:
+            self._related[key] = self._relate_anew(handlers)
+        relations, conflicts = self._related[key]
+        for found in conflicts:
+            found.moments.append(moment_name(moment))
         return relations
 
-    def _relate_pair(
-        self,
-        a: Handler,
-        b: Handler,
-        shared: Overlaps | None,
-        relations: dict[tuple[int, int], list[str]],
-        moment: Moment,
-    ) -> None:
+    def _relate_anew(self, handlers: Sequence[Handler]) -> tuple[Relations, list[_Conflict]]:
+        at = {handler.declared.position: index for index, handler in enumerate(handlers)}
+        relations: Relations = {}
+        conflicts: list[_Conflict] = []
+        for (i, j), reason in [*self._runafter.items(), *((pair, "in_order") for pair in self._ordered)]:
+            if i in at and j in at:
+                relations.setdefault((i, j), []).append(reason)
+        overlaps = overlapping_pairs(handlers)
+        candidates = dict.fromkeys(overlaps)
+        for k in (at[i] for i in self._outspoken & at.keys()):  # those may have something to say about anybody
+            candidates.update(dict.fromkeys((min(k, m), max(k, m)) for m in range(len(handlers)) if m != k))
+        for a, b in sorted(candidates):
+            clash = self._relate_pair(handlers[a], handlers[b], overlaps.get((a, b)), relations)
+            if clash is not None:
+                conflicts.append(self._conflict(handlers[a], handlers[b], clash))
+        return relations, conflicts
+
+    def _conflict(self, a: Handler, b: Handler, shared: Overlaps) -> _Conflict:
+        for known in self._conflicts:  # found at another moment, beside other handlers
+            if known.a.declared is a.declared and known.b.declared is b.declared and known.shared == shared:
+                return known
+        self._conflicts.append(_Conflict(a, b, shared))
+        return self._conflicts[-1]
+
+    def _relate_pair(self, a: Handler, b: Handler, shared: Overlaps | None, relations: Relations) -> Overlaps | None:
+        """Note who of a pair runs first and why; return what they share where both write it and no order is known."""
         i, j = a.declared.position, b.declared.position
         forward, backward = (i, j), (j, i)
         try:
             settlement = settle(a.declared, b.declared)
         except CheckError as error:
-            if str(error) not in {str(p) for p in self.problems}:
+            if str(error) not in map(str, self.problems):
                 self.problems.append(error)
-            return
+            return None
         if settlement.first in ("a", "b"):
             relations.setdefault(forward if settlement.first == "a" else backward, []).append(settlement.reason)
-        if shared is None or settlement.first == "any":
-            return
-        known = forward in relations or backward in relations
-        if shared.both_write and not known:
-            entry = self._conflicts.setdefault(forward, (a, b, shared, []))
-            entry[3].append(moment_name(moment))
-            return
-        if known:  # what is stated outweighs what is derived from reads and writes
-            return
+        # What is stated outweighs what is derived from reads and writes.
+        if shared is None or settlement.first == "any" or forward in relations or backward in relations:
+            return None
+        if shared.both_write:
+            return shared
         for pair, paths, writer, reader in (
             (forward, shared.a_before_b, a, b),
             (backward, shared.b_before_a, b, a),
@@ -242,33 +261,42 @@ class CallbackGraph:
             for written, read in paths:
                 path = dotted(read if len(read) >= len(written) else written)
                 reason = f"{writer.declared.cls.__name__} writes `{path}`, {reader.declared.cls.__name__} reads it"
-                relations.setdefault(pair, []).append(reason)
+                reasons = relations.setdefault(pair, [])
+                if reason not in reasons:
+                    reasons.append(reason)
+        return None
+
+    def _forget(self, moment: Moment) -> None:
+        del self.orders[moment]
+        for edge in self.edges.values():
+            edge.at.pop(moment, None)
+        self.edges = {pair: edge for pair, edge in self.edges.items() if edge.at}
+        self._seen_cycles.clear()
+        self._related.clear()
 
     # -- telling what is wrong --------------------------------------------------------------
 
     def _report_conflicts(self) -> None:
-        for a, b, shared, moments in self._conflicts.values():
-            self.problems.append(conflict(a, b, shared, list(dict.fromkeys(moments))))
+        self.problems += [conflict(c.a, c.b, c.shared, c.moments) for c in self._conflicts]
         self._conflicts.clear()
 
-    def _report_cycle(self, stuck: set[int], relations: dict[tuple[int, int], list[str]], moment: Moment) -> None:
+    def _report_cycle(self, members: set[int], relations: Relations, moment: Moment) -> None:
         import networkx as nx
 
-        graph = nx.DiGraph((i, j) for i, j in sorted(relations) if i in stuck and j in stuck)
-        loop = [edge[:2] for edge in nx.find_cycle(graph)]
-        members = frozenset(i for i, _ in loop)
-        if members in self._seen_cycles:
+        graph = nx.DiGraph((i, j) for i, j in sorted(relations) if i in members and j in members)
+        # The shortest loop says most; of these, the one that starts first in the list.
+        loops = [[i, *nx.shortest_path(graph, j, i)] for i, j in graph.edges]
+        nodes = min(loops, key=lambda nodes: (len(nodes), nodes))
+        loop = list(itertools.pairwise(nodes))
+        if frozenset(nodes) in self._seen_cycles:
             return
-        self._seen_cycles.add(members)
-        start = min(range(len(loop)), key=lambda k: loop[k][0])
-        loop = loop[start:] + loop[:start]
-        names = [self.declared[i].label for i, _ in loop]
+        self._seen_cycles.add(frozenset(nodes))
+        names = {i: self.declared[i].label for i in nodes}
+        circle = " -> ".join(names[i] for i in nodes)
         self.problems.append(
             CycleError(
-                f"{len(names)} callbacks must each run before the next, in a circle: {' -> '.join([*names, names[0]])}.",
-                where=[
-                    f"{self.declared[i].label} -> {self.declared[j].label}: {'; '.join(relations[i, j])}" for i, j in loop
-                ],
+                f"{len(loop)} callbacks must each run before the next, in a circle: {circle}.",
+                where=[f"{names[i]} -> {names[j]}: {'; '.join(relations[i, j])}" for i, j in loop],
                 why=f"at {moment_name(moment)} no order satisfies all of these",
                 fix=[
                     "declare `Read(previous=True)` in the reader that may see what an earlier moment left",
@@ -287,41 +315,45 @@ def _tie_break(handlers: dict[int, Handler], event: type[Event]) -> Any:
 
 def _topological(
     nodes: Iterable[int], edges: Iterable[tuple[int, int]], *, key: Any
-) -> tuple[list[int], set[int]]:
+) -> tuple[list[int], list[set[int]]]:
     """Sort topologically, ties by key.
 
     Returns:
-        The order, and the nodes that are stuck behind a cycle; the order holds these too, by key.
+        The order, and the members of each loop; the order holds these too, within a loop by key.
     """
     import heapq
 
-    nodes = list(nodes)
-    present = set(nodes)
-    after: dict[int, list[int]] = {i: [] for i in nodes}
     waiting = dict.fromkeys(nodes, 0)
+    after: dict[int, list[int]] = {i: [] for i in waiting}
     for i, j in edges:
-        if i in present and j in present:
+        if i in waiting and j in waiting:
             after[i].append(j)
             waiting[j] += 1
-    heap = [(key(i), i) for i in nodes if waiting[i] == 0]
+    heap = [(key(i), i) for i, number in waiting.items() if number == 0]
     heapq.heapify(heap)
     order: list[int] = []
-    stuck: set[int] = set()
-    placed: set[int] = set()
-    while len(order) < len(nodes):
-        if not heap:  # a cycle: go on with the first of those left, so that an order exists to show
-            left = [i for i in nodes if i not in placed]
-            stuck |= set(left)
-            first = min(left, key=key)
-            waiting[first] = 0
-            heapq.heappush(heap, (key(first), first))
+    loops: list[set[int]] = []
+    while waiting:
+        if not heap:
+            looping = _first_loops(waiting, after)
+            loops += [members for members in looping if not any(members <= known for known in loops)]
+            first = min((i for members in looping for i in members), key=key)
+            heap.append((key(first), first))
         _, i = heapq.heappop(heap)
-        if i in placed:
-            continue
-        placed.add(i)
         order.append(i)
+        del waiting[i]
         for j in after[i]:
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                heapq.heappush(heap, (key(j), j))
-    return order, stuck
+            if j in waiting:
+                waiting[j] -= 1
+                if waiting[j] == 0:
+                    heapq.heappush(heap, (key(j), j))
+    return order, sorted(loops, key=min)
+
+
+def _first_loops(left: Iterable[int], after: dict[int, list[int]]) -> list[set[int]]:
+    """Return the members of the loops that wait for nothing but themselves, among the nodes that are left."""
+    import networkx as nx
+
+    left = set(left)
+    graph = nx.DiGraph((i, j) for i in left for j in after[i] if j in left)
+    return [c for c in nx.strongly_connected_components(graph) if all(i in c for j in c for i in graph.predecessors(j))]

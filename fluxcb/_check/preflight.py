@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph, moment_name
-from fluxcb._declare.access import Append, Write, dotted, overlap, writes
+from fluxcb._declare.access import Append, dotted, overlap, writes
 from fluxcb._declare.declared import Declared, Handler, declare
-from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd
+from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, PROVIDERS, available, step_names
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError, did_you_mean
@@ -57,35 +57,39 @@ def build_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGrap
 
 def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) -> list[CheckError]:
     problems: list[CheckError] = []
-    written = {
-        path[1] for d in declared for path, permission in d.access.items() if path[0] == "step" and len(path) > 1 and writes(permission)
-    }
-    steps = step_names(phases) | set(ENGINE_STEP_NAMES)
+    steps = step_names(phases) | set(ENGINE_STEP_NAMES) | _written_step_names(declared)
     names = {p.name for p in phases}
     for d in declared:
-        for path, permission in d.access.items():
-            problem = _unknown(path, steps | written, names)
+        for path, permission, where in d.accesses():
+            problem = _unknown(path, steps, names)
             if problem:
                 what, hint = problem
-                problems.append(
-                    UnknownStateError(f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}", where=d.where)
-                )
-            elif path[0] in ("progress", "key", "data", "*") and isinstance(permission, Write | Append) and path[0] != "data":
+                what = f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}"
+                problems.append(UnknownStateError(what, where=where))
+            elif path[0] in ("progress", "key", "*") and writes(permission):
+                what = f"{d.label} declares to write `{dotted(path)}`, which no callback can write."
                 cure = "declare the paths it changes" if path[0] == "*" else "remove it from `stateaccess`"
-                problems.append(
-                    UnknownStateError(
-                        f"{d.label} declares to write `{dotted(path)}`, which no callback can write.", where=d.where, fix=cure
-                    )
-                )
+                problems.append(UnknownStateError(what, where=where, fix=cure))
     return problems
+
+
+def _written_step_names(declared: Sequence[Declared]) -> set[str]:
+    return {
+        path[1]
+        for d in declared
+        for path, permission, _ in d.accesses()
+        if path[0] == "step" and len(path) > 1 and writes(permission)
+    }
 
 
 def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[str, str] | None:
     first = path[0]
     if first not in FIRST_LEVEL:
         if first in steps:
-            return "which is not a part of the Learner", f' Step values are nested: `{{"step": {{"{first}": Read()}}}}`.'
-        return "which is not a part of the Learner", did_you_mean(first, FIRST_LEVEL)
+            hint = f' Step values are nested: `{{"step": {{"{first}": Read()}}}}`.'
+        else:
+            hint = did_you_mean(first, FIRST_LEVEL)
+        return "which is not a part of the Learner", hint
     if first in ("*", "control") and len(path) > 1:
         return f"but `{first}` has no parts", ""
     if len(path) < 2:
@@ -101,28 +105,27 @@ def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[s
 
 def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
     """Find shared state that is read and that no callback writes, hence none creates."""
-    written = [p for d in declared for p, perm in d.access.items() if writes(perm) and p[0] in ("cbstate", "*")]
-    problems: list[CheckError] = []
-    for d in declared:
-        for path, permission in d.access.items():
-            if path[0] != "cbstate" or len(path) < 2 or writes(permission):
-                continue
-            # A whole-hub Append may add any name, but promises none.
-            if any(overlap(p, path) and (len(p) > 1) and not _hub_only(p, path, declared) for p in written):
-                continue
-            problems.append(_missing(d, path, declared, written))
-    return problems
+    written = [
+        (path, permission)
+        for d in declared
+        for path, permission, _ in d.accesses()
+        if path[0] == "cbstate" and len(path) > 1 and writes(permission)
+    ]
+    return [
+        _missing(d, path, where, [p for p, _ in written])
+        for d in declared
+        for path, permission, where in d.accesses()
+        if path[0] == "cbstate"
+        and len(path) > 1
+        and not writes(permission)
+        # An Append to a whole hub may add any name, but promises none.
+        and not any(overlap(p, path) and not (isinstance(by, Append) and len(p) < len(path)) for p, by in written)
+    ]
 
 
-def _hub_only(written: StatePath, path: StatePath, declared: Sequence[Declared]) -> bool:
-    if len(written) >= len(path):
-        return False
-    return all(isinstance(d.access.get(written), Append | None) for d in declared)
-
-
-def _missing(d: Declared, path: StatePath, declared: Sequence[Declared], written: Sequence[StatePath]) -> CheckError:
+def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePath]) -> CheckError:
     provider = PROVIDERS.get(path[1])
-    others = {p[: len(path)][-1] for p in written if len(p) >= 2}
+    others = {p[: len(path)][-1] for p in written}
     hint = "" if provider else did_you_mean(path[-1], others | set(PROVIDERS))
     fix = (
         [f"add `{provider}()` to the callbacks, which creates it"]
@@ -131,7 +134,7 @@ def _missing(d: Declared, path: StatePath, declared: Sequence[Declared], written
     )
     return MissingStateError(
         f"{d.label} reads `{dotted(path)}`, which no callback creates.{hint}",
-        where=d.where,
+        where=where,
         why="it would fail at the first handler that reads it",
         fix=fix,
     )
@@ -145,12 +148,8 @@ def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
         for handler in handlers:
             groups.setdefault((handler.declared.position, id(handler.access)), (handler, []))[1].append(moment)
             of_callback.setdefault(handler.declared.position, []).append(moment)
-    written = {
-        path[1]
-        for d in graph.declared
-        for path, permission in d.access.items()
-        if path[0] == "step" and len(path) > 1 and writes(permission)
-    }
+    written = _written_step_names(graph.declared)
+    known = step_names(graph.phases) | set(ENGINE_STEP_NAMES)
     problems: list[CheckError] = []
     for handler, moments in groups.values():
         # What the class declares may be for the sake of a handler that has narrowed its own access.
@@ -160,17 +159,17 @@ def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
         if any(names is None for names in sets):
             continue
         reachable = {name for names in sets if names for name in names}
+        if any(event is StepEnd or issubclass(event, TracedEvent) for event, _ in places):
+            reachable |= written - known  # when handlers add them is theirs to know
         for path, permission in handler.access.items():
             if path[0] != "step" or len(path) < 2 or path[1] in reachable:
                 continue
-            provided_somewhere = path[1] in step_names(graph.phases) | set(ENGINE_STEP_NAMES)
-            if not provided_somewhere or (path[1] in written and not writes(permission) and path[1] not in step_names(graph.phases)):
-                continue
-            problems.append(_too_early(handler, path, moments))
+            if path[1] in known or (path[1] in written and not writes(permission)):
+                problems.append(_too_early(handler, path, moments, added=path[1] not in known))
     return problems
 
 
-def _too_early(handler: Handler, path: StatePath, moments: Sequence[Any]) -> CheckError:
+def _too_early(handler: Handler, path: StatePath, moments: Sequence[Any], *, added: bool) -> CheckError:
     shown = ", ".join(dict.fromkeys(moment_name(m) for m in moments[:2]))
     host = all(issubclass(event, HostEvent) for event, _ in moments)
     only_outside = host and not any(event in (StepBegin, StepEnd) for event, _ in moments)
@@ -179,12 +178,12 @@ def _too_early(handler: Handler, path: StatePath, moments: Sequence[Any]) -> Che
         if only_outside
         else f"`{dotted(path)}` does not exist yet there"
     )
-    later = _first_with(path[1], [phase for _, phase in moments], host)
+    later = StepEnd.__name__ if added else _first_with(path[1], [phase for _, phase in moments], host)
     return MissingStateError(
         f"{handler.declared.label} uses `{dotted(path)}` at {shown}, where it does not exist.",
         where=handler.where,
         why=why,
-        fix=f"handle {later} instead" if later else "read it in a phase that provides it",
+        fix=f"handle {later} instead" if later else "use it in a phase that provides it",
     )
 
 

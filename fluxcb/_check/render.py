@@ -35,15 +35,19 @@ def _reasons(graph: CallbackGraph, handler: Handler, earlier: tuple[Handler, ...
     found = []
     for before in earlier:
         edge = graph.edges.get((before.declared.position, handler.declared.position))
-        if edge is not None and (handler.event, handler.phase) in edge.moments:
-            found.append(f"after {before.declared.label}: {'; '.join(edge.reasons)}")
+        reasons = edge.at.get((handler.event, handler.phase)) if edge is not None else None
+        if reasons:
+            found.append(f"after {before.declared.label}: {'; '.join(reasons)}")
     return found
 
 
 def mermaid(graph: CallbackGraph) -> str:
     """Return the graph in Mermaid's notation, which GitHub and notebooks draw."""
     lines = ["graph LR"]
-    lines += [f'  n{d.position}["{d.label.replace(chr(34), chr(39))}"]' for d in graph.declared]
-    for (i, j), edge in graph.edges.items():
-        lines.append(f'  n{i} -- "{edge.reasons[0].replace("`", "")}" --> n{j}')
+    lines += [f'  n{d.position}["{_quoted(d.label)}"]' for d in graph.declared]
+    lines += [f'  n{i} -- "{_quoted(edge.reasons[0])}" --> n{j}' for (i, j), edge in graph.edges.items()]
     return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    return text.replace('"', "'").replace("`", "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +75,10 @@ class HandlerBackend:
             return state.values.get(path, jnp.bool_(False))
         self._require(path, state)
         return self._hand_out(path, state.get(path))
+
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        """Return a function that reads a path."""
+        return lambda: self.read(path, permission)
 
     def _require(self, path: StatePath, state: TraceState) -> None:
         if root_of(path) in state.values:

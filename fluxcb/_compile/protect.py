@@ -28,6 +28,10 @@ class Backend(Protocol):
         """Return the value at a path."""
         ...
 
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        """Return a function that reads a path; what can be settled beforehand, is."""
+        ...
+
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Replace the value at a path."""
         ...
@@ -149,7 +153,7 @@ def _make_view(path: StatePath, tree: dict[str, Any], backend: Backend, who: str
         if isinstance(node, Permission) and not path and name in NAMESPACES:
             children[name] = _open_view(below, node, backend, who, where)
         elif isinstance(node, Permission):
-            attributes[name] = property(_reader(below, node))
+            attributes[name] = property(_reader(backend.reader(below, node)))
         else:
             children[name] = _make_view(below, node, backend, who, where)
         if isinstance(node, Permission) and writes(node) and not (name in children and not path):
@@ -187,8 +191,5 @@ def _instance(
     return view
 
 
-def _reader(path: StatePath, permission: Permission) -> Callable[[_View], Any]:
-    def read(view: _View) -> Any:
-        return view._backend.read(path, permission)
-
-    return read
+def _reader(get: Callable[[], Any]) -> Callable[[_View], Any]:
+    return lambda view: get()

@@ -101,7 +101,7 @@ def normalise(declared: Any, *, owner: str, where: str) -> Access:
 def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: str, where: str) -> None:
     for key, value in node.items():
         if not isinstance(key, str) or not key or "." in key:
-            nested = f'nest it: `{_nested(key.split("."))}`' if isinstance(key, str) and "." in key else "use a name"
+            nested = f"nest it: `{_nested(key.split('.'))}`" if isinstance(key, str) and "." in key else "use a name"
             raise DeclarationError(
                 f"`{owner}` has the key {key!r} under `{dotted(prefix) or 'the top level'}`; keys are single names.",
                 where=where,

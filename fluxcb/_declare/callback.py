@@ -137,10 +137,11 @@ def _check_spelling(cls: type) -> None:
     for name, value in vars(cls).items():
         if name in _DECLARATIONS:
             if not callable(value) and not isinstance(value, classmethod | staticmethod):
+                returning = f"write `def {name}(self): return {value!r}`"
                 raise DeclarationError(
                     f"`{cls.__name__}.{name}` must be a method, not {type(value).__name__} {value!r}.",
                     where=f"{cls.__module__}.{cls.__qualname__}",
-                    fix=f"write `def {name}(self): return {value!r}`" if name in _DECLARATIONS[:2] else "write a method",
+                    fix=returning if name in ("stateaccess", "runafter") else "write a method",
                 )
             continue
         if not inspect.isfunction(value) or is_handler(value) or name.startswith("_"):

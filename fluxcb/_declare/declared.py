@@ -126,8 +126,8 @@ class Declared:
                         yield path, permission, self._place(entry)
 
     def _place(self, entry: Entry) -> str:
-        function = entry.function or getattr(self.cls, entry.name)
-        return f"{self.cls.__name__}.{entry.name}  {source_of(function)}"
+        function = entry.bind(unwrap(self.callback))
+        return f"{self.cls.__name__}.{entry.name}  {source_of(getattr(function, '__func__', function))}"
 
     def _narrowed(self, entry: Entry) -> Access:
         owner = f"{self.cls.__name__}.{entry.name}"
@@ -199,7 +199,7 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
             if flat[first] is callback and (grouped or first not in ungrouped):
                 return first
             raise DeclarationError(
-                f"The callback {callback!r} stands in the list twice; the first is {flat[first]!r} at position {first}.",
+                f"The callback {callback!r} stands in the list twice; first as {flat[first]!r} at position {first}.",
                 why="one instance has one state, and would run twice per moment",
                 fix="remove one, or construct a second instance",
             )

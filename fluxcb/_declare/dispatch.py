@@ -35,8 +35,7 @@ class At:
 
     def __class_getitem__(cls, pair: Pair) -> type[At]:
         parts = pair if isinstance(pair, tuple) else (pair,)
-        bases = (Event, Phase)
-        if len(parts) != 2 or not all(isinstance(p, type) and issubclass(p, b) for p, b in zip(parts, bases, strict=True)):
+        if not (len(parts) == 2 and _is_a(parts[0], Event) and _is_a(parts[1], Phase)):
             raise DeclarationError(
                 f"`At` takes an event class and a phase class, not {', '.join(map(_named, parts))}.",
                 fix="write e.g. `At[StepEnd, TrainingPhase]`",
@@ -106,7 +105,7 @@ def check_pair(event: Any, phase: Any, where: str) -> Pair:
         DeclarationError: One of the two is something else.
     """
     for value, base, role in ((event, Event, "event"), (phase, Phase, "phase")):
-        if not (isinstance(value, type) and issubclass(value, base)):
+        if not _is_a(value, base):
             raise DeclarationError(
                 f"A handler's {role} must be a subclass of `{base.__name__}`, not {_named(value)}.",
                 where=where,
@@ -123,6 +122,10 @@ def check_pair(event: Any, phase: Any, where: str) -> Pair:
     return event, phase
 
 
+def _is_a(value: Any, base: type) -> bool:
+    return isinstance(value, type) and issubclass(value, base)
+
+
 def _named(value: Any) -> str:
     return f"the class `{value.__name__}`" if isinstance(value, type) else f"{value!r}"
 
@@ -133,9 +136,7 @@ def most_specific(entries: Iterable[Entry], event: type[Event], phase: type[Phas
     return [
         e
         for e in fitting
-        if not any(
-            o is not e and issubclass(o.event, e.event) and issubclass(o.phase, e.phase) for o in fitting
-        )
+        if not any(o is not e and issubclass(o.event, e.event) and issubclass(o.phase, e.phase) for o in fitting)
     ]
 
 
@@ -176,13 +177,11 @@ class HandlerTable(functools.singledispatchmethod):
         self._own = own
         merged: dict[Pair, Entry] = {}
         for cls in reversed(self.owner.__mro__):
-            table = self if cls is self.owner else vars(cls).get("on")
-            if not isinstance(table, HandlerTable):
-                continue
+            rows = own if cls is self.owner else _rows(cls)
             # A decorated handler replaces one of the same name, whatever pair that one was for.
-            redefined = {e.name for e in table._own if e.function is None}
+            redefined = {e.name for e in rows if e.function is None}
             merged = {pair: e for pair, e in merged.items() if e.function or e.name not in redefined}
-            merged.update({(e.event, e.phase): e for e in table._own})
+            merged.update({(e.event, e.phase): e for e in rows})
         merged = {pair: e for pair, e in merged.items() if e.function or getattr(self.owner, e.name, None) is not None}
         _check_ambiguities(self.owner, merged)
         self.entries = merged
@@ -268,6 +267,16 @@ class HandlerTable(functools.singledispatchmethod):
                 entry.bind(obj)(event, phase, learner)
 
         return dispatch
+
+
+def _rows(cls: type) -> list[Entry]:
+    """Return the entries of one class alone; a class that is no Callback may be mixed into one."""
+    from fluxcb._declare.handlers import entries_of, is_handler
+
+    table = vars(cls).get("on")
+    if isinstance(table, HandlerTable):
+        return table._own
+    return [e for name, value in vars(cls).items() if is_handler(value) for e in entries_of(name, value)]
 
 
 def _calling(entry: Entry) -> Callable[..., None]:

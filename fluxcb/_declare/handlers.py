@@ -30,9 +30,7 @@ class _Mark:
     when: Schedule | None
 
 
-def on(
-    *events_and_phase: Any, access: Mapping[str, Any] | None = None, when: Schedule | None = None
-) -> Any:
+def on(*events_and_phase: Any, access: Mapping[str, Any] | None = None, when: Schedule | None = None) -> Any:
     """Mark a method as the handler of an event in a phase.
 
     Bare `@on` reads the annotations of the method's `event` and `phase` parameters (classes or
@@ -82,9 +80,7 @@ def entries_of(name: str, function: Any) -> list[Entry]:
     return [Entry(event, phase, name, access=mark.access, when=mark.when) for event, phase in mark.pairs]
 
 
-def _mark(
-    function: Any, explicit: tuple[Any, ...] | None, access: Any, when: Any, frame: types.FrameType
-) -> Any:
+def _mark(function: Any, explicit: tuple[Any, ...] | None, access: Any, when: Any, frame: types.FrameType) -> Any:
     where = f"{function.__qualname__}  {source_of(function)}"
     check_signature(function, where)
     previous = frame.f_locals.get(function.__name__)
@@ -156,12 +152,12 @@ def check_signature(function: Any, where: str) -> None:
 
 
 def _plain(function: Any) -> str:
-    return "(" + ", ".join(str(p.replace(annotation=p.empty)) for p in inspect.signature(function).parameters.values()) + ")"
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
-def _annotation(
-    function: Any, parameter: inspect.Parameter, default: type, frame: types.FrameType, where: str
-) -> Any:
+def _annotation(function: Any, parameter: inspect.Parameter, default: type, frame: types.FrameType, where: str) -> Any:
     """Return the annotation as classes; strings are evaluated where they were written."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
@@ -179,7 +175,8 @@ def _annotation(
         return eval(annotation, function.__globals__, names)  # noqa: S307 - the user's own annotation
     except Exception as error:
         raise DeclarationError(
-            f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` cannot be resolved ({error}).",
+            f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` "
+            f"cannot be resolved ({error}).",
             where=where,
             fix="import the class before the callback, or name it in the decorator: `@on(StepEnd, TrainingPhase)`",
         ) from error

@@ -11,7 +11,16 @@ from fluxcb._errors import DeclarationError
 if TYPE_CHECKING:
     from fluxcb._declare.callback import Callback
 
-__all__ = ["InOrder", "NoConflict", "NotDefined", "Resolution", "RunFirst", "Unresolvable", "in_order", "resolveconflict"]
+__all__ = [
+    "InOrder",
+    "NoConflict",
+    "NotDefined",
+    "Resolution",
+    "RunFirst",
+    "Unresolvable",
+    "in_order",
+    "resolveconflict",
+]
 
 
 @dataclass(frozen=True)
@@ -99,8 +108,12 @@ class _Registry:
                 fitting.setdefault((first, second), []).append((function, one, other))
             if isinstance(one, second) and isinstance(other, first):
                 fitting.setdefault((second, first), []).append((function, other, one))
-        best = [p for p in fitting if not any(q != p and issubclass(q[0], p[0]) and issubclass(q[1], p[1]) for q in fitting)]
+        best = [pair for pair in fitting if not any(_narrower(other, pair) for other in fitting)]
         return [function(a, b) for pair in best for function, a, b in fitting[pair]]
+
+
+def _narrower(pair: tuple[type, type], than: tuple[type, type]) -> bool:
+    return pair != than and issubclass(pair[0], than[0]) and issubclass(pair[1], than[1])
 
 
 resolveconflict = _Registry()

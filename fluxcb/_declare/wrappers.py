@@ -37,7 +37,8 @@ class Scheduled(Callback):
     ) -> None:
         if not isinstance(callback, Callback):
             raise DeclarationError(
-                f"A schedule wraps a callback instance, not {callback!r}.", fix="pass e.g. `every(Recorder(), steps=10)`"
+                f"A schedule wraps a callback instance, not {callback!r}.",
+                fix="pass e.g. `every(Recorder(), steps=10)`",
             )
         if (traced or (event is not None and issubclass(event, TracedEvent))) and not isinstance(
             schedule, EverySteps | EveryEpochs
@@ -157,10 +158,11 @@ def throttle(
     Raises:
         DeclarationError: No event class, not exactly one period, or one that is not positive.
     """
+    example = "write e.g. `throttle(Recorder(), StepEnd, freq=10)`"
     if not (isinstance(event, type) and issubclass(event, HostEvent | TracedEvent)):
-        raise DeclarationError(f"`throttle` takes an event class, not {event!r}.", fix="e.g. `throttle(cb, StepEnd, freq=10)`")
+        raise DeclarationError(f"`throttle` takes an event class, not {event!r}.", fix=example)
     if (freq is None) == (seconds is None):
-        raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix="e.g. `throttle(cb, StepEnd, freq=10)`")
+        raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix=example)
     schedule: Schedule
     if freq is None:
         schedule = EverySeconds(seconds or 0.0)

@@ -144,15 +144,14 @@ class Assembly:
     def install(self, items: list[Any]) -> None:
         """Check callbacks, initialise them, plan and dry-run the steps."""
         state = self.state
-        self._items = items
         graph = build_graph(items, self.phases)
         self._refuse_shared(graph)
         self._check_hyperparams(graph)
+        self._items = items
         if not state.built:  # without a batch's shape, the rest waits for the first one
             self.graph = graph
             self._waiting_for_batch = True
             return
-        self._waiting_for_batch = False
         backends = {d.position: HostBackend(state, d) for d in graph.declared}
         in_carry_before = dict(state.carry["cbstate"])
         # Everything is on the host while callbacks initialise, then what traced handlers use moves back.
@@ -177,6 +176,7 @@ class Assembly:
         for declared in graph.declared:
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
         self.graph = graph
+        self._waiting_for_batch = False
 
     def _dry_run(self, plan: Plan) -> None:
         """Trace every phase whose batches' shape is known; the traces are what programs are made of."""

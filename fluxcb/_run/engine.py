@@ -87,8 +87,15 @@ class Engine:
             state.forget_copies()
 
     def _due(self, call: HostCall, phase: Phase, event: Event) -> bool:
-        number = self._number(phase) + (1 if isinstance(event, StepBegin) else 0)
-        return all(schedule.due(number, self.state.epoch, call.learner) for schedule in call.schedules)
+        state = self.state
+        number = state.step if type(phase).trains else state.step_in_epoch
+        if isinstance(event, StepBegin):
+            number += 1
+        epoch, learner = state.epoch, call.learner
+        for schedule in call.schedules:  # noqa: SIM110 - asked at every step, where a generator costs more than the loop
+            if not schedule.due(number, epoch, learner):
+                return False
+        return True
 
     def _number(self, phase: Phase) -> int:
         """Return how many steps schedules count as finished: the training's, or the epoch's where none train."""

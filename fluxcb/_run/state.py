@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -204,6 +205,43 @@ class HostBackend:
             return state.data.get(path[1])
         return getattr(state, first)
 
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        """Return a function that reads a path; those that handlers read at every step take a short way."""
+        state = self._state
+        if path[0] == "progress" and len(path) == 2:
+            return functools.partial(getattr, state, path[1])
+        if path[0] == "step" and len(path) == 2:
+            return self._step_reader(path, permission)
+        if path[0] == "cbstate" and len(path) == 2 and (writes(permission) or getattr(permission, "borrow", False)):
+            return self._live_reader(path, permission)
+        return lambda: self.read(path, permission)
+
+    def _step_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        state, name, borrow = self._state, path[1], getattr(permission, "borrow", False)
+
+        def read() -> Any:
+            record = state.record
+            if record is not None:
+                if name == "batch" and borrow:
+                    return record.batch
+                if name == "stop":
+                    return record.stop
+                value = record.host.get(name)
+                if value is not None and not borrow and type(value) not in (dict, list):
+                    return value
+            return self.read(path, permission)
+
+        return read
+
+    def _live_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        state, name = self._state, path[1]
+
+        def read() -> Any:
+            shared = state.cbstate
+            return shared[name] if name in shared else self.read(path, permission)
+
+        return read
+
     def _read_step(self, path: StatePath, permission: Permission) -> Any:
         record = self._state.record
         try:
@@ -222,7 +260,16 @@ class HostBackend:
             ) from None
         for part in path[2:]:
             value = value[part]
-        return value if len(path) == 2 and not isinstance(value, dict | list) else self._viewed(value, path)
+        return self._handed_out(value, path)
+
+    def _handed_out(self, value: PyTree, path: StatePath) -> PyTree:
+        """Return a pytree in fresh containers: JAX knows those, which it would not know views to be."""
+        leaves, structure = jax.tree.flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return value
+        fresh = jax.tree.unflatten(structure, leaves)
+        self._state.handed.append((self._declared.label, path, fresh, leaves, structure))
+        return fresh
 
     def _progress(self, name: str) -> int:
         return getattr(self._state, name)
@@ -261,12 +308,7 @@ class HostBackend:
         value = self._state.live(root) if borrowed else self._state.copy_of(root)
         for part in path[len(root) :]:
             value = value[part] if isinstance(value, Mapping) else getattr(value, part)
-        leaves, structure = jax.tree.flatten(value)
-        if len(leaves) == 1 and leaves[0] is value:
-            return value
-        fresh = jax.tree.unflatten(structure, leaves)
-        self._state.handed.append((self._declared.label, path, fresh, leaves, structure))
-        return fresh
+        return self._handed_out(value, path)
 
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names that exist below a path."""

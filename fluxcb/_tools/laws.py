@@ -213,7 +213,7 @@ def _recorded() -> Iterator[dict[int, _Touches]]:
     from fluxcb._run.state import HostBackend
 
     touched: dict[int, _Touches] = {}
-    kept = HostBackend.read, HostBackend.write, HostBackend.names, HandlerBackend.names
+    kept = HostBackend.read, HostBackend.write, HostBackend.names, HandlerBackend.names, HostBackend.reader
 
     def of(declared: Any) -> _Touches:
         return touched.setdefault(id(declared.callback), _Touches())
@@ -224,6 +224,17 @@ def _recorded() -> Iterator[dict[int, _Touches]]:
         if writes(permission):
             seen.changeable.add(path)
         return kept[0](self, path, permission)
+
+    def reader(self: Any, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        inner, seen = kept[4](self, path, permission), of(self._declared)
+
+        def recorded() -> Any:
+            seen.read.add(path)
+            if writes(permission):
+                seen.changeable.add(path)
+            return inner()
+
+        return recorded
 
     def write(self: Any, path: StatePath, value: Any, permission: Permission) -> None:
         of(self._declared).written.add(path)
@@ -238,11 +249,12 @@ def _recorded() -> Iterator[dict[int, _Touches]]:
         return kept[3](self, path)
 
     HostBackend.read, HostBackend.write, HostBackend.names = read, write, names  # type: ignore[method-assign]
-    HandlerBackend.names = traced_names  # type: ignore[method-assign]
+    HandlerBackend.names, HostBackend.reader = traced_names, reader  # type: ignore[method-assign]
     try:
         yield touched
     finally:
-        HostBackend.read, HostBackend.write, HostBackend.names, HandlerBackend.names = kept  # type: ignore[method-assign]
+        HostBackend.read, HostBackend.write, HostBackend.names = kept[:3]  # type: ignore[method-assign]
+        HandlerBackend.names, HostBackend.reader = kept[3:]  # type: ignore[method-assign]
 
 
 def _touches(path: StatePath, seen: Iterable[StatePath]) -> bool:

@@ -13,11 +13,11 @@ from fluxcb._declare.events import ComputeEnd, EpochEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySteps, Schedule
-from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric
 from fluxcb.callbacks.metric_values import EpochValues, StepValues
-from fluxcb.callbacks.packing import Packing
+from fluxcb.callbacks.packing import Packing, write_scalars
 from fluxcb.callbacks.recorder import leading_axis
 
 __all__ = ["Metrics"]
@@ -157,14 +157,10 @@ class Metrics(Callback):
             skip = learner.step.skip
             kept = jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, held)
             new = {**kept, "seen": new["seen"]}
-        packed = packing.pack(new)
-        vectors = {
-            dtype: vector.at[part * packing.sizes[dtype] : (part + 1) * packing.sizes[dtype]].set(packed[dtype])
-            for dtype, vector in vectors.items()
-        }
+        vectors = packing.place(new, vectors, part)
         if type(phase).trains:
             at = 2 * packing.sizes["float32"] + (learner.progress.step % _RING) * len(self.metrics)
-            vectors["float32"] = jax.lax.dynamic_update_slice(vectors["float32"], row, (at,))
+            vectors["float32"] = write_scalars(vectors["float32"], at, row)
         learner.cbstate.metrics_now = vectors
 
     def _updated(self, held: Any, phase: Phase, learner: Any) -> tuple[Any, Any]:
@@ -189,19 +185,17 @@ class Metrics(Callback):
             row.append(value)
         counted = jnp.asarray(there, jnp.float32)
         new = {"seen": held["seen"] + counted, "used": held["used"] + counted, "states": tuple(states)}
-        return new, jnp.stack(row)
+        return new, row
 
     def _has_what_it_needs(self, metric: AbstractMetric, phase: Phase, learner: Any) -> bool:
-        known = list(learner.step)
-        missing = [name for name in metric.needs if name not in known]
+        missing = [name for name in metric.needs if name not in learner.step]
         if not missing:
             return True
         if self._own_loss and metric is self.metrics[0]:
             return False
         raise DeclarationError(
-            f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not compute."
-            f"{did_you_mean(missing[0], known)}",
-            why=f"at the end of its step there is {', '.join(sorted(known))}",
+            f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not compute.",
+            why="metrics are updated at the end of every phase's step, from the values that their `needs` name",
             fix=[
                 f"assign `learner.step.{missing[0]}` in the phase's `step`",
                 f"leave the metric out of `Metrics(...)`, or give it other `needs` than {metric.needs!r}",

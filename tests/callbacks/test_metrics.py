@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Append, Callback, CancelEpoch, CancelFitting, DeclarationError, UnknownStateError, on
+from fluxcb import Append, Callback, CancelEpoch, CancelFitting, CheckError, DeclarationError, on
 from fluxcb.callbacks import AbstractMetric, Loss, Metric, Metrics, SmoothLoss, accuracy
 from fluxcb.callbacks.metrics import FLUSH_EVERY
 from fluxcb.callbacks.packing import Packing
@@ -108,7 +108,7 @@ def test_plain_losses_have_a_loss_only():
             {"w": jnp.float32(1.0)},
             lambda params, batch, key: (jnp.mean(params["w"] * batch), {"mean": jnp.mean(batch)}),
             optax.sgd(0.5),
-            data=([jnp.ones(2), 2 * jnp.ones(4)], [jnp.ones(3)]),
+            data=([jnp.ones(4), 2 * jnp.ones(2)], [jnp.ones(3)]),
             callbacks=[metrics],
             default_callbacks=False,
         )
@@ -117,10 +117,14 @@ def test_plain_losses_have_a_loss_only():
     learner.fit(1)
     # w: 1, then 1 - 0.5 * 1, then 0.5 - 0.5 * 2
     assert learner.cbstate["metrics_step"]["training"].values == {"loss": [1.0, 1.0], "mean": [1.0, 2.0]}
-    assert learner.cbstate["metrics_epoch"]["training"].at(1) == {"loss": 1.0, "mean": pytest.approx(10 / 6)}
+    assert learner.cbstate["metrics_epoch"]["training"].at(1) == {"loss": 1.0, "mean": pytest.approx(8 / 6)}
     assert learner.cbstate["metrics_epoch"]["validation"].at(1) == {"loss": -0.5, "mean": 1.0}
-    with pytest.raises(UnknownStateError, match=r"declares access to `step.outputs`, which no phase provides"):
-        build(Metrics(accuracy)).fit(1)
+    with pytest.raises(CheckError) as error:
+        build(Metrics(accuracy))
+    assert [problem.what for problem in error.value.problems] == [
+        f"Metrics(accuracy) declares access to `step.{name}`, which no phase provides and no callback writes."
+        for name in ("outputs", "ys")
+    ]
 
 
 class Summing(AbstractValidationPhase):
@@ -137,7 +141,7 @@ def test_a_phase_that_lacks_what_a_metric_needs_is_an_error(build, make_batches)
         build([Metrics(accuracy)], data=data, phases=(TrainingPhase(), Summing()))
     assert str(error.value) == (
         "The metric `accuracy` needs `step.outputs`, which Summing does not compute.\n"
-        "  why:   at the end of its step there is batch, total\n"
+        "  why:   metrics are updated at the end of every phase's step, from the values that their `needs` name\n"
         "  fix:   assign `learner.step.outputs` in the phase's `step`\n"
         "     or: leave the metric out of `Metrics(...)`, or give it other `needs` than ('outputs', 'ys')"
     )

@@ -66,5 +66,3 @@ def test_the_default_callbacks_keep_the_laws_of_a_set():
     learner = testlearner(default_callbacks=True)
     classes = [type(callback) for callback in learner.callbacks]
     assert classes == [type(callback) for callback in library.default_callbacks()]
-
-

@@ -66,9 +66,7 @@ class After(EventLog):
 def run(cancel, event, phase=TrainingPhase, step=None, epochs=1):
     """Return what is logged before and behind the cancelling callback, and the Learner."""
     before, after = EventLog(), After()
-    learner = testlearner(
-        before, Cancels(cancel, event, phase, step), after, batches=2, validation_batches=1
-    )
+    learner = testlearner(before, Cancels(cancel, event, phase, step), after, batches=2, validation_batches=1)
     learner.fit(epochs)
     return before.entries, after.entries, learner
 
@@ -131,7 +129,10 @@ def test_cancel_step_at_step_end():
 
 def test_cancel_epoch_at_step_begin():
     before, after, learner = run(CancelEpoch, StepBegin)
-    rest = [(name, phase, 0, epoch, min(done, 1) if phase == "validation" else 0) for name, phase, _, epoch, done in WHOLE[6:]]
+    rest = [
+        (name, phase, 0, epoch, min(done, 1) if phase == "validation" else 0)
+        for name, phase, _, epoch, done in WHOLE[6:]
+    ]
     assert before == [*WHOLE[:3], *rest]
     assert after == [*WHOLE[:2], *rest]
     assert (learner.step, learner.epoch, learner.stop_reason) == (0, 1, None)
@@ -183,7 +184,10 @@ def test_cancel_epoch_where_no_step_is_left_skips_the_rest_of_the_moment(event, 
 
 def test_cancel_epoch_at_epoch_begin():
     before, after, _ = run(CancelEpoch, EpochBegin)
-    rest = [(name, phase, 0, epoch, min(done, 1) if phase == "validation" else 0) for name, phase, _, epoch, done in WHOLE[6:]]
+    rest = [
+        (name, phase, 0, epoch, min(done, 1) if phase == "validation" else 0)
+        for name, phase, _, epoch, done in WHOLE[6:]
+    ]
     assert before == [*WHOLE[:2], *rest]
     assert after == [WHOLE[0], *rest]
 
@@ -367,5 +371,3 @@ def test_a_scheduled_handler_cancels_at_its_very_step():
     learner.fit(1)
     assert (learner.step, learner.stop_reason) == (6, "at six")
     assert int(learner.state["counters"][0]) == 6  # no step was dispatched behind it
-
-

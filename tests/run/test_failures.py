@@ -87,7 +87,10 @@ def test_an_error_in_a_window_tells_which_step_and_what_the_state_is():
     with pytest.raises(Trouble) as raised:
         learner.fit(1)
     note, window = raised.value.__notes__
-    assert note == f"raised in Fails.fail  {at(Fails.fail)}, at StepEnd x TrainingPhase, epoch 1, step 12 (12 in this epoch)"
+    assert (
+        note
+        == f"raised in Fails.fail  {at(Fails.fail)}, at StepEnd x TrainingPhase, epoch 1, step 12 (12 in this epoch)"
+    )
     # Windows double from 1: steps 1, 2-3, 4-7, 8-15.
     assert window == (
         "raised while the host handlers of a window of 8 steps ran, at its step 5; "

@@ -114,5 +114,3 @@ def test_a_fit_in_another_thread_leaves_signals_alone():
     thread.join()
     assert failures == []
     assert learner.step == 4
-
-

@@ -1,0 +1,67 @@
+import pytest
+
+import fluxcb
+from fluxcb import DeclarationError, every, in_order
+from fluxcb._declare.state import PROVIDERS
+from fluxcb.callbacks import (
+    Metrics,
+    MetricsPrinter,
+    ParameterEMA,
+    ProgressBar,
+    Recorder,
+    StopOnNaNLoss,
+    accuracy,
+    default_callbacks,
+    with_defaults,
+)
+from fluxcb.phases import TrainingPhase
+
+
+class QuietBar(ProgressBar):
+    """A subclass takes the default's place."""
+
+
+def test_defaults_are_new_instances():
+    first, second = default_callbacks(), default_callbacks()
+    assert [type(c) for c in first] == [Metrics, Recorder, ProgressBar, MetricsPrinter, StopOnNaNLoss]
+    assert not {id(c) for c in first} & {id(c) for c in second}
+
+
+def test_defaults_are_added_behind_and_only_where_missing():
+    given = [every(MetricsPrinter(), epochs=2), in_order(QuietBar(), Metrics(accuracy)), ParameterEMA()]
+    added = with_defaults(given)
+    assert added[:3] == given
+    assert [type(c) for c in added[3:]] == [Recorder, StopOnNaNLoss]
+    assert [type(c) for c in with_defaults([])] == [type(c) for c in default_callbacks()]
+
+
+@pytest.mark.parametrize("bad", [3, "Recorder", Recorder, Recorder(), None])
+def test_what_is_no_list_comes_back_for_the_check_to_report(bad):
+    assert with_defaults(bad) is bad
+    with pytest.raises(
+        DeclarationError, match=r"`callbacks` must be a list of callback instances|no callback instance"
+    ):
+        fluxcb.check(bad)
+
+
+def test_what_is_no_callback_comes_back_for_the_check_to_report():
+    assert with_defaults([Recorder, 3]) == [Recorder, 3]
+    with pytest.raises(DeclarationError, match=r"The callbacks list contains .*Recorder'>, which is no callback"):
+        fluxcb.check([Recorder])
+
+
+def test_the_default_set_bounds_windows_at_fetches_only(build):
+    learner = build([], default_callbacks=True)
+    plan = learner._parts.engine.plan.phase(TrainingPhase)
+    assert [call.handler.name for calls, _ in plan.bounding for call in calls] == ["fetch_step_values"]
+    assert plan.fetch == ("loss",)
+    assert learner.graph.number_of_edges() == 0
+    assert len(learner._state.carry["cbstate"]) == 1
+
+
+def test_shared_state_has_the_providers_that_messages_name(build):
+    learner = build([Metrics(), Recorder(), ParameterEMA()])
+    assert set(learner.cbstate) == set(PROVIDERS)
+    for callback in (Metrics(), Recorder(), ParameterEMA()):
+        names = callback.stateaccess()["cbstate"]
+        assert {PROVIDERS[name] for name in names} == {type(callback).__name__}

@@ -1,0 +1,216 @@
+import io
+import re
+
+import jax.numpy as jnp
+import optax
+import pytest
+from rich.console import Console
+
+import fluxcb
+from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, on
+from fluxcb.callbacks import Metrics, MetricsPrinter, ModelSummary, ProgressBar, accuracy
+from fluxcb.callbacks import console as console_module
+from fluxcb.events import StepEnd
+from fluxcb.phases import TrainingPhase, ValidationPhase
+
+
+@pytest.fixture
+def terminal():
+    """Return a file that the callbacks take for a terminal."""
+    file = io.StringIO()
+    console_module._consoles[file] = Console(file=file, force_terminal=True, width=100, legacy_windows=False)
+    return file
+
+
+class StopIn(Callback):
+    """Cancel the fit at the second step of an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def stateaccess(self):
+        return {"control": Append()}
+
+    @on
+    def stop(self, event: StepEnd, phase: TrainingPhase, learner):
+        if learner.progress.epoch == self.epoch and learner.progress.step_in_epoch == 2:
+            raise CancelFitting("enough")
+
+
+def rows(text):
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_row_has_training_and_validation_of_one_epoch(build, make_batches):
+    file = io.StringIO()
+    learner = build([Metrics(accuracy), MetricsPrinter(file)], data=(make_batches([4, 2]), make_batches([3], seed=1)))
+    learner.fit(2)
+    learner.fit(1)
+    header = "epoch  train loss  train accuracy  valid loss  valid accuracy      time"
+    values = learner.cbstate["metrics_epoch"]
+    expected = []
+    for epoch in (1, 2, 3):
+        numbers = [
+            values[phase].at(epoch)[name] for phase in ("training", "validation") for name in ("loss", "accuracy")
+        ]
+        expected.append([str(epoch), *(f"{number:.4f}" for number in numbers)])
+    lines = file.getvalue().splitlines()
+    assert [lines[0], lines[3]] == [header, header]
+    assert [line.split()[:-2] for line in (lines[1], lines[2], lines[4])] == expected
+    assert len(lines) == 5
+    assert {len(line) for line in lines} == {len(header)}
+    assert all(re.fullmatch(r".* \d+\.\d s", line) for line in (lines[1], lines[2], lines[4]))
+
+
+def test_the_row_of_a_cancelled_epoch_is_not_lost(build, make_batches):
+    file = io.StringIO()
+    learner = build([Metrics(), MetricsPrinter(file), StopIn(2)], data=(make_batches([4, 2, 2]), make_batches([3])))
+    learner.fit(5)
+    values = learner.cbstate["metrics_epoch"]
+    first, second = values["training"].at(1)["loss"], values["training"].at(2)["loss"]
+    printed = rows(file.getvalue())
+    assert printed[0] == ["epoch", "train", "loss", "valid", "loss", "time"]
+    assert printed[1][:3] == ["1", f"{first:.4f}", f"{values['validation'].at(1)['loss']:.4f}"]
+    assert printed[2] == ["epoch", "train", "loss", "time"]  # there was no validation
+    assert printed[3][:2] == ["2", f"{second:.4f}"]
+    assert len(printed) == 4
+
+
+def test_every_second_epoch_and_the_last(build):
+    file = io.StringIO()
+    build([Metrics(), fluxcb.every(MetricsPrinter(file), epochs=2)]).fit(5)
+    assert [row[0] for row in rows(file.getvalue())] == ["epoch", "2", "4", "5"]
+
+
+def test_loops_written_by_hand_print_too(build):
+    file = io.StringIO()
+    learner = build([Metrics(), MetricsPrinter(file), ProgressBar(file)])
+    for _ in range(2):
+        learner.run_epoch(TrainingPhase())
+        learner.trigger()
+    assert [row[:2] for row in rows(file.getvalue())] == [
+        ["epoch", "1"],
+        ["epoch", "train"],
+        ["1", f"{learner.cbstate['metrics_epoch']['training'].at(1)['loss']:.4f}"],
+        ["epoch", "2"],
+        ["2", f"{learner.cbstate['metrics_epoch']['training'].at(2)['loss']:.4f}"],
+    ]
+
+
+def test_the_printer_needs_metrics(build):
+    with pytest.raises(MissingStateError, match=r"reads `cbstate\.metrics_epoch`, which no callback creates"):
+        build([MetricsPrinter()])
+
+
+def test_plain_progress_has_a_line_per_training_epoch(build, make_batches):
+    file = io.StringIO()
+    build([ProgressBar(file, interval=1e-9)], data=(make_batches([4, 2]), make_batches([3]))).fit(2)
+    pattern = r"epoch 1/2 training: 2/2 steps, loss \d\.\d{4}, [\d,]+ steps/s\nepoch 2/2 training: 2/2 steps.*\n"
+    assert re.fullmatch(pattern, file.getvalue())
+
+
+def test_slow_epochs_have_lines_in_between(build, make_batches, monkeypatch):
+    file, clock = io.StringIO(), [0.0]
+
+    def ticking():
+        clock[0] += 1.0
+        return clock[0]
+
+    monkeypatch.setattr("fluxcb.callbacks.progress.time.monotonic", ticking)
+    build([ProgressBar(file, interval=1e-9)], data=(make_batches([2] * 12), make_batches([2] * 12))).fit(1)
+    titles = [line.split(", ")[0] for line in file.getvalue().splitlines()]
+    assert titles[-1] == "epoch 1/1 validation: 12/12 steps"
+    assert "epoch 1/1 training: 12/12 steps" in titles
+    assert any(re.fullmatch(r"epoch 1/1 training: [1-9]/12 steps", title) for title in titles)
+
+
+def test_the_bar_is_live_on_a_terminal_and_closed_at_the_end(build, terminal):
+    bar = ProgressBar(terminal, interval=1e-9)
+    shown = []
+
+    class Look(Callback):
+        @on
+        def look(self, event: StepEnd, phase: TrainingPhase, learner):
+            shown.append(bar._display._progress.live.is_started)
+
+    build([bar, Look(), Metrics(), MetricsPrinter(terminal)]).fit(2)
+    assert shown == [True] * 6
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    assert re.search(r"epoch 1/2 training .* [1-3]/3 loss \d\.\d{4} [\d,]+ steps/s", text)
+    assert re.search(r"epoch  train loss +time *\n", text)
+    assert terminal.getvalue().endswith("\x1b[2K")  # the bar is gone, what was printed above it stays
+    assert bar._display is None
+
+
+def test_the_bar_closes_after_an_error(build, terminal):
+    class Fail(Callback):
+        @on
+        def fail(self, event: StepEnd, phase: TrainingPhase, learner):
+            raise RuntimeError("no")
+
+    bar = ProgressBar(terminal)
+    with pytest.raises(RuntimeError, match="no"):
+        build([bar, Fail()]).fit(1)
+    assert bar._display is None
+    assert "\x1b[?25h" in terminal.getvalue()  # the cursor is back
+
+
+def test_a_phase_without_a_loss_has_a_bar_too(build, make_batches):
+    class Outputs(fluxcb.phases.Phase):
+        name = "outputs"
+        provides = {fluxcb.events.LossBegin: ("outputs",)}
+
+        def step(self, learner, emit):
+            learner.step.outputs = learner.forward(learner.params, learner.step.batch[0])
+
+    file = io.StringIO()
+    data = {"training": make_batches([2]), "outputs": make_batches([2, 2])}
+    learner = build([ProgressBar(file, interval=1e-9)], data=data, phases=(TrainingPhase(), Outputs()))
+    learner.fit(1)
+    assert learner.run_epoch(Outputs()) == 2
+    assert file.getvalue().startswith("epoch 1/1 training: 1/1 steps")
+
+
+def test_the_interval_must_be_positive():
+    with pytest.raises(DeclarationError, match=r"must be a number above 0, not 0\."):
+        ProgressBar(interval=0)
+
+
+def test_two_bars_have_two_clocks():
+    [first], [second] = ({e.when for e in ProgressBar().handlers() if e.event is StepEnd} for _ in range(2))
+    assert first is not second
+
+
+def test_the_summary_counts(build):
+    file = io.StringIO()
+    learner = fluxcb.Learner.from_loss(
+        {"a": jnp.zeros((30, 50)), "b": [jnp.zeros(7, jnp.bfloat16), jnp.zeros(())]},
+        lambda params, batch, key: jnp.sum(params["b"][1]),
+        optax.sgd(0.1),
+        data=[jnp.ones(1)],
+        callbacks=[ModelSummary(file)],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    assert file.getvalue() == (
+        "parameter      shape     dtype  count  bytes\n"
+        "--------------------------------------------\n"
+        "a          (30 x 50)   float32  1,500  6,000\n"
+        "b/0              (7)  bfloat16      7     14\n"
+        "b/1               ()   float32      1      4\n"
+        "--------------------------------------------\n"
+        "3 arrays                        1,508  6,018\n"
+    )
+
+
+def test_the_summary_is_in_colour_on_a_terminal(build, terminal):
+    build([ModelSummary(terminal)]).fit(1)
+    assert terminal.getvalue().startswith("\x1b[1mparameter")
+
+
+def test_validation_alone_is_shown(build, make_batches):
+    file = io.StringIO()
+    learner = build([ProgressBar(file), Metrics()], data=(make_batches([2]), make_batches([2])))
+    learner.run_epoch(ValidationPhase())
+    assert file.getvalue() == ""  # a short one, and no training
+    assert learner.cbstate["metrics_epoch"]["validation"].at(0).keys() == {"loss"}

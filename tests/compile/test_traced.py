@@ -1,0 +1,583 @@
+"""Traced handlers: what they see, what their writes change, and how often the step is traced and compiled."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import Append, Callback, EveryEpochs, EverySteps, Learner, Read, Write, every, inject, on, throttle
+from fluxcb.events import (
+    BackwardBegin,
+    BackwardEnd,
+    ComputeEnd,
+    FitBegin,
+    ForwardBegin,
+    LossBegin,
+    StepBegin,
+    StepEnd,
+    UpdateEnd,
+)
+from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.testing import EventLog, testlearner
+
+XS = np.array([[1.0], [2.0]], np.float32)
+YS = 3 * XS - 1
+
+
+def one_step(*callbacks, rate=0.1):
+    """Return w and b after one step from 0, 0 with a learning rate, on the inputs 1 and 2."""
+    learner = testlearner(*callbacks, data=[(XS, YS)], learning_rate=rate)
+    learner.fit(1)
+    return float(learner.params["w"]), float(learner.params["b"]), learner
+
+
+def made(event, access, function, phase=AbstractTrainingPhase):
+    """Return a callback with one traced handler."""
+
+    class Made(Callback):
+        def stateaccess(self):
+            return access
+
+        @on(event, phase)
+        def handle(self, event, phase, learner):
+            function(learner)
+
+    return Made()
+
+
+# By hand: at w = b = 0 the errors are -2 and -5, so dL/dw = mean(2 e x) = -12, dL/db = mean(2 e) = -7.
+DW, DB = -12.0, -7.0
+
+
+def test_the_plain_step():
+    w, b, _ = one_step()
+    np.testing.assert_allclose([w, b], [-0.1 * DW, -0.1 * DB], rtol=1e-6)
+
+
+def test_a_loss_rewritten_before_the_backward_pass_changes_the_gradients():
+    def penalise(learner):
+        learner.step.loss = 3 * learner.step.loss + learner.params["w"]
+
+    w, b, _ = one_step(made(BackwardBegin, {"step": {"loss": Write()}, "params": Read()}, penalise))
+    np.testing.assert_allclose([w, b], [-0.1 * (3 * DW + 1), -0.1 * 3 * DB], rtol=1e-6)
+
+
+def test_outputs_rewritten_before_the_loss_change_the_gradients():
+    def double(learner):
+        learner.step.outputs = 2 * learner.step.outputs
+
+    w, b, _ = one_step(made(LossBegin, {"step": {"outputs": Write()}}, double))
+    np.testing.assert_allclose([w, b], [-0.1 * 2 * DW, -0.1 * 2 * DB], rtol=1e-6)
+
+
+def test_inputs_and_targets_rewritten_before_the_forward_pass():
+    def shift(learner):
+        learner.step.xs = learner.step.xs - 1
+        learner.step.ys = jnp.zeros_like(learner.step.ys) + 1
+
+    w, b, _ = one_step(made(ForwardBegin, {"step": {"xs": Write(), "ys": Write()}}, shift))
+    # errors -1, -1 at inputs 0, 1
+    np.testing.assert_allclose([w, b], [0.1 * 1, 0.1 * 2], rtol=1e-6)
+
+
+def test_gradients_rewritten_after_the_backward_pass():
+    def halve(learner):
+        learner.step.grads = {"w": learner.step.grads["w"] / 2, "b": jnp.zeros_like(learner.step.grads["b"])}
+
+    w, b, _ = one_step(made(BackwardEnd, {"step": {"grads": Write()}}, halve))
+    np.testing.assert_allclose([w, b], [-0.1 * DW / 2, 0], rtol=1e-6)
+
+
+def test_params_rewritten_after_the_update():
+    def clip(learner):
+        learner.params = jax.tree.map(lambda p: jnp.clip(p, -1, 1), learner.params)
+
+    w, b, _ = one_step(made(UpdateEnd, {"params": Write()}, clip))
+    np.testing.assert_allclose([w, b], [1.0, 0.7], rtol=1e-6)
+
+
+def test_one_parameter_can_be_written_by_its_path():
+    def zero(learner):
+        learner.params.b = 0.0
+
+    w, b, _ = one_step(made(UpdateEnd, {"params": {"b": Write()}}, zero))
+    np.testing.assert_allclose([w, b], [1.2, 0], rtol=1e-6)
+
+
+def test_each_event_sees_what_the_design_says():
+    """LossBegin: old params and outputs; BackwardBegin: also the loss; BackwardEnd: grads; UpdateEnd: new params."""
+
+    class Looks(Callback):
+        def stateaccess(self):
+            names = ("at_loss", "at_backward", "at_grads", "at_update", "at_end")
+            return {
+                "params": Read(),
+                "step": {
+                    **{n: Read() for n in ("outputs", "loss", "grads", "updates")},
+                    **dict.fromkeys(names, Write()),
+                },
+            }
+
+        @on
+        def loss(self, event: LossBegin, phase: TrainingPhase, learner):
+            learner.step.at_loss = learner.params["w"], learner.step.outputs.sum()
+
+        @on
+        def backward(self, event: BackwardBegin, phase: TrainingPhase, learner):
+            learner.step.at_backward = learner.params["w"], learner.step.loss
+
+        @on
+        def grads(self, event: BackwardEnd, phase: TrainingPhase, learner):
+            learner.step.at_grads = learner.params["w"], learner.step.grads["w"]
+
+        @on
+        def update(self, event: UpdateEnd, phase: TrainingPhase, learner):
+            learner.step.at_update = learner.params["w"], learner.step.updates["w"]
+
+        @on
+        def end(self, event: ComputeEnd, phase: TrainingPhase, learner):
+            learner.step.at_end = learner.params["w"], learner.step.loss
+
+    class Fetches(Callback):
+        seen = None
+
+        def stateaccess(self):
+            return {"step": {n: Read() for n in ("at_loss", "at_backward", "at_grads", "at_update", "at_end")}}
+
+        @on
+        def keep(self, event: StepEnd, phase: TrainingPhase, learner):
+            step = learner.step
+            self.seen = [step.at_loss, step.at_backward, step.at_grads, step.at_update, step.at_end]
+
+    fetches = Fetches()
+    one_step(Looks(), fetches)
+    expected = [(0, 0), (0, (4 + 25) / 2), (0, DW), (1.2, 1.2), (1.2, 14.5)]
+    np.testing.assert_allclose(fetches.seen, expected, rtol=1e-6)
+
+
+# -- step.skip and step.stop ---------------------------------------------------------------------------------------
+
+
+class Skips(Callback):
+    """Skip the steps with these numbers (from 0)."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    def stateaccess(self):
+        return {"step": {"skip": Append()}}
+
+    @on
+    def skip(self, event: ForwardBegin, phase: TrainingPhase, learner):
+        learner.step.skip = jnp.isin(learner.progress.step, jnp.array(self.steps))
+
+
+class CountsUpdates(Callback):
+    def stateaccess(self):
+        return {"cbstate": {"updates": Write()}}
+
+    def init(self, learner):
+        if "updates" not in learner.cbstate:
+            learner.cbstate.updates = jnp.int32(0)
+
+    @on
+    def count(self, event: UpdateEnd, phase: TrainingPhase, learner):
+        learner.cbstate.updates = learner.cbstate.updates + 1
+
+
+def stateful_learner(*callbacks):
+    """Return a Learner whose model counts its applications, with adam."""
+    from fluxcb.models import pair
+
+    def init(key, xs):
+        return {"w": jnp.zeros(())}, {"applied": jnp.int32(0)}
+
+    def apply(params, state, xs):
+        return params["w"] * xs, {"applied": state["applied"] + 1}
+
+    return Learner(
+        pair(init, apply, stateful=True),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.adam(0.1),
+        data=[(XS, YS)] * 5,
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+def test_a_skipped_step_keeps_the_train_state_and_counts():
+    log = EventLog()
+    learner = stateful_learner(Skips(1, 3), CountsUpdates(), log)
+    learner.fit(1)
+    reference = stateful_learner()
+    reference.fit(steps=3)
+    for name in ("params", "opt_state", "model_state"):
+        jax.tree.map(np.testing.assert_array_equal, learner.state[name], reference.state[name])
+    assert int(learner.state["model_state"]["applied"]) == 3
+    assert learner.step == int(learner.state["counters"][0]) == 5  # progress advances
+    assert int(learner.cbstate["updates"]) == 5  # UpdateEnd still runs
+    assert log.names().count("StepEnd") == 5
+
+
+def test_two_skips_are_ored():
+    learner = testlearner(Skips(0), Skips(2), batches=4)
+    learner.fit(1)
+    reference = testlearner(data=testlearner()._state.data["training"][1::2])
+    reference.fit(1)
+    np.testing.assert_array_equal(learner.params["w"], reference.params["w"])
+
+
+class Stops(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def stateaccess(self):
+        return {"step": {"stop": Append()}}
+
+    @on
+    def stop(self, event: BackwardBegin, phase: TrainingPhase, learner):
+        learner.step.stop = learner.progress.step == self.step
+
+
+def test_a_stop_that_nobody_hears_ends_the_window_and_nothing_else():
+    log = EventLog()
+    learner, reference = testlearner(Stops(4), log, batches=12), testlearner(batches=12)
+    learner.fit(1)
+    reference.fit(1)
+    assert log.names("training").count("StepEnd") == 12
+    assert learner.step == 12
+    np.testing.assert_array_equal(learner.params["w"], reference.params["w"])
+
+
+# -- carried state, keys, hyperparameters ----------------------------------------------------------------------------
+
+
+class Sum(Callback):
+    """Sum the losses on the device, and read the sum at the epoch's end."""
+
+    def __init__(self):
+        self.sums = []
+
+    def stateaccess(self):
+        return {"step": {"loss": Read()}, "cbstate": {"sum": Write()}}
+
+    def init(self, learner):
+        if "sum" not in learner.cbstate:
+            learner.cbstate.sum = {"total": jnp.zeros(()), "count": jnp.int32(0)}
+
+    @on
+    def add(self, event: ComputeEnd, phase: Phase, learner):
+        held = learner.cbstate.sum
+        learner.cbstate.sum = {"total": held["total"] + learner.step.loss, "count": held["count"] + 1}
+
+    @on(FitBegin, access={"cbstate": {"sum": Read()}})
+    def read(self, event, phase, learner):
+        self.sums.append(jax.tree.map(float, learner.cbstate.sum))
+
+
+class Losses(Callback):
+    def __init__(self):
+        self.losses = []
+
+    def stateaccess(self):
+        return {"step": {"loss": Read()}}
+
+    @on
+    def keep(self, event: StepEnd, phase: Phase, learner):
+        self.losses.append(float(learner.step.loss))
+
+
+def test_shared_state_rides_in_the_carry_through_training_and_validation():
+    sums, losses = Sum(), Losses()
+    learner = testlearner(sums, losses)
+    learner.fit(2)
+    assert set(learner.state["cbstate"]) == {"sum"}
+    np.testing.assert_allclose(learner.cbstate["sum"]["total"], np.sum(losses.losses), rtol=1e-5)
+    assert int(learner.cbstate["sum"]["count"]) == len(losses.losses) == 2 * (4 + 2)
+    learner.fit(1)
+    assert [s["count"] for s in sums.sums] == [0, 12]
+
+
+class Draws(Callback):
+    """Put a random number into each step, and keep it."""
+
+    def __init__(self, name=None):
+        self.name = name
+        self.drawn = []
+
+    def stateaccess(self):
+        return {"step": {self._step_name(): Write()}}
+
+    def _step_name(self):
+        return f"drawn_{self.name}"
+
+    @on
+    def draw(self, event: BackwardEnd | ComputeEnd, phase: TrainingPhase, learner):
+        setattr(learner.step, self._step_name(), jax.random.uniform(learner.key))
+
+    @on(StepEnd, TrainingPhase)
+    def keep(self, event, phase, learner):
+        self.drawn.append(float(getattr(learner.step, self._step_name())))
+
+
+def drawn(*names, key=0):
+    callbacks = [Draws(name) for name in names]
+    testlearner(*callbacks, batches=5, key=key).fit(2)
+    return [callback.drawn for callback in callbacks]
+
+
+def test_keys_differ_by_step_and_callback_and_nothing_else():
+    (alone,) = drawn("a")
+    assert len(set(alone)) == 10
+    one, other = drawn("a", "b")
+    assert one == alone
+    assert not set(one) & set(other)
+    assert drawn("b", "a") == [other, one]
+    assert drawn("a", key=1)[0] != alone
+
+
+class DrawsInValidation(Callback):
+    def __init__(self):
+        self.drawn = []
+
+    def stateaccess(self):
+        return {"step": {"noise": Write()}}
+
+    @on
+    def draw(self, event: ComputeEnd, phase: Phase, learner):
+        learner.step.noise = jax.random.uniform(learner.key)
+
+    @on(StepEnd)
+    def keep(self, event, phase, learner):
+        self.drawn.append((type(phase).name, float(learner.step.noise)))
+
+
+def test_keys_differ_between_validation_steps_and_from_training():
+    draws = DrawsInValidation()
+    testlearner(draws, batches=3, validation_batches=3).fit(2)
+    assert len({value for _, value in draws.drawn}) == 12
+
+
+class Decays(Callback):
+    """Halve the learning rate on the device, after every step."""
+
+    def stateaccess(self):
+        return {"hyperparams": {"learning_rate": Write()}}
+
+    @on
+    def decay(self, event: UpdateEnd, phase: TrainingPhase, learner):
+        learner.hyperparams.learning_rate = learner.hyperparams.learning_rate / 2
+
+
+def test_hyperparameters_change_without_recompiling():
+    learner = testlearner(Decays(), batches=3, validation_batches=0, learning_rate=0.4)
+    w = b = np.float32(0)
+    for number, (xs, ys) in enumerate(learner._state.data["training"]):
+        error = w * xs + b - ys
+        rate = np.float32(0.4 / 2**number)
+        w, b = w - rate * np.mean(2 * error * xs), b - rate * np.mean(2 * error)
+    learner.fit(1)
+    np.testing.assert_allclose([learner.params["w"], learner.params["b"]], [w, b], rtol=1e-5)
+    np.testing.assert_allclose(learner.hyperparams["learning_rate"], 0.4 / 8, rtol=1e-6)
+    assert learner.compile_counts == {"traces": 1, "compiles": 1}
+
+
+class SetsRate(Callback):
+    def __init__(self):
+        self.rates = []
+
+    def stateaccess(self):
+        return {"hyperparams": {"learning_rate": Write()}}
+
+    @on
+    def put(self, event: StepBegin, phase: TrainingPhase, learner):
+        self.rates.append(float(learner.hyperparams.learning_rate))
+        learner.hyperparams.learning_rate = 0.1 / (learner.progress.step + 1)
+
+
+def test_a_host_handler_sets_a_hyperparameter_at_every_step_without_recompiling():
+    rates = SetsRate()
+    learner = testlearner(rates, batches=4, validation_batches=0)
+    learner.fit(1)
+    np.testing.assert_allclose(rates.rates, [0.1, 0.1, 0.05, 0.1 / 3], rtol=1e-6)
+    assert learner.compile_counts == {"traces": 1, "compiles": 1}
+
+
+# -- how often ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_trace_and_one_compile_per_phase():
+    learner = testlearner(Sum())
+    assert learner.compile_counts == {"traces": 2, "compiles": 0}  # the dry run is the trace
+    learner.fit(3)
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}
+
+
+def test_a_host_handler_costs_no_trace():
+    learner = testlearner(Sum())
+    learner.fit(1)
+    learner.callbacks.add(EventLog())
+    learner.fit(1)
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}  # it fetches nothing
+    learner.callbacks.add(Losses())
+    learner.fit(1)
+    assert learner.compile_counts == {"traces": 2, "compiles": 4}  # the loss leaves both phases' programs now
+
+
+def test_a_traced_handler_costs_one_trace_of_its_phase():
+    learner = testlearner(Sum())
+    learner.fit(1)
+    learner.callbacks.add(Decays())  # training only
+    assert learner.compile_counts == {"traces": 3, "compiles": 2}
+    learner.fit(2)
+    assert learner.compile_counts == {"traces": 3, "compiles": 3}
+    learner.callbacks.remove(Decays)
+    learner.fit(1)
+    assert learner.compile_counts["traces"] == 4
+
+
+def test_the_order_of_the_list_costs_no_trace():
+    learner = testlearner(Sum(), Decays(), CountsUpdates())
+    learner.fit(1)
+    counts = learner.compile_counts
+    learner.callbacks.set(list(learner.callbacks)[::-1])
+    learner.fit(1)
+    assert learner.compile_counts == counts
+
+
+# -- schedules -----------------------------------------------------------------------------------------------------------
+
+
+class CountsSteps(Callback):
+    def __init__(self, name="counted"):
+        self.entry = name
+
+    def stateaccess(self):
+        return {"cbstate": {self.entry: Write()}}
+
+    def init(self, learner):
+        if self.entry not in learner.cbstate:
+            learner.cbstate[self.entry] = jnp.zeros(20, jnp.int32)
+
+    @on
+    def count(self, event: UpdateEnd, phase: TrainingPhase, learner):
+        learner.cbstate[self.entry] = learner.cbstate[self.entry].at[learner.progress.step].add(1)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "due"),
+    [
+        (lambda cb: cb, range(10)),
+        (lambda cb: every(cb, steps=3), range(10)),  # host handlers only, unless asked for
+        (lambda cb: every(cb, steps=3, traced=True), [2, 5, 8]),
+        (lambda cb: every(cb, epochs=2, traced=True), range(5, 10)),
+        (lambda cb: throttle(cb, UpdateEnd, freq=4), [3, 7]),
+        (lambda cb: every(every(cb, steps=2, traced=True), epochs=2, traced=True), [5, 7, 9]),
+    ],
+    ids=["plain", "untraced", "steps", "epochs", "throttle", "both"],
+)
+def test_traced_schedules(wrap, due):
+    learner = testlearner(wrap(CountsSteps()), batches=5)
+    learner.fit(2)
+    assert np.flatnonzero(learner.cbstate["counted"]).tolist() == list(due)
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}
+
+
+class ScalesSometimes(Callback):
+    def stateaccess(self):
+        return {"step": {"grads": Write(), "loss": Write()}}
+
+    @on
+    def scale(self, event: BackwardEnd, phase: TrainingPhase, learner):
+        learner.step.grads = jax.tree.map(lambda g: g * 0, learner.step.grads)
+
+    @on
+    def loss(self, event: BackwardBegin, phase: TrainingPhase, learner):
+        learner.step.loss = learner.step.loss * 2
+
+
+def test_a_scheduled_traced_handler_writes_only_when_due():
+    learner = testlearner(every(ScalesSometimes(), steps=2, traced=True), batches=4)
+    reference = testlearner(data=testlearner()._state.data["training"][::2])
+    learner.fit(1)
+    reference.fit(1)
+    np.testing.assert_allclose(learner.params["w"], reference.params["w"], rtol=1e-6)
+
+
+class SkipsSometimes(Skips):
+    def __init__(self):
+        pass
+
+    @on
+    def skip(self, event: ForwardBegin, phase: TrainingPhase, learner):
+        learner.step.skip = jnp.bool_(True)
+
+
+def test_a_scheduled_skip():
+    learner = testlearner(every(SkipsSometimes(), steps=2, traced=True), batches=4)
+    reference = testlearner(data=testlearner()._state.data["training"][::2])
+    learner.fit(1)
+    reference.fit(1)
+    np.testing.assert_allclose(learner.params["w"], reference.params["w"], rtol=1e-6)
+
+
+class OnTraced(Callback):
+    def stateaccess(self):
+        return {"cbstate": {"hits": Write()}}
+
+    def init(self, learner):
+        if "hits" not in learner.cbstate:
+            learner.cbstate.hits = jnp.int32(0)
+
+    @on(UpdateEnd, TrainingPhase, when=EverySteps(5))
+    def hit(self, event, phase, learner):
+        learner.cbstate.hits = learner.cbstate.hits + 1
+
+    @on(ComputeEnd, TrainingPhase, when=EveryEpochs(2))
+    def hit_more(self, event, phase, learner):
+        learner.cbstate.hits = learner.cbstate.hits + 100
+
+
+def test_schedules_of_single_traced_handlers():
+    learner = testlearner(OnTraced(), batches=4)
+    learner.fit(3)  # 12 steps: due at 5 and 10; the second epoch has 4 steps
+    assert int(learner.cbstate["hits"]) == 2 + 400
+
+
+def test_traced_handlers_know_their_step_and_epoch():
+    class Notes(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def stateaccess(self):
+            return {"step": {"where": Write()}}
+
+        @on
+        def note(self, event: ComputeEnd, phase: TrainingPhase | ValidationPhase, learner):
+            progress = learner.progress
+            learner.step.where = jnp.stack([progress.step, progress.epoch, progress.step_in_epoch])
+
+        @on(StepEnd)
+        def keep(self, event, phase, learner):
+            self.seen.append((type(phase).name, *learner.step.where.tolist()))
+
+    notes = Notes()
+    testlearner(notes, batches=2, validation_batches=1).fit(2)
+    assert notes.seen == [
+        ("training", 0, 1, 0),
+        ("training", 1, 1, 1),
+        ("validation", 2, 1, 0),
+        ("training", 2, 2, 0),
+        ("training", 3, 2, 1),
+        ("validation", 4, 2, 0),
+    ]
+
+
+def test_plain_and_injected_optimizers_train_alike():
+    plain, injected = testlearner(optimizer=optax.sgd(0.1)), testlearner(optimizer=inject(optax.sgd, learning_rate=0.1))
+    plain.fit(2)
+    injected.fit(2)
+    np.testing.assert_allclose(plain.params["w"], injected.params["w"], rtol=1e-6)
+
+

@@ -1,0 +1,408 @@
+"""Where batches come from: lists, iterators, Grain, ArrayLoader; what does not fit, and when that is told."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import Callback, DataError, DeclarationError, Learner, Read, on
+from fluxcb.data import ArrayLoader
+from fluxcb.events import StepEnd
+from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.testing import EventLog
+
+
+class Seen(Callback):
+    """Keep the loss and the first input of every step."""
+
+    def __init__(self):
+        self.losses, self.firsts = [], []
+
+    def stateaccess(self):
+        return {"step": {"loss": Read(), "batch": Read()}}
+
+    @on
+    def keep(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.losses.append(float(learner.step.loss))
+        self.firsts.append(float(np.ravel(learner.step.batch)[0]))
+
+
+def make(data, *callbacks, **kwargs):
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: jnp.mean((params["w"] - batch) ** 2),
+        optax.sgd(0.1),
+        data=data,
+        callbacks=callbacks,
+        default_callbacks=False,
+        **kwargs,
+    )
+
+
+def batch(value, rows=4):
+    return np.full(rows, value, np.float32)
+
+
+def by_hand(batches, rate=0.1):
+    w, losses = np.float32(0), []
+    for values in batches:
+        losses.append(np.mean((w - values) ** 2))
+        w = w - np.float32(rate) * np.mean(2 * (w - values))
+    return w, losses
+
+
+def check(learner, seen, batches):
+    w, losses = by_hand(batches)
+    np.testing.assert_allclose(learner.params["w"], w, rtol=1e-6)
+    np.testing.assert_allclose(seen.losses, losses, rtol=1e-5)
+
+
+def test_a_list():
+    seen, batches = Seen(), [batch(i) for i in range(5)]
+    learner = make(batches, seen)
+    learner.fit(2)
+    check(learner, seen, batches * 2)
+
+
+def test_a_generator_serves_one_epoch_and_then_says_that_it_is_used_up():
+    seen, log, batches = Seen(), EventLog(), [batch(i) for i in range(1, 4)]
+    learner = make((b for b in batches), seen, log)
+    learner.fit(1)
+    check(learner, seen, batches)
+    log.entries.clear()
+    with pytest.raises(DataError) as raised:
+        learner.fit(1)
+    assert str(raised.value) == (
+        "`data.training` is a one-shot iterator (generator), and it is used up.\n"
+        "  why:   an epoch iterates its data source again, and an iterator yields nothing the second time\n"
+        "  fix:   give something that can be iterated again: a list, a dataset, a class with `__iter__`"
+    )
+    assert log.names() == ["FitBegin", "FitEnd"]
+    assert (learner.step, learner.epoch) == (3, 1)
+
+
+def test_two_epochs_of_a_generator_train_the_first():
+    learner = make(batch(i) for i in range(3))
+    with pytest.raises(DataError, match=r"^`data.training` is a one-shot iterator \(generator\), and it is used up\."):
+        learner.fit(2)
+    assert (learner.step, learner.epoch) == (3, 1)
+
+
+def test_fit_by_steps_does_not_go_round_a_used_up_generator_for_ever():
+    learner = make(batch(i) for i in range(3))
+    with pytest.raises(DataError, match=r"used up"):
+        learner.fit(steps=5)
+    assert learner.step == 3
+
+
+def test_an_endless_stream():
+    def endless():
+        number = 0
+        while True:
+            yield batch(number)
+            number += 1
+
+    seen = Seen()
+    learner = make(endless(), seen)
+    learner.fit(steps=7)
+    learner.fit(2, steps_per_epoch=3)
+    # nothing is lost between fits, although windows look ahead
+    assert seen.firsts == list(range(13))
+    check(learner, seen, [batch(i) for i in range(13)])
+
+
+def test_an_endless_source_that_can_be_iterated_again():
+    class Endless:
+        def __iter__(self):
+            number = 0
+            while True:
+                yield batch(number)
+                number += 1
+
+    seen = Seen()
+    learner = make(Endless(), seen)
+    learner.fit(2, steps_per_epoch=3)
+    assert seen.firsts == [0, 1, 2, 3, 4, 5]
+
+
+def test_grain_map_dataset():
+    grain = pytest.importorskip("grain")
+    dataset = grain.MapDataset.source(list(range(12))).map(lambda i: np.float32(i)).batch(4)
+    seen = Seen()
+    learner = make(dataset, seen)
+    learner.fit(2)
+    batches = [np.arange(start, start + 4, dtype=np.float32) for start in (0, 4, 8)]
+    check(learner, seen, batches * 2)
+
+
+def test_grain_iter_dataset():
+    grain = pytest.importorskip("grain")
+    dataset = grain.MapDataset.source(list(range(12))).map(lambda i: np.float32(i)).to_iter_dataset().batch(4)
+    seen = Seen()
+    learner = make(dataset, seen)
+    learner.fit(2)
+    batches = [np.arange(start, start + 4, dtype=np.float32) for start in (0, 4, 8)]
+    check(learner, seen, batches * 2)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_array_loader_with_a_shorter_last_batch(array):
+    values = np.arange(10, dtype=np.float32)
+    seen = Seen()
+    learner = make(ArrayLoader(array(values), 4, seed=1), seen)
+    learner.fit(2)
+    # the loader documents its order; the engine numbers epochs from 1
+    orders = [np.random.default_rng((1, epoch)).permutation(10) for epoch in (1, 2)]
+    batches = [values[order[start : start + 4]] for order in orders for start in (0, 4, 8)]
+    check(learner, seen, batches)
+
+
+def test_a_shorter_last_batch_compiles_once_more_and_computes_exactly():
+    seen, batches = Seen(), [batch(1), batch(2), batch(5, rows=3)]
+    learner = make(batches, seen)
+    learner.fit(1)
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}
+    learner.fit(3)
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}
+    check(learner, seen, batches * 4)
+
+
+WHY = (
+    "  why:   the step is compiled for batches of one shape; only the last may be shorter\n"
+    "  fix:   pad or drop what does not fit, or cast in the loader"
+)
+
+
+@pytest.mark.parametrize(
+    ("odd", "text"),
+    [
+        (
+            np.zeros(5, np.float32),
+            "A batch of `data.training` differs from the first one: it: float32[4] became float32[5].\n" + WHY,
+        ),
+        (
+            np.zeros(4, np.int32),
+            "A batch of `data.training` differs from the first one: it: float32[4] became int32[4].\n" + WHY,
+        ),
+        (
+            np.zeros((4, 1), np.float32),
+            "A batch of `data.training` differs from the first one: it: float32[4] became float32[4, 1].\n" + WHY,
+        ),
+        (
+            {"x": np.zeros(4, np.float32)},
+            "A batch of `data.training` differs from the first one: its structure is PyTreeDef({'x': *}).\n"
+            "  where: the first batch's was PyTreeDef(*)\n" + WHY,
+        ),
+    ],
+    ids=["longer", "dtype", "rank", "structure"],
+)
+@pytest.mark.parametrize("place", [1, 3, 6])
+def test_a_batch_that_does_not_fit_is_told_behind_the_steps_before_it(odd, text, place):
+    batches = [batch(i) for i in range(9)]
+    seen, log = Seen(), EventLog()
+    learner = make([*batches[:place], odd, *batches[place:]], seen, log)
+    with pytest.raises(DataError) as raised:
+        learner.fit(1)
+    assert str(raised.value) == text
+    assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * place, "FitEnd"]
+    assert learner.step == place
+    check(learner, seen, batches[:place])
+
+
+@pytest.mark.parametrize("place", [0, 1, 3, 6])
+def test_an_exception_in_the_source_surfaces_behind_the_steps_before_it(place):
+    class Breaks:
+        def __iter__(self):
+            for i in range(place):
+                yield batch(i)
+            raise OSError("disk on fire")
+
+    seen, log = Seen(), EventLog()
+    learner = make(Breaks(), seen, log, example_batch=batch(0)) if place else None
+    if learner is None:
+        with pytest.raises(OSError, match=r"^disk on fire$"):
+            make(Breaks(), seen, log)
+        return
+    with pytest.raises(OSError, match=r"^disk on fire$") as raised:
+        learner.fit(1)
+    assert getattr(raised.value, "__notes__", []) == []
+    assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * place, "FitEnd"]
+    check(learner, seen, [batch(i) for i in range(place)])
+
+
+EMPTY = (
+    "`data.{name}` yields no batches.\n"
+    "  why:   an epoch without a step has no loss and no metrics\n"
+    "  fix:   check its length and filters; with `drop_last=True`, the batch size may exceed the data"
+)
+
+
+class Empty:
+    def __iter__(self):
+        return iter(())
+
+
+@pytest.mark.parametrize("source", [[], (), (_ for _ in ()), Empty()], ids=["list", "tuple", "generator", "class"])
+def test_empty_data(source):
+    with pytest.raises(DataError) as raised:
+        make({"training": source})
+    assert str(raised.value) == EMPTY.format(name="training")
+
+
+def test_empty_validation_data():
+    with pytest.raises(DataError) as raised:
+        make(([batch(0)], []))
+    assert str(raised.value) == EMPTY.format(name="validation")
+
+
+def test_data_that_runs_dry_in_a_later_epoch():
+    class Once:
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            return iter([batch(1)] if self.passes == 1 else [])
+
+    learner = make(Once())
+    with pytest.raises(DataError) as raised:
+        learner.fit(2)
+    assert str(raised.value) == EMPTY.format(name="training")
+
+
+def test_data_that_is_no_data():
+    with pytest.raises(DataError) as raised:
+        make(7)
+    assert str(raised.value) == (
+        "`data.training` is int, which cannot be iterated.\n"
+        "  fix:   give a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"
+    )
+
+
+def test_data_for_a_phase_that_does_not_exist():
+    with pytest.raises(DataError) as raised:
+        make({"trainning": [batch(0)]})
+    assert str(raised.value) == (
+        "`data` has 'trainning', but no phase is called so.\n  fix:   use 'training' or 'validation'"
+    )
+
+
+def test_no_data():
+    learner = make(None)
+    with pytest.raises(DataError) as raised:
+        learner.fit(1)
+    assert str(raised.value) == (
+        "There is no data for LossTrainingPhase: `data.training` is not set.\n"
+        '  fix:   give the Learner `data={"training": batches}`'
+    )
+    assert float(learner.run_step(TrainingPhase(), batch(2))["loss"]) == 4.0
+
+
+def test_validation_data_only():
+    learner = make({"validation": [batch(3)]})
+    assert learner.run_epoch(ValidationPhase()) == 1
+    with pytest.raises(DataError, match=r"^There is no data for LossTrainingPhase"):
+        learner.fit(1)
+
+
+def test_a_source_is_told_the_epoch():
+    class Numbered(list):
+        def __init__(self, batches):
+            super().__init__(batches)
+            self.told = []
+
+        def set_epoch(self, epoch):
+            self.told.append(epoch)
+
+    training, validation = Numbered([batch(0)]), Numbered([batch(0)])
+    make((training, validation)).fit(3)
+    assert training.told == [1, 2, 3]
+    assert validation.told == [1, 2, 3]
+
+
+def test_float64_and_python_numbers_are_batches_too():
+    seen = Seen()
+    learner = make([np.full(4, i, np.float64) for i in range(3)], seen)
+    learner.fit(2)
+    check(learner, seen, [batch(i) for i in range(3)] * 2)
+    seen = Seen()
+    learner = make([1.0, 2.0, 3.0], seen)
+    learner.fit(2)
+    check(learner, seen, [batch(i, 1) for i in (1, 2, 3)] * 2)
+    assert learner.compile_counts == {"traces": 1, "compiles": 1}
+
+
+def test_a_batch_with_typed_keys():
+    keys = jax.random.split(jax.random.key(0), 4)
+    learner = Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: jnp.mean((params["w"] - jax.vmap(jax.random.normal)(batch)) ** 2),
+        optax.sgd(0.5),
+        data=[keys],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    np.testing.assert_allclose(learner.params["w"], jax.vmap(jax.random.normal)(keys).mean(), rtol=1e-5)
+
+
+def test_run_step_with_another_shape_says_so():
+    learner = make([batch(0)])
+    learner.run_step(TrainingPhase(), batch(1, rows=2))  # shorter is fine
+    with pytest.raises(DataError, match=r"^A batch of `data.training` differs from the first one"):
+        learner.run_step(TrainingPhase(), batch(1, rows=9))
+    assert learner.step == 1
+
+
+def test_the_first_batch_tells_the_shape_if_nothing_else_does():
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.zeros((xs.shape[-1], 1))}, lambda params, xs: xs @ params["w"]),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        default_callbacks=False,
+    )
+    xs = np.ones((4, 3), np.float32)
+    assert float(learner.run_step(TrainingPhase(), (xs, np.full((4, 1), 2, np.float32)))["loss"]) == 4.0
+    assert learner.params["w"].shape == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            {},
+            "`fit` takes exactly one of epochs and steps.\n  fix:   write `learner.fit(10)` or `learner.fit(steps=10_000)`",
+        ),
+        (
+            {"epochs": 1, "steps": 1},
+            "`fit` takes exactly one of epochs and steps.\n  fix:   write `learner.fit(10)` or `learner.fit(steps=10_000)`",
+        ),
+        *(
+            (
+                {"epochs": value},
+                f"The number of epochs of `fit` must be a whole number of at least 1, not {value!r}.\n"
+                "  why:   periods and counts are numbers of whole steps or epochs\n"
+                "  fix:   give a positive int",
+            )
+            for value in (0, -1, 1.5, True, "3")
+        ),
+        (
+            {"steps": 0},
+            "`steps` of `fit` must be a whole number of at least 1, not 0.\n"
+            "  why:   periods and counts are numbers of whole steps or epochs\n"
+            "  fix:   give a positive int",
+        ),
+        (
+            {"epochs": 1, "steps_per_epoch": 0},
+            "`steps_per_epoch` of `fit` must be a whole number of at least 1, not 0.\n"
+            "  why:   periods and counts are numbers of whole steps or epochs\n"
+            "  fix:   give a positive int",
+        ),
+    ],
+)
+def test_lengths_that_cannot_be_meant(arguments, text):
+    log = EventLog()
+    learner = make([batch(0)], log)
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(**arguments)
+    assert str(raised.value) == text
+    assert log.entries == []

@@ -1,0 +1,78 @@
+"""The command line, as a process of its own."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import fluxcb
+from fluxcb._tools.curve import curve_svg
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def cli(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "fluxcb", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_version(tmp_path):
+    run = cli(tmp_path, "--version")
+    assert (run.returncode, run.stdout) == (0, f"fluxcb {fluxcb.__version__}\n"), run.stderr
+
+
+def test_wrong_usage(tmp_path):
+    assert cli(tmp_path).returncode == 2
+    run = cli(tmp_path, "demo", "--epochs", "0")
+    assert run.returncode != 0
+    assert "must be a whole number of at least 1" in run.stderr
+
+
+def test_the_demo(tmp_path):
+    epochs = 5
+    run = cli(tmp_path, "demo", "--epochs", str(epochs), "--out", "results")
+    assert (run.returncode, run.stderr) == (0, "")
+    [folder] = (tmp_path / "results").iterdir()
+    history = json.loads((folder / "history.json").read_text())
+    assert history["steps"] == list(range(1, 45 * epochs + 1))
+    assert len(history["loss"]) == len(history["smooth_loss"]) == len(history["accuracy"]) == 45 * epochs
+    assert all(map(math.isfinite, history["loss"]))
+    rows = history["epochs"]
+    assert [row["epoch"] for row in rows] == list(range(1, epochs + 1))
+    assert rows[-1]["learning_rate"] < rows[0]["learning_rate"] < max(row["learning_rate"] for row in rows) <= 0.01
+    assert rows[-1]["validation"]["accuracy"] >= 0.96
+    picture = ElementTree.parse(folder / "loss.svg").getroot()
+    assert len(picture.findall("{http://www.w3.org/2000/svg}polyline")) == 3
+    out = run.stdout
+    for text in (
+        "StepEnd x TrainingPhase (host)",
+        "hidden/w   (64 x 128)  float32  8,192  32,768",
+        f"wrote {Path('results') / folder.name / 'history.json'}",
+        f"wrote {Path('results') / folder.name / 'loss.svg'}",
+    ):
+        assert text in out
+    table = re.findall(r"^ {4}(\d) +(\d\.\d{4}) +(\d\.\d{4}) .*s$", out, re.MULTILINE)
+    assert table == [
+        (str(row["epoch"]), f"{row['training']['loss']:.4f}", f"{row['training']['accuracy']:.4f}") for row in rows
+    ]
+    assert f"{rows[-1]['validation']['accuracy']:.1%} of the validation digits are right." in out
+
+
+@pytest.mark.parametrize("points", [[], [(1, math.nan)], [(3, 2.0)], [(0, 1.0), (10, 3.0), (20, math.inf)]])
+def test_curves_are_drawings_whatever_the_points(points):
+    picture = ElementTree.fromstring(curve_svg({"a & b": points}, title="<t>", x_label="x", y_label="y"))
+    finite = [p for p in points if math.isfinite(p[1])]
+    lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.get("points").split()) for line in lines] == ([len(finite)] if finite else [])
+    assert picture.find("{http://www.w3.org/2000/svg}text").text == "<t>"
