@@ -32,7 +32,15 @@ class _StepNames:
         return values["step", name]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._state.values["step", name] = value
+        state = self._state
+        if state.inside_foreign_transformation():
+            raise TraceError(
+                f"`{type(state.phase).__name__}.step` assigns `step.{name}` inside a JAX transformation "
+                "(grad, vmap, scan, ...) that fluxcb did not open.",
+                why="the value would leak out of the transformation as a tracer",
+                fix='differentiate with `learner.grad(function, wrt="params")`, or return the value and assign it outside',
+            )
+        state.values["step", name] = value
 
 
 class StepLearner:

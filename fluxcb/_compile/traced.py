@@ -133,6 +133,7 @@ class TraceState:
                 f"`learner.grad(..., wrt={wrt!r})` can differentiate with respect to `params` or a part of it.",
                 fix='write `wrt="params"` or e.g. `wrt="params.generator"`',
             )
+        parameters = self._part(path, wrt)
         before, level = dict(self.values), self._level
 
         def closure(x: PyTree) -> tuple[Any, dict[StatePath, Any]]:
@@ -149,10 +150,22 @@ class TraceState:
             }
             return loss, changed
 
-        gradients, changed = jax.grad(closure, has_aux=True)(self.get(path))
+        gradients, changed = jax.grad(closure, has_aux=True)(parameters)
         self._level = level
         self.values = before | changed
         return gradients
+
+    def _part(self, path: StatePath, wrt: str) -> PyTree:
+        try:
+            return self.get(path)
+        except (KeyError, AttributeError, TypeError):
+            whole = self.values[path[:1]]
+            names = sorted(map(str, whole)) if isinstance(whole, Mapping) else []
+            raise TraceError(
+                f"`learner.grad(..., wrt={wrt!r})` names no part of `{path[0]}`"
+                + (f", which has {', '.join(names)}." if names else "."),
+                fix='write `wrt="params"`' + (f' or e.g. `wrt="{path[0]}.{names[0]}"`' if names else ""),
+            ) from None
 
     def forward(self, params: PyTree, xs: PyTree) -> PyTree:
         """Apply the model, in training mode if the phase trains, and keep its new state then."""
@@ -213,7 +226,7 @@ class TraceState:
                 why="a step is traced once; host events happen between its calls",
                 fix=f"derive `{type(event).__name__}` from TracedEvent",
             )
-        if get_opaque_trace_state() != self._level:
+        if self.inside_foreign_transformation():
             raise TraceError(
                 f"{event!r} is emitted inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.",
                 where=f"{type(self.phase).__name__}.step",
@@ -222,6 +235,10 @@ class TraceState:
             )
         for handler in self.setup.handlers(type(event)):
             self._run(handler, event)
+
+    def inside_foreign_transformation(self) -> bool:
+        """Tell whether a transformation that was not opened here (a plain `jax.grad`, ...) is being traced."""
+        return get_opaque_trace_state() != self._level
 
     def _run(self, handler: Handler, event: Event) -> None:
         schedules = [s for s in handler.schedules if not isinstance(s, Always)]
@@ -235,7 +252,24 @@ class TraceState:
         for key in keys:
             if key[0] == "step" and key[1] in ("skip", "stop"):
                 self.values.setdefault(key, jnp.bool_(False))
-        missing = [key for key in keys if key not in self.values]
+        keys = [key for key in keys if key in self.values]  # the others belong to other events of this callback
+        before, level = dict(self.values), self._level
+
+        def run(values: list[Any]) -> list[Any]:
+            self.values = before | dict(zip(keys, values, strict=True))
+            self._level = get_opaque_trace_state()
+            self._call(handler, event)
+            self._refuse_new(handler, before)
+            return [self.values[key] for key in keys]
+
+        held = [jax.tree.map(jnp.asarray, before[key]) for key in keys]
+        after = jax.lax.cond(due, run, lambda values: values, held)
+        self._level = level
+        self.values = before | dict(zip(keys, after, strict=True))
+
+    def _refuse_new(self, handler: Handler, before: Mapping[StatePath, Any]) -> None:
+        """Refuse values that a scheduled handler alone gives: on the other steps there would be none."""
+        missing = [key for key in self.values if key not in before]
         if missing:
             raise TraceError(
                 f"{handler.declared.label} writes `{dotted(missing[0])}` only on some steps, "
@@ -243,18 +277,6 @@ class TraceState:
                 where=handler.where,
                 fix="let a handler without a schedule write a default first, or drop `traced=True`",
             )
-        before, level = dict(self.values), self._level
-
-        def run(values: list[Any]) -> list[Any]:
-            self.values = before | dict(zip(keys, values, strict=True))
-            self._level = get_opaque_trace_state()
-            self._call(handler, event)
-            return [self.values[key] for key in keys]
-
-        held = [jax.tree.map(jnp.asarray, before[key]) for key in keys]
-        after = jax.lax.cond(due, run, lambda values: values, held)
-        self._level = level
-        self.values = before | dict(zip(keys, after, strict=True))
 
     def _due(self, schedule: Schedule, handler: Handler) -> Any:
         if isinstance(schedule, EverySteps):

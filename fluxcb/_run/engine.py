@@ -353,9 +353,12 @@ class Engine:
         done = number = 0
         try:
             for number, record in enumerate(records, 1):
-                state.record = record
                 if begin and not live:
+                    # What the step computed is here already, but was not when the step began.
+                    state.record = before = StepRecord(record.batch)
                     self.run_calls(begin, _STEP_BEGIN, phase)
+                    record.host.update(before.host)
+                state.record = record
                 done += 1
                 if trains:
                     state.step += 1

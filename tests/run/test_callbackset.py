@@ -203,7 +203,7 @@ def test_one_instance_twice_is_an_error():
     with pytest.raises(DeclarationError) as raised:
         testlearner(counts, every(counts, steps=2))
     assert str(raised.value) == (
-        "The callback Counts() at EverySteps(steps=2) stands in the list twice; the first is Counts() at position 0.\n"
+        "The callback Counts() at EverySteps(steps=2) stands in the list twice; first as Counts() at position 0.\n"
         "  why:   one instance has one state, and would run twice per moment\n"
         "  fix:   remove one, or construct a second instance"
     )

@@ -1,0 +1,501 @@
+"""The graph against a second reading of the rules (docs: "Checking"), slow, naive, and written without the library's help.
+
+Overlap is found by expanding paths into the places below them, pairs are classified two by two, loops by reachability,
+and the order by trying permutations until one satisfies every constraint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxcb import Append, Callback, NoConflict, NotDefined, Read, RunFirst, Unresolvable, Write, in_order, on
+from fluxcb import resolveconflict as registry
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.preflight import build_graph
+from fluxcb._declare.declared import declare
+from fluxcb._errors import AmbiguityError, CheckError, ConflictError, CycleError
+from fluxcb.events import (
+    BackwardEnd,
+    EpochEnd,
+    FitBegin,
+    ForwardBegin,
+    HostEvent,
+    StepBegin,
+    StepEnd,
+    TracedEvent,
+)
+from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase, TrainingPhase, ValidationPhase
+
+
+class MyEvent(HostEvent):
+    """Nobody emits it, but handlers name it, so it is a moment."""
+
+
+HOST = (FitBegin, StepBegin, StepEnd, EpochEnd, MyEvent)
+TRACED = (ForwardBegin, BackwardEnd)
+EVENTS = (HostEvent, TracedEvent, *HOST, *TRACED)
+ABSTRACT = (AbstractTrainingPhase, AbstractValidationPhase)
+PHASES = (Phase, *ABSTRACT, TrainingPhase, ValidationPhase)
+RUN = (TrainingPhase, ValidationPhase)
+MOMENTS = [(event, phase) for phase in RUN for event in (*HOST, *TRACED)]
+
+# Places that overlap in every way paths can: prefixes, aliases, `*`.
+LEAVES = (
+    "params.dense",
+    "params.rest",
+    "model_state",
+    "opt_state",
+    "hyperparams.lr",
+    "hyperparams.decay",
+    "cbstate.a.x",
+    "cbstate.a.y",
+    "cbstate.b",
+    "optimizer",
+    "control",
+)
+PATHS = (*LEAVES, "params", "model", "hyperparams", "cbstate", "cbstate.a", "*")
+INSIDE = {"opt_state": "hyperparams", "model": "params model_state"}
+STATES = (Read(), Read(previous=True), Write(), Append())
+
+
+# --- what is drawn ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One handler: its pair, and the paths it narrows its access to, if it does."""
+
+    event: type
+    phase: type
+    narrowed: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A callback class."""
+
+    rows: tuple[Row, ...]
+    access: Mapping[str, Any]
+    base: int | None
+    runafter: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A set of callbacks: of which kinds, what is said about pairs of them, and by whom."""
+
+    kinds: tuple[Kind, ...]
+    members: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
+    answers: Mapping[tuple[int, int], str]
+    registered: Mapping[tuple[int, int], str]
+    shuffle: tuple[int, ...]
+
+
+ROWS = st.builds(
+    Row, st.sampled_from(EVENTS), st.sampled_from(PHASES), st.none() | st.lists(st.sampled_from(PATHS), max_size=2).map(tuple)
+)
+ACCESS = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(STATES), max_size=3)
+ANSWERS = st.sampled_from(("none", "first", "second", "any", "never"))
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    kinds: list[Kind] = []
+    count = draw(st.integers(1, 4))
+    for number in range(count):
+        base = draw(st.none() | st.integers(0, number - 1)) if number else None
+        access = kinds[base].access if base is not None else legal(draw(ACCESS))
+        inherited = kinds[base].rows if base is not None else ()
+        rows: list[Row] = []
+        for row in draw(st.lists(ROWS, min_size=1, max_size=3)):
+            narrowed = None if row.narrowed is None else tuple(p for p in row.narrowed if p in access)
+            candidate = Row(row.event, row.phase, narrowed)
+            pairs = [(r.event, r.phase) for r in rows]
+            if (row.event, row.phase) not in pairs and not ambiguous(merged(inherited, [*rows, candidate])):
+                rows.append(candidate)
+        after = tuple(draw(st.lists(st.integers(0, count - 1), max_size=1)))
+        kinds.append(Kind(merged(inherited, rows), access, base, after))
+    members = draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=5).map(tuple))
+    positions = st.integers(0, len(members) - 1)
+    groups = draw(st.lists(st.lists(positions, min_size=2, max_size=3, unique=True).map(tuple), max_size=2).map(tuple))
+    pairs = st.tuples(positions, positions).filter(lambda pair: pair[0] != pair[1])
+    answers = draw(st.dictionaries(pairs, ANSWERS, max_size=2))
+    of_kinds = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda pair: pair[0] < pair[1])
+    registered = draw(st.dictionaries(of_kinds, ANSWERS, max_size=1)) if count > 1 else {}
+    return Case(tuple(kinds), members, groups, answers, registered, draw(st.permutations(range(len(members))).map(tuple)))
+
+
+def legal(access: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop what no mapping can say (a path beside one below it) and what no callback may (to write everything)."""
+    kept: dict[str, Any] = {}
+    for path, permission in access.items():
+        nested = any(path.startswith(other + ".") or other.startswith(path + ".") for other in kept)
+        if not nested and not (path == "*" and not isinstance(permission, Read)):
+            kept[path] = permission
+    return kept
+
+
+def merged(inherited: Iterable[Row], own: Iterable[Row]) -> tuple[Row, ...]:
+    return tuple({(row.event, row.phase): row for row in (*inherited, *own)}.values())
+
+
+# --- the oracle -------------------------------------------------------------------------------------------------------
+
+
+def best_rows(rows: Iterable[Row], event: type, phase: type) -> list[Row]:
+    """The rows that fit and than which no other that fits is more specific."""
+    fitting = [row for row in rows if issubclass(event, row.event) and issubclass(phase, row.phase)]
+    least = [a for a in fitting if all(issubclass(a.event, b.event) and issubclass(a.phase, b.phase) for b in fitting)]
+    return least or fitting
+
+
+def ambiguous(rows: Iterable[Row]) -> bool:
+    return any(len(best_rows(rows, event, phase)) > 1 for event in EVENTS for phase in PHASES)
+
+
+def places(path: str) -> set[str]:
+    """Everything at and below a path, and what it stands for besides."""
+    found = {leaf for leaf in LEAVES if path == "*" or leaf == path or leaf.startswith(path + ".")}
+    for name in INSIDE.get(path, "").split():
+        found |= places(name)
+    return found
+
+
+def clash(one: str, other: str) -> bool:
+    return bool(places(one) & places(other)) or "*" in (one, other)
+
+
+def accesses(case: Case, member: int, event: type, phase: type) -> Mapping[str, Any] | None:
+    kind = case.kinds[case.members[member]]
+    rows = best_rows(kind.rows, event, phase)
+    if not rows:
+        return None
+    narrowed = rows[0].narrowed
+    return kind.access if narrowed is None else {path: kind.access[path] for path in narrowed}
+
+
+def is_kind(case: Case, kind: int | None, ancestor: int) -> bool:
+    return kind is not None and (kind == ancestor or is_kind(case, case.kinds[kind].base, ancestor))
+
+
+def said(case: Case, a: int, b: int) -> set[str]:
+    """What anybody answers about a pair: `first` for a, `second` for b."""
+    turned = {"first": "second", "second": "first"}
+    found = [case.answers.get((a, b), "none")]
+    found.append(turned.get(case.answers.get((b, a), "none"), case.answers.get((b, a), "none")))
+    fitting = []
+    for (one, other), answer in case.registered.items():
+        for x, y, flip in ((a, b, False), (b, a, True)):
+            if is_kind(case, case.members[x], one) and is_kind(case, case.members[y], other):
+                fitting.append(turned.get(answer, answer) if flip else answer)
+    return {*found, *fitting} - {"none"}
+
+
+def stated(case: Case) -> Iterator[tuple[int, int]]:
+    for group in case.groups:
+        yield from itertools.combinations(group, 2)
+    for later, kind in enumerate(case.members):
+        after = inherited_runafter(case, kind)
+        for earlier, other in enumerate(case.members):
+            if earlier != later and any(is_kind(case, other, named) for named in after):
+                yield earlier, later
+
+
+def inherited_runafter(case: Case, kind: int) -> tuple[int, ...]:
+    return case.kinds[kind].runafter
+
+
+@dataclass
+class Verdict:
+    """What the oracle says of one moment."""
+
+    members: list[int]
+    before: set[tuple[int, int]]
+    quarrels: set[frozenset[int]]
+
+
+def judge(case: Case, event: type, phase: type) -> Verdict:
+    access = {m: accesses(case, m, event, phase) for m in range(len(case.members))}
+    members = [m for m, declared in access.items() if declared is not None]
+    before = {(a, b) for a, b in stated(case) if a in members and b in members}
+    quarrels: set[frozenset[int]] = set()
+    for a, b in itertools.combinations(members, 2):
+        answers = said(case, a, b)
+        if "never" in answers or len(answers) > 1:
+            quarrels.add(frozenset((a, b)))
+            continue
+        if "first" in answers:
+            before.add((a, b))
+        if "second" in answers:
+            before.add((b, a))
+        if answers == {"any"} or (a, b) in before or (b, a) in before:
+            continue
+        one, other = touched(access[a]), touched(access[b])
+        if any(
+            clash(p, q) and not (isinstance(pp, Append) and isinstance(qq, Append))
+            for (p, pp), (q, qq) in itertools.product(one, other)
+            if isinstance(pp, Write | Append) and isinstance(qq, Write | Append)
+        ):
+            quarrels.add(frozenset((a, b)))
+            continue
+        if any(feeds(p, pp, q, qq) for (p, pp), (q, qq) in itertools.product(one, other)):
+            before.add((a, b))
+        if any(feeds(p, pp, q, qq) for (p, pp), (q, qq) in itertools.product(other, one)):
+            before.add((b, a))
+    return Verdict(members, before, quarrels)
+
+
+def touched(access: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    return [(path, permission) for path, permission in (access or {}).items() if path != "control"]
+
+
+def feeds(written: str, writer: Any, read: str, reader: Any) -> bool:
+    if not isinstance(writer, Write | Append) or reader != Read() or not clash(written, read):
+        return False
+    return not (isinstance(writer, Append) and read.startswith(written + "."))
+
+
+def knots(verdict: Verdict) -> list[set[int]]:
+    """Sets of members each of which must run before every other of its set."""
+    reach = set(verdict.before)
+    for k, i, j in itertools.product(verdict.members, repeat=3):
+        if (i, k) in reach and (k, j) in reach:
+            reach.add((i, j))
+    tied = {frozenset(j for j in verdict.members if (i, j) in reach and (j, i) in reach) for i in verdict.members}
+    return [set(knot) for knot in tied if knot]
+
+
+def first_order(case: Case, verdict: Verdict, event: type) -> list[int]:
+    """The first permutation that satisfies every constraint, those of the smallest keys being tried first."""
+    names = [f"Kind{kind}" for kind in case.members]
+    key = (lambda m: (names[m], m)) if issubclass(event, TracedEvent) else (lambda m: m)
+    for order in itertools.permutations(sorted(verdict.members, key=key)):
+        if all(order.index(a) < order.index(b) for a, b in verdict.before):
+            return list(order)
+    raise AssertionError("a loop, which was looked for before")
+
+
+# --- the same in the library's words ----------------------------------------------------------------------------------
+
+
+def nest(access: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for path, permission in access.items():
+        *outer, last = path.split(".")
+        node = tree
+        for name in outer:
+            node = node.setdefault(name, {})
+        node[last] = permission
+    return tree
+
+
+class Drawn(Callback):
+    """Base of all drawn callbacks; what it says is in class attributes that `classes_of` sets."""
+
+    kind: Kind
+    classes: list[type[Callback]]
+
+    def __init__(self, number: int, case: Case, everybody: list[Drawn]) -> None:
+        self.number, self.case, self.everybody = number, case, everybody
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        return nest(self.kind.access)
+
+    def runafter(self) -> tuple[type[Callback], ...]:
+        return tuple(self.classes[k] for k in self.kind.runafter)
+
+    def resolveconflict(self, other: Callback) -> Any:
+        return resolution(self.case.answers.get((self.number, other.number), "none"), self, other)
+
+    def __repr__(self) -> str:
+        return f"cb{self.number}"
+
+
+def resolution(answer: str, one: Callback, other: Callback) -> Any:
+    return {
+        "none": NotDefined(),
+        "any": NoConflict(),
+        "never": Unresolvable(),
+        "first": RunFirst(one),
+        "second": RunFirst(other),
+    }[answer]
+
+
+def classes_of(case: Case) -> list[type[Drawn]]:
+    classes: list[type[Drawn]] = []
+    for number, kind in enumerate(case.kinds):
+        base = Drawn if kind.base is None else classes[kind.base]
+        known = () if kind.base is None else case.kinds[kind.base].rows
+        body: dict[str, Any] = {"kind": kind, "classes": classes, "__module__": __name__, "__qualname__": f"Kind{number}"}
+        for count, row in enumerate(kind.rows):
+            if row not in known:
+                body[f"handler_{number}_{count}"] = handler(row, kind)
+        classes.append(type(f"Kind{number}", (base,), body))
+    return classes
+
+
+def handler(row: Row, kind: Kind) -> Any:
+    def handle(self: Any, event: Any, phase: Any, learner: Any) -> None: ...
+
+    access = None if row.narrowed is None else nest({path: kind.access[path] for path in row.narrowed})
+    return on(row.event, row.phase, access=access)(handle)
+
+
+class Creator(Callback):
+    """Creates all shared state, at no moment, so that nobody misses any."""
+
+    number = -1
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        return {"cbstate": {"a": Write(), "b": Write()}}
+
+    def __repr__(self) -> str:
+        return "creator"
+
+
+def instances_of(case: Case) -> list[Drawn]:
+    classes = classes_of(case)
+    everybody: list[Drawn] = []
+    everybody += [classes[kind](number, case, everybody) for number, kind in enumerate(case.members)]
+    return everybody
+
+
+def graph_of(case: Case, shuffled: bool = False) -> tuple[list[Drawn], CallbackGraph, CheckError | None]:
+    """Build the graph, and tell what `build_graph` raises for the same list."""
+    callbacks = instances_of(case)
+    for (one, other), answer in case.registered.items():
+        classes = type(callbacks[0]).classes
+
+        @registry.register(classes[one], classes[other])
+        def _(a: Callback, b: Callback, answer: str = answer) -> Any:
+            return resolution(answer, a, b)
+
+    order = case.shuffle if shuffled else range(len(callbacks))
+    groups = [in_order(*(callbacks[m] for m in group)) for group in case.groups]
+    listed = [*(callbacks[m] for m in order), Creator(), *groups]
+    try:
+        error = None
+        try:
+            build_graph(listed, RUN)
+        except CheckError as raised:
+            error = raised
+        return callbacks, CallbackGraph(*declare(listed), RUN), error
+    finally:
+        for one, other in case.registered:
+            registry.unregister(type(callbacks[0]).classes[one], type(callbacks[0]).classes[other])
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\bcb(\d+)\b", text)]
+
+
+def edges_of(graph: CallbackGraph) -> dict[tuple[str, str], tuple[frozenset[str], frozenset[Any]]]:
+    label = [d.label for d in graph.declared]
+    return {(label[i], label[j]): (frozenset(e.reasons), frozenset(e.moments)) for (i, j), e in graph.edges.items()}
+
+
+def quarrels_in(problems: Iterable[CheckError]) -> set[frozenset[int]]:
+    return {frozenset(numbers(p.what)) for p in problems if isinstance(p, ConflictError)}
+
+
+# --- the properties ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=1500)
+@given(cases())
+def test_problems_edges_and_order_are_those_of_the_oracle(case: Case) -> None:
+    _, graph, error = graph_of(case)
+    verdicts = {moment: judge(case, *moment) for moment in MOMENTS}
+    knotted = {moment: knots(verdict) for moment, verdict in verdicts.items()}
+    quarrels = set().union(*(verdict.quarrels for verdict in verdicts.values()))
+
+    assert quarrels_in(graph.problems) == quarrels
+    cycles = [p for p in graph.problems if isinstance(p, CycleError)]
+    assert len(cycles) + len([p for p in graph.problems if isinstance(p, ConflictError)]) == len(graph.problems)
+    for cycle in cycles:  # each edge told is a constraint at the moment told
+        told = re.search(r"at (\w+) x (\w+) no order", cycle.why)
+        assert told is not None
+        moment = next(m for m in MOMENTS if (m[0].__name__, m[1].__name__) == told.groups())
+        loop = numbers(cycle.what)
+        assert loop[0] == loop[-1]
+        assert {tuple(numbers(line.partition(":")[0])) for line in cycle.where} == set(itertools.pairwise(loop))
+        assert set(itertools.pairwise(loop)) <= verdicts[moment].before
+    for moment, knot in ((moment, knot) for moment, found in knotted.items() for knot in found):
+        assert any(set(numbers(c.what)) <= knot for c in cycles), (moment, knot)
+
+    assert (error is None) == (not quarrels and not any(knotted.values()))
+    assert [str(p) for p in (getattr(error, "problems", ()) or [error] if error else [])] == list(map(str, graph.problems))
+
+    edges = {(i, j, moment) for (i, j), edge in graph.edges.items() for moment in edge.moments}
+    assert edges == {(i, j, moment) for moment, verdict in verdicts.items() for i, j in verdict.before}
+    for moment, verdict in verdicts.items():
+        order = [callback.number for callback in graph.order(*moment)]
+        if knotted[moment]:
+            assert sorted(order) == verdict.members
+        else:
+            assert order == first_order(case, verdict, moment[0]), moment
+
+
+@settings(max_examples=400)
+@given(cases())
+def test_a_shuffled_list_has_the_same_problems_edges_and_traced_orders(case: Case) -> None:
+    _, graph, _ = graph_of(case)
+    _, shuffled, _ = graph_of(case, shuffled=True)
+    assert edges_of(shuffled) == edges_of(graph)
+    assert quarrels_in(shuffled.problems) == quarrels_in(graph.problems)
+    assert sum(isinstance(p, CycleError) for p in shuffled.problems) == sum(isinstance(p, CycleError) for p in graph.problems)
+    if len(set(case.members)) == len(case.members):  # of two instances of one class, the list says who is first
+        for event, phase in MOMENTS:
+            if issubclass(event, TracedEvent) and not graph.problems:
+                assert list(map(repr, shuffled.order(event, phase))) == list(map(repr, graph.order(event, phase)))
+
+
+@settings(max_examples=400)
+@given(cases(), st.integers(0, 3))
+def test_exchanging_two_unrelated_neighbours_changes_nothing_where_only_one_of_them_runs(case: Case, at: int) -> None:
+    a, b = at % (len(case.members) - 1), at % (len(case.members) - 1) + 1
+    _, graph, error = graph_of(case)
+    if error is not None or {(a, b), (b, a)} & graph.edges.keys():
+        return
+    order = list(range(len(case.members)))
+    order[a], order[b] = b, a
+    exchanged = Case(case.kinds, case.members, case.groups, case.answers, case.registered, tuple(order))
+    _, other, error = graph_of(exchanged, shuffled=True)
+    assert error is None
+    assert edges_of(other) == edges_of(graph)
+    for event, phase in MOMENTS:
+        now, before = list(map(repr, other.order(event, phase))), list(map(repr, graph.order(event, phase)))
+        assert sorted(now) == sorted(before)
+        if not {f"cb{a}", f"cb{b}"} <= set(now):
+            assert now == before
+
+
+@settings(max_examples=400)
+@given(st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda row: (row.event, row.phase)))
+def test_dispatch_is_ambiguous_or_decided_as_the_oracle_says(rows: list[Row]) -> None:
+    body = {f"handler_{n}": on(row.event, row.phase)(_nothing()) for n, row in enumerate(rows)}
+    if ambiguous(rows):
+        try:
+            type("Several", (Callback,), body)
+        except AmbiguityError:
+            return
+        raise AssertionError("two handlers fit equally well, and nobody said so")
+    several = type("Several", (Callback,), body)
+    for event, phase in itertools.product(EVENTS, PHASES):
+        entry = several.on.lookup(event, phase)
+        best = best_rows(rows, event, phase)
+        assert (entry and entry.name) == (f"handler_{rows.index(best[0])}" if best else None)
+
+
+def _nothing() -> Any:
+    def handle(self: Any, event: Any, phase: Any, learner: Any) -> None: ...
+
+    return handle
