@@ -17,7 +17,7 @@ from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric
 from fluxcb.callbacks.metric_values import EpochValues, StepValues
-from fluxcb.callbacks.packing import Packing, write_scalars
+from fluxcb.callbacks.packing import Packing
 from fluxcb.callbacks.recorder import leading_axis
 
 __all__ = ["Metrics"]
@@ -160,7 +160,7 @@ class Metrics(Callback):
         vectors = packing.place(new, vectors, part)
         if type(phase).trains:
             at = 2 * packing.sizes["float32"] + (learner.progress.step % _RING) * len(self.metrics)
-            vectors["float32"] = write_scalars(vectors["float32"], at, row)
+            vectors["float32"] = jax.lax.dynamic_update_slice(vectors["float32"], row, (at,))
         learner.cbstate.metrics_now = vectors
 
     def _updated(self, held: Any, phase: Phase, learner: Any) -> tuple[Any, Any]:
@@ -185,7 +185,7 @@ class Metrics(Callback):
             row.append(value)
         counted = jnp.asarray(there, jnp.float32)
         new = {"seen": held["seen"] + counted, "used": held["used"] + counted, "states": tuple(states)}
-        return new, row
+        return new, jnp.stack(row)
 
     def _has_what_it_needs(self, metric: AbstractMetric, phase: Phase, learner: Any) -> bool:
         missing = [name for name in metric.needs if name not in learner.step]

@@ -33,19 +33,24 @@ class Packing:
             self.sizes[dtype] = self.sizes.get(dtype, 0) + int(np.prod(shape, dtype=int))
 
     def place(self, tree: Any, vectors: Mapping[str, Any], part: int) -> dict[str, Any]:
-        """Return the vectors with a pytree written into their `part`-th stretch."""
+        """Return the vectors with a pytree written into their `part`-th stretch.
+
+        One slice update each: selecting by index instead makes XLA compute what is written, the loss included, anew for
+        every element of the vector (measured on CPU, jax 0.10.2: 1.8 times the whole step).
+        """
         import jax
         import jax.numpy as jnp
 
-        placed = dict(vectors)
-        for leaf, shape, dtype, start in zip(jax.tree.leaves(tree), self._shapes, self._dtypes, self._starts, strict=True):
-            at = part * self.sizes[dtype] + start
-            leaf = jnp.asarray(leaf, dtype).reshape(-1)
-            if leaf.size <= 4:
-                placed[dtype] = write_scalars(placed[dtype], at, [leaf[i] for i in range(leaf.size)])
-            else:
-                placed[dtype] = placed[dtype].at[at : at + leaf.size].set(leaf)
-        return placed
+        parts: dict[str, list[Any]] = {dtype: [] for dtype in self.sizes}
+        for leaf, dtype in zip(jax.tree.leaves(tree), self._dtypes, strict=True):
+            parts[dtype].append(jnp.asarray(leaf, dtype).reshape(-1))
+        return {
+            **vectors,
+            **{
+                d: vectors[d].at[part * n : (part + 1) * n].set(jnp.concatenate(parts[d]))
+                for d, n in self.sizes.items()
+            },
+        }
 
     def unpack(self, vectors: Mapping[str, Any]) -> Any:
         """Return the pytree that lies in these vectors (JAX or numpy arrays)."""
@@ -57,16 +62,3 @@ class Packing:
             size = int(np.prod(shape, dtype=int))
             leaves.append(vectors[dtype][start : start + size].reshape(shape))
         return jax.tree.unflatten(self._structure, leaves)
-
-
-def write_scalars(vector: Any, at: Any, scalars: Any) -> Any:
-    """Return a short vector with scalars written from a place on.
-
-    Selecting by index, rather than updating slices, lets XLA merge all of a step's writes into one kernel.
-    """
-    import jax.numpy as jnp
-
-    index = jnp.arange(vector.shape[0])
-    for offset, scalar in enumerate(scalars):
-        vector = jnp.where(index == at + offset, scalar, vector)
-    return vector

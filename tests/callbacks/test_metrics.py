@@ -230,7 +230,7 @@ def test_packing_returns_what_it_took():
     tree = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), np.float32(2.5))}
     packing = Packing(tree)
     assert packing.sizes == {"float32": 7, "int32": 1}
-    empty = {dtype: np.zeros(2 * size, dtype) for dtype, size in packing.sizes.items()}
+    empty = {dtype: jnp.zeros(2 * size, dtype) for dtype, size in packing.sizes.items()}
     placed = packing.place(tree, empty, part=1)
     assert not placed["float32"][:7].any() and not placed["int32"][:1].any()
     back = packing.unpack({dtype: placed[dtype][size:] for dtype, size in packing.sizes.items()})

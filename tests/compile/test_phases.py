@@ -39,7 +39,7 @@ def loss_of_generator(d, fake):
 
 class GANPhase(AbstractTrainingPhase):
     provides = {
-        LossBegin: ("fake",),
+        LossBegin: ("noise", "fake"),
         BackwardBegin: ("loss", "g_loss"),
         BackwardEnd: ("grads",),
         UpdateEnd: ("updates",),

@@ -116,9 +116,8 @@ def test_what_may_be_written_when():
         expected[f"`{path}`"] = code(e.__name__ for e in events) or "never"
     expected["`step.stop`, `hyperparams.*`, `cbstate.*`, other `step.*`"] = "any"
     assert rows == expected
-    assert [state.writable_at(p) for p in (("step", "stop"), ("hyperparams", "x"), ("cbstate", "x"), ("step", "x"))] == [
-        None
-    ] * 4
+    anywhere = [("step", "stop"), ("hyperparams", "rate"), ("cbstate", "ema"), ("step", "of_mine")]
+    assert [state.writable_at(path) for path in anywhere] == [None] * 4
 
 
 @pytest.mark.parametrize(
@@ -158,3 +157,12 @@ def test_the_tree_of_errors_is_that_of_the_module():
     names = [name for name in fluxcb.__all__ if name.endswith("Error") and name != "FluxcbError"]
     headings = re.findall(r"^## (\w+Error)$", page, re.MULTILINE)
     assert sorted(headings) == sorted(names)
+
+
+def test_architecture_names_every_file_of_the_stages():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    stages = ("_declare", "_check", "_compile", "_run")
+    files = [path for stage in stages for path in (ROOT / "fluxcb" / stage).glob("*.py") if path.stem != "__init__"]
+    named = set(re.findall(r"`(?:\w+/)?(\w+\.py)`", page))
+    assert [path.name for path in files if path.name not in named] == []
+    assert [name for name in named if not list((ROOT / "fluxcb").rglob(name)) and not list(ROOT.rglob(name))] == []

@@ -20,6 +20,7 @@ from fluxcb import resolveconflict as registry
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
 from fluxcb._declare.declared import declare
+from fluxcb._declare.events import BUILTIN_EVENTS
 from fluxcb._errors import AmbiguityError, CheckError, ConflictError, CycleError
 from fluxcb.events import (
     BackwardEnd,
@@ -44,7 +45,7 @@ EVENTS = (HostEvent, TracedEvent, *HOST, *TRACED)
 ABSTRACT = (AbstractTrainingPhase, AbstractValidationPhase)
 PHASES = (Phase, *ABSTRACT, TrainingPhase, ValidationPhase)
 RUN = (TrainingPhase, ValidationPhase)
-MOMENTS = [(event, phase) for phase in RUN for event in (*HOST, *TRACED)]
+MOMENTS = [(event, phase) for phase in RUN for event in (*BUILTIN_EVENTS, MyEvent)]
 
 # Places that overlap in every way paths can: prefixes, aliases, `*`.
 LEAVES = (
@@ -435,8 +436,11 @@ def test_problems_edges_and_order_are_those_of_the_oracle(case: Case) -> None:
     assert [str(p) for p in (getattr(error, "problems", ()) or [error] if error else [])] == list(map(str, graph.problems))
 
     edges = {(i, j, moment) for (i, j), edge in graph.edges.items() for moment in edge.moments}
-    assert edges == {(i, j, moment) for moment, verdict in verdicts.items() for i, j in verdict.before}
-    for moment, verdict in verdicts.items():
+    # A moment of an event that no handler names is looked at when it is first asked for.
+    known = {moment for moment in MOMENTS if moment[0] is not MyEvent or moment in graph.orders}
+    assert edges == {(i, j, moment) for moment in known for i, j in verdicts[moment].before}
+    for moment in known if graph.problems else MOMENTS:
+        verdict = verdicts[moment]
         order = [callback.number for callback in graph.order(*moment)]
         if knotted[moment]:
             assert sorted(order) == verdict.members
@@ -451,7 +455,8 @@ def test_a_shuffled_list_has_the_same_problems_edges_and_traced_orders(case: Cas
     _, shuffled, _ = graph_of(case, shuffled=True)
     assert edges_of(shuffled) == edges_of(graph)
     assert quarrels_in(shuffled.problems) == quarrels_in(graph.problems)
-    assert sum(isinstance(p, CycleError) for p in shuffled.problems) == sum(isinstance(p, CycleError) for p in graph.problems)
+    # Where two loops hang together, the list says which of them is told.
+    assert {type(p) for p in shuffled.problems} == {type(p) for p in graph.problems}
     if len(set(case.members)) == len(case.members):  # of two instances of one class, the list says who is first
         for event, phase in MOMENTS:
             if issubclass(event, TracedEvent) and not graph.problems:

@@ -1,0 +1,580 @@
+"""What cannot be compiled is told before the first step, in whole messages."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import (
+    AccessError,
+    Append,
+    Callback,
+    DeclarationError,
+    Learner,
+    MissingStateError,
+    Read,
+    TraceError,
+    Write,
+    every,
+    inject,
+    on,
+    when,
+)
+from fluxcb.events import BackwardBegin, BackwardEnd, ComputeEnd, LossBegin, StepBegin, UpdateEnd
+from fluxcb.models import pair
+from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
+
+XS = np.array([[1.0], [2.0]], np.float32)
+YS = 3 * XS - 1
+
+
+def at(function):
+    return f"{os.path.relpath(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+
+
+def fails(error, *callbacks, **kwargs):
+    """Return the message of the error that construction raises; the same callbacks are free afterwards."""
+    with pytest.raises(error) as raised:
+        testlearner(*callbacks, **kwargs)
+    assert all(getattr(callback, "_fluxcb_owner", None) is None for callback in callbacks)
+    return str(raised.value)
+
+
+def made(event, access, function):
+    class Made(Callback):
+        def stateaccess(self):
+            return access
+
+        @on(event, TrainingPhase)
+        def handle(self, event, phase, learner):
+            function(learner)
+
+    return Made()
+
+
+def where(made):
+    return f"  where: Made.handle  {at(type(made).handle)}\n"
+
+
+# -- access -------------------------------------------------------------------------------------------------------------
+
+
+def declared(made):
+    return f"  where: Made.stateaccess  {at(type(made).stateaccess)}\n         Made.handle  {at(type(made).handle)}\n"
+
+
+WHY_DECLARED = "  why:   order, conflicts and what leaves the device are derived from what is declared\n"
+
+
+def test_an_undeclared_read():
+    bad = made(BackwardEnd, {"step": {"grads": Write()}}, lambda learner: learner.step.loss)
+    assert fails(AccessError, bad) == (
+        "Made() may not read `step.loss`: its `stateaccess` does not declare it.\n"
+        + declared(bad)
+        + WHY_DECLARED
+        + '  fix:   add `{"step": {"loss": Read()}}` to `stateaccess`'
+    )
+
+
+def test_a_misspelt_read():
+    bad = made(BackwardEnd, {"step": {"grads": Write()}}, lambda learner: learner.step.grad)
+    assert fails(AccessError, bad).splitlines()[0] == (
+        "Made() may not read `step.grad`: its `stateaccess` does not declare it. Did you mean `grads`?"
+    )
+
+
+def test_an_undeclared_write():
+    def write(learner):
+        learner.params = learner.step.grads
+
+    bad = made(UpdateEnd, {"step": {"grads": Read()}}, write)
+    assert fails(AccessError, bad) == (
+        "Made() may not write `params`: its `stateaccess` does not declare it.\n"
+        + declared(bad)
+        + WHY_DECLARED
+        + '  fix:   add `{"params": Write()}` to `stateaccess`'
+    )
+
+
+def test_a_write_under_read():
+    def write(learner):
+        learner.step.grads = learner.step.grads
+
+    bad = made(BackwardEnd, {"step": {"grads": Read()}}, write)
+    assert fails(AccessError, bad) == (
+        "Made() declares only to read `step.grads`, and writes it.\n"
+        + declared(bad)
+        + WHY_DECLARED
+        + '  fix:   add `{"step": {"grads": Write()}}` to `stateaccess`'
+    )
+
+
+def test_a_write_into_a_dict_obtained_by_read():
+    def write(learner):
+        learner.step.grads["w"] = jnp.zeros(())
+
+    bad = made(BackwardEnd, {"step": {"grads": Read()}}, write)
+    assert fails(AccessError, bad) == (
+        "Made() writes into the container it read from `step.grads`.\n"
+        + where(bad)
+        + "  why:   what is read is a copy, so the change would be lost\n"
+        "  fix:   declare Write() and assign the whole: `learner.step.grads = {**learner.step.grads, ...}`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("event", "path", "events"),
+    [
+        (BackwardEnd, "step.loss", "BackwardBegin"),
+        (BackwardBegin, "step.outputs", "LossBegin"),
+        (BackwardEnd, "params", "UpdateEnd or ComputeEnd"),
+        (UpdateEnd, "step.skip", "ForwardBegin or LossBegin or BackwardBegin or BackwardEnd"),
+    ],
+)
+def test_a_write_at_an_event_where_it_has_no_effect(event, path, events):
+    names = path.split(".")
+    access = {"step": {names[1]: Write()}} if len(names) == 2 else {path: Write()}
+
+    def write(learner):
+        if len(names) == 2:
+            setattr(learner.step, names[1], jnp.bool_(False))
+        else:
+            learner.params = 0
+
+    bad = made(event, access, write)
+    assert fails(AccessError, bad) == (
+        f"Made() writes `{path}` at {event.__name__}; it can be written at {events}.\n"
+        + where(bad)
+        + "  why:   elsewhere the write would have no effect, or another one than it seems\n"
+        f"  fix:   move it to a handler of {events}"
+    )
+
+
+def test_a_value_that_is_not_there_yet():
+    class Early(Callback):
+        def stateaccess(self):
+            return {"step": {"grads": Read()}}
+
+        @on
+        def early(self, event: LossBegin | BackwardEnd, phase: TrainingPhase, learner):
+            learner.step.grads  # noqa: B018 - the read is the test
+
+    assert fails(TraceError, Early()) == (
+        "Early() reads `step.grads` at LossBegin x TrainingPhase, where it does not exist (yet).\n"
+        f"  where: Early.early  {at(Early.early)}\n"
+        "  why:   at that point the step has batch, outputs, xs, ys\n"
+        "  fix:   handle a later event, or a phase that provides it"
+    )
+
+
+def test_a_learner_kept_beyond_its_event():
+    kept = []
+    good = made(BackwardEnd, {"step": {"grads": Read()}}, lambda learner: kept.append(learner))
+    learner = testlearner(good)
+    with pytest.raises(AccessError) as raised:
+        kept[0].step.grads  # noqa: B018 - the read is the test
+    assert str(raised.value) == (
+        "Made() uses a traced learner after its event has ended.\n"
+        + where(good)
+        + "  why:   its values exist only while the step is traced\n"
+        "  fix:   do not keep `learner`; put what must survive into `learner.cbstate`"
+    )
+    learner.fit(1)
+
+
+# -- Python on tracers ------------------------------------------------------------------------------------------------------
+
+
+def branches(learner):
+    if learner.step.loss > 1:
+        pass
+
+
+def floats(learner):
+    float(learner.step.loss)
+
+
+def numpys(learner):
+    np.asarray(learner.step.loss)
+
+
+def indexes(learner):
+    [1, 2][learner.step.loss.astype(int)]
+
+
+def formats(learner):
+    f"{learner.step.loss:.3f}"
+
+
+@pytest.mark.parametrize("function", [branches, floats, numpys, indexes, formats])
+def test_a_traced_handler_that_needs_a_value(function):
+    bad = made(BackwardBegin, {"step": {"loss": Read()}}, function)
+    lines = fails(TraceError, bad).splitlines()
+    assert lines[0].startswith("The traced handler Made().handle needs a value in Python: ")
+    assert lines[1] == where(bad).rstrip()
+    assert lines[-3:] == [
+        "  why:   BackwardBegin handlers run while the step is compiled, when values are not known yet",
+        "  fix:   stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value",
+        "     or: read the value in a host handler, at StepEnd",
+    ]
+
+
+def test_a_handler_that_branches_says_in_which_line():
+    class Branches(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Read()}}
+
+        @on
+        def branch(self, event: BackwardBegin, phase: TrainingPhase, learner):
+            if learner.step.loss > 1:
+                pass
+
+    text = fails(TraceError, Branches())
+    assert text == (
+        "The traced handler Branches().branch needs a value in Python: "
+        "Attempted boolean conversion of traced array with shape bool[].\n"
+        f"  where: Branches.branch  {at(Branches.branch)}\n"
+        f"         line {Branches.branch.__code__.co_firstlineno + 2}\n"
+        "  why:   BackwardBegin handlers run while the step is compiled, when values are not known yet\n"
+        "  fix:   stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value\n"
+        "     or: read the value in a host handler, at StepEnd"
+    )
+
+
+def test_a_tracer_kept_in_a_field():
+    class Keeps(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Read()}}
+
+        @on
+        def keep(self, event: BackwardBegin, phase: TrainingPhase, learner):
+            self.last = {"loss": learner.step.loss}
+
+    assert fails(TraceError, Keeps()) == (
+        "Keeps() keeps a traced value in `self.last`.\n"
+        f"  where: Keeps.keep  {at(Keeps.keep)}\n"
+        "  why:   traced handlers run once, while the step is compiled; outside it the value means nothing\n"
+        "  fix:   put it into `learner.cbstate` (created in `init`) to carry it from step to step\n"
+        "     or: read it in a host handler, at StepEnd"
+    )
+
+
+# -- shapes -------------------------------------------------------------------------------------------------------------------
+
+CARRY = (
+    "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
+    "  fix:   return what came in, e.g. with `.astype(old.dtype)`, or create it right in `init`"
+)
+
+
+class Holds(Callback):
+    def __init__(self, change, first=None):
+        self.change = change
+        self.first = jnp.zeros(2) if first is None else first
+
+    def __repr__(self):
+        return "Holds()"
+
+    def stateaccess(self):
+        return {"cbstate": {"held": Write()}}
+
+    def init(self, learner):
+        if "held" not in learner.cbstate:
+            learner.cbstate.held = self.first
+
+    @on
+    def update(self, event: UpdateEnd, phase: TrainingPhase, learner):
+        learner.cbstate.held = self.change(learner.cbstate.held)
+
+
+@pytest.mark.parametrize(
+    ("change", "first", "difference"),
+    [
+        (lambda held: held.astype(jnp.int32), None, "it: float32[2] became int32[2]"),
+        (lambda held: held.astype(jnp.float16), None, "it: float32[2] became float16[2]"),
+        (lambda held: jnp.append(held, 1.0), None, "it: float32[2] became float32[3]"),
+        (lambda held: {"a": held}, None, "it is missing"),
+        (lambda held: {**held, "n": 1}, {"a": jnp.zeros(1)}, "['n'] is new: int 1"),
+        (lambda held: {"a": held["a"].sum()}, {"a": jnp.zeros(1)}, "['a']: float32[1] became float32[]"),
+    ],
+)
+def test_carried_state_that_changes_its_shape(change, first, difference):
+    lines = fails(TraceError, Holds(change, first)).splitlines()
+    assert lines[0] == f"Holds() changes the structure, shape or dtype of `cbstate.held`: {difference}."
+    assert lines[1] == f"  where: Holds.update  {at(Holds.update)}"
+    assert "\n".join(lines[-2:]) == CARRY
+
+
+def test_python_numbers_and_weak_types_take_the_carried_dtype():
+    learner = testlearner(Holds(lambda held: 3, jnp.zeros((), jnp.float16)))
+    learner.fit(1)
+    assert (learner.cbstate["held"].dtype, float(learner.cbstate["held"])) == (jnp.float16, 3.0)
+    learner = testlearner(Holds(lambda held: jnp.where(held > 0, 2.0, 1.0), jnp.zeros((), jnp.float32)))
+    learner.fit(1)
+    assert float(learner.cbstate["held"]) == 2.0
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}
+
+
+def test_gradients_that_change_their_shape():
+    def reshape(learner):
+        learner.step.grads = {**learner.step.grads, "w": jnp.zeros(3)}
+
+    bad = made(BackwardEnd, {"step": {"grads": Write()}}, reshape)
+    assert fails(TraceError, bad) == (
+        "Made() changes the structure, shape or dtype of `step.grads`: ['w']: float32[] became float32[3].\n"
+        + where(bad)
+        + CARRY
+    )
+
+
+def test_a_hyperparameter_that_is_no_scalar():
+    def put(learner):
+        learner.hyperparams.learning_rate = jnp.zeros(2)
+
+    bad = made(UpdateEnd, {"hyperparams": {"learning_rate": Write()}}, put)
+    assert fails(TraceError, bad) == (
+        "Made() sets `hyperparams.learning_rate` to float32[2]; it is float32[].\n" + where(bad).rstrip()
+    )
+
+
+def test_a_flag_that_is_no_flag():
+    def stop(learner):
+        learner.step.stop = jnp.array([True, False])
+
+    bad = made(BackwardEnd, {"step": {"stop": Append()}}, stop)
+    assert fails(TraceError, bad) == (
+        "Made() writes bool[2] to `step.stop`, which is bool[].\n"
+        + where(bad)
+        + "  fix:   reduce it: `jnp.any(...)` or `jnp.all(...)`"
+    )
+
+
+# -- shared state that does not ride --------------------------------------------------------------------------------------
+
+
+def test_shared_python_state_in_a_traced_handler():
+    class Lists(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"values": Write()}}
+
+        def init(self, learner):
+            learner.cbstate.values = []
+
+        @on
+        def use(self, event: UpdateEnd, phase: TrainingPhase, learner):
+            learner.cbstate.values.append(1)
+
+    assert fails(TraceError, Lists()) == (
+        "Lists() touches `cbstate.values` in a traced handler, but it is not in the carry.\n"
+        f"  where: Lists.use  {at(Lists.use)}\n"
+        "  why:   only shared state made of JAX arrays, and declared by a traced handler, rides in the carry\n"
+        "  fix:   create it in `init` as arrays: `learner.cbstate.values = jnp.zeros(...)`"
+    )
+
+
+def test_shared_state_that_nobody_creates():
+    bad = made(UpdateEnd, {"cbstate": {"never": Write()}}, lambda learner: learner.cbstate.never)
+    assert fails(MissingStateError, bad) == (
+        "Made() declares `cbstate.never`, which no callback's `init` creates.\n"
+        f"  where: Made.stateaccess  {at(type(bad).stateaccess)}\n"
+        "  why:   shared state must exist before the first handler runs\n"
+        "  fix:   assign `learner.cbstate.never` in the `init` of Made()"
+    )
+
+
+# -- losses, models, optimizers ---------------------------------------------------------------------------------------------
+
+
+def learner_with(loss_fn, **kwargs):
+    return Learner(
+        (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs),
+        loss_fn,
+        optax.sgd(0.1),
+        data=[(XS, YS)],
+        default_callbacks=False,
+        **kwargs,
+    )
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "got", "fix"),
+    [
+        (lambda o, y: (o - y) ** 2, "float32[2, 1]", "take the mean over the batch: `jnp.mean(loss)`"),
+        (lambda o, y: jnp.argmax(o), "int32[]", "return a real floating-point scalar"),
+        (lambda o, y: jnp.mean(o) * 1j, "complex64[]", "return a real floating-point scalar"),
+        (lambda o, y: None, "NoneType None", "return a real floating-point scalar"),
+        (lambda o, y: 1.0, "float 1.0", "return a real floating-point scalar"),
+        (lambda o, y: (jnp.mean(o), {}), None, None),
+    ],
+    ids=["vector", "integer", "complex", "none", "python", "tuple"],
+)
+def test_a_loss_that_is_no_number(loss_fn, got, fix):
+    with pytest.raises(TraceError) as raised:
+        learner_with(loss_fn)
+    if got is None:
+        assert str(raised.value).startswith("The loss must be one real floating-point number, float[], but is tuple (")
+        return
+    assert str(raised.value) == (
+        f"The loss must be one real floating-point number, float[], but is {got}.\n"
+        "  why:   its gradient is what training follows\n"
+        f"  fix:   {fix}"
+    )
+
+
+def test_model_state_that_changes_its_shape():
+    def apply(params, state, xs):
+        return params["w"] * xs, {"seen": jnp.append(state["seen"], 1.0)}
+
+    with pytest.raises(TraceError) as raised:
+        Learner(
+            pair(lambda key, xs: ({"w": jnp.zeros(())}, {"seen": jnp.zeros(1)}), apply, stateful=True),
+            lambda o, y: jnp.mean((o - y) ** 2),
+            optax.sgd(0.1),
+            data=[(XS, YS)],
+            default_callbacks=False,
+        )
+    assert str(raised.value) == (
+        "The model changes the shape of its own state in a step: ['seen']: float32[1] became float32[2].\n" + CARRY
+    )
+
+
+def test_an_optimizer_that_changes_dtypes():
+    def update(updates, state, params=None):
+        return updates, state.astype(jnp.float16)
+
+    bad = optax.GradientTransformation(lambda params: jnp.zeros(()), update)
+    assert fails(TraceError, optimizer=bad) == (
+        "The optimizer changes the shape or dtype of the train state: ['opt_state']: float32[] became float16[].\n" + CARRY
+    )
+
+
+class Schedules(Callback):
+    def stateaccess(self):
+        return {"hyperparams": {"learning_rate": Write()}}
+
+    @on
+    def put(self, event: StepBegin, phase: TrainingPhase, learner):
+        learner.hyperparams.learning_rate = 0.1
+
+
+WHY_INJECTED = (
+    "  why:   only hyperparameters that optax injected live on the device, where they can change without a recompile\n"
+)
+
+
+def test_hyperparameters_of_a_plain_optimizer():
+    assert fails(MissingStateError, Schedules(), optimizer=optax.adam(0.1)) == (
+        "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have.\n"
+        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
+        + WHY_INJECTED
+        + "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` instead of `optax.adam(...)`"
+    )
+
+
+def test_hyperparameters_of_other_names():
+    other = inject(lambda rate: optax.sgd(rate), rate=0.1)
+    assert fails(MissingStateError, Schedules(), optimizer=other).splitlines()[0] == (
+        "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have. It has `rate`."
+    )
+
+
+def test_a_hyperparameter_with_a_schedule_of_its_own():
+    scheduled = inject(optax.sgd, learning_rate=optax.linear_schedule(0.1, 0.0, 10))
+    assert fails(MissingStateError, Schedules(), optimizer=scheduled) == (
+        "Schedules() writes `hyperparams.learning_rate`, which an optax schedule inside the optimizer sets at each update.\n"
+        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
+        "  why:   what is written would be replaced at the next update\n"
+        "  fix:   inject a number and give the schedule to a `Scheduler`: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+    )
+
+
+def test_a_hyperparameter_that_exists_twice():
+    twice = optax.chain(inject(optax.sgd, learning_rate=0.1), inject(optax.sgd, learning_rate=0.1))
+    assert fails(MissingStateError, Schedules(), optimizer=twice) == (
+        "Schedules() needs `hyperparams.learning_rate`, which this optimizer has 2 times.\n"
+        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
+        "  why:   the parts of a chained or partitioned optimizer share names, so one name does not say which is meant\n"
+        "  fix:   inject it in one part only, or write `opt_state` in a callback of your own"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"), [("abc", "'abc'"), (1.5, "1.5"), (True, "True"), (None, "None")]
+)
+def test_bad_keys(key, shown):
+    assert fails(DeclarationError, key=key) == (
+        f"`key` must be an int or a typed random key, not {shown}.\n"
+        "  fix:   write `key=0` or `key=jax.random.key(0)`"
+    )
+
+
+def test_a_raw_key_and_many_keys_are_refused():
+    for key in (jax.random.PRNGKey(0), jax.random.split(jax.random.key(0))):
+        assert fails(DeclarationError, key=key).startswith("`key` must be an int or a typed random key, not ")
+
+
+def test_bad_optimizers():
+    assert fails(DeclarationError, optimizer=0.1) == (
+        "`optimizer` must be an optax optimizer, not 0.1.\n  fix:   e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+    )
+
+
+def test_a_program_that_does_not_exist():
+    assert fails(DeclarationError, program="fast") == "`program` is 'loop', 'straight' or None, not 'fast'."
+
+
+def test_integer_parameters():
+    with pytest.raises(DeclarationError) as raised:
+        Learner.from_loss({"w": jnp.zeros(()), "n": jnp.int32(3)}, lambda p, b, k: p["w"], optax.sgd(0.1))
+    assert str(raised.value) == (
+        "The parameter `params['n']` is int32[]; it must be floating-point.\n"
+        "  why:   there is no gradient with respect to an integer\n"
+        "  fix:   keep it in `model_state`, or in the loss function's closure"
+    )
+
+
+def test_no_parameters():
+    with pytest.raises(DeclarationError) as raised:
+        Learner.from_loss({}, lambda p, b, k: 0.0, optax.sgd(0.1))
+    assert str(raised.value) == "The model has no parameters.\n  fix:   check what its `init` returns"
+
+
+# -- schedules ----------------------------------------------------------------------------------------------------------------
+
+
+class Adds(Callback):
+    def stateaccess(self):
+        return {"step": {"extra": Write()}}
+
+    @on
+    def add(self, event: ComputeEnd, phase: TrainingPhase, learner):
+        learner.step.extra = jnp.zeros(())
+
+
+def test_a_value_given_only_on_some_steps():
+    bad = every(Adds(), steps=2, traced=True)
+    assert fails(TraceError, bad) == (
+        "Adds() at EverySteps(steps=2) writes `step.extra` only on some steps, and nothing gives it a value on the others.\n"
+        f"  where: Adds.add  {at(Adds.add)}\n"
+        "  fix:   let a handler without a schedule write a default first, or drop `traced=True`"
+    )
+
+
+def test_clocks_and_predicates_on_traced_handlers():
+    from fluxcb import throttle
+
+    with pytest.raises(DeclarationError) as raised:
+        every(Adds(), seconds=3, traced=True)
+    assert str(raised.value) == (
+        "Traced handlers of Adds() cannot be scheduled by EverySeconds(seconds=3).\n"
+        "  why:   the compiled step knows step and epoch numbers, but no clock and no Python\n"
+        "  fix:   use `steps=` or `epochs=` for traced handlers"
+    )
+    with pytest.raises(DeclarationError, match=r"^Traced handlers of Adds\(\) cannot be scheduled by EverySeconds"):
+        throttle(Adds(), ComputeEnd, seconds=1)
+    testlearner(when(Adds(), lambda learner: True))  # schedules host handlers, of which there are none
+
