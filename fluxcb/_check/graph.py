@@ -14,6 +14,7 @@ from fluxcb._declare.declared import Declared, Handler, Moment
 from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import resolveconflict
+from fluxcb._declare.state import emits
 from fluxcb._errors import CheckError, CycleError
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class CallbackGraph:
             events.update((entry.event, None) for entry in d.callback.handlers() if is_concrete(entry.event))
         for phase in self.phases:
             events.update(dict.fromkeys(phase.provides))
-        return [(event, phase) for phase in self.phases for event in events]
+        return [(event, phase) for phase in self.phases for event in events if emits(event, phase)]
 
     def _order(self, moment: Moment) -> None:
         event, phase = moment

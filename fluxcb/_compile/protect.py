@@ -138,9 +138,17 @@ def _plant(tree: dict[str, Any], path: StatePath, permission: Permission) -> Non
     node[path[-1]] = permission
 
 
-def _make_view(path: StatePath, tree: dict[str, Any], backend: Backend, who: str, where: str) -> _View:
-    everything = tree.get("*") if not path else None
-    if everything is not None:
+def _make_view(
+    path: StatePath,
+    tree: dict[str, Any],
+    backend: Backend,
+    who: str,
+    where: str,
+    everything: Permission | None = None,
+) -> _View:
+    inherited = everything
+    everything = tree.get("*") if not path else everything
+    if everything is not None and not path:
         tree = {
             **{name: everything for name in FIRST_LEVEL if name != "*"},
             **{k: v for k, v in tree.items() if k != "*"},
@@ -155,10 +163,10 @@ def _make_view(path: StatePath, tree: dict[str, Any], backend: Backend, who: str
         elif isinstance(node, Permission):
             attributes[name] = property(_reader(backend.reader(below, node)))
         else:
-            children[name] = _make_view(below, node, backend, who, where)
+            children[name] = _make_view(below, node, backend, who, where, everything)
         if isinstance(node, Permission) and writes(node) and not (name in children and not path):
             writable[name] = (below, node)
-    return _instance(path, backend, who, where, attributes, children, writable, None)
+    return _instance(path, backend, who, where, attributes, children, writable, inherited)
 
 
 def _open_view(path: StatePath, permission: Permission, backend: Backend, who: str, where: str) -> _View:

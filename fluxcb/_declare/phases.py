@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from fluxcb._declare.events import (
     BackwardBegin,
     BackwardEnd,
+    ComputeEnd,
     Event,
     ForwardBegin,
     LossBegin,
@@ -38,7 +39,8 @@ class Phase:
     Attributes:
         name: Key of the phase's data source (`data.<name>`) and of its history.
         trains: Whether its steps count in `progress.step` and its model runs in training mode.
-        provides: Which `step.*` names exist from which traced event on, in the order of emission.
+        provides: The traced events that `step` emits, in order, each with the `step.*` names that exist from there
+            on (`()` for none). ComputeEnd, and UpdateEnd where it trains, need not be named to be emitted.
     """
 
     name: ClassVar[str] = "phase"
@@ -125,7 +127,7 @@ class TrainingPhase(AbstractTrainingPhase):
 class ValidationPhase(AbstractValidationPhase):
     """Supervised evaluation: forward and loss, nothing is changed."""
 
-    provides = {ForwardBegin: ("xs", "ys"), LossBegin: ("outputs",), BackwardBegin: ("loss",)}
+    provides = {ForwardBegin: ("xs", "ys"), LossBegin: ("outputs",), ComputeEnd: ("loss",)}
 
     def step(self, learner: Any, emit: Emit) -> None:
         """Apply the model and compute the loss."""
@@ -140,7 +142,7 @@ class ValidationPhase(AbstractValidationPhase):
 class LossTrainingPhase(TrainingPhase):
     """Training with a `loss_fn(params, batch, key)`: what `Learner.from_loss` uses for TrainingPhase."""
 
-    provides = {BackwardBegin: ("loss", "aux"), BackwardEnd: ("grads",), UpdateEnd: ("updates",)}
+    provides = {ForwardBegin: (), BackwardBegin: ("loss", "aux"), BackwardEnd: ("grads",), UpdateEnd: ("updates",)}
 
     def step(self, learner: Any, emit: Emit) -> None:
         """Differentiate the loss function, update the parameters."""
@@ -159,7 +161,7 @@ class LossTrainingPhase(TrainingPhase):
 class LossValidationPhase(ValidationPhase):
     """Evaluation of a `loss_fn(params, batch, key)`: what `Learner.from_loss` uses for ValidationPhase."""
 
-    provides = {BackwardBegin: ("loss", "aux")}
+    provides = {ForwardBegin: (), ComputeEnd: ("loss", "aux")}
 
     def step(self, learner: Any, emit: Emit) -> None:
         """Compute the loss."""

@@ -12,11 +12,14 @@ from fluxcb._declare.events import (
     BackwardEnd,
     ComputeEnd,
     Event,
+    FitBegin,
+    FitEnd,
     ForwardBegin,
     LossBegin,
     StepBegin,
     StepEnd,
     TracedEvent,
+    Trigger,
     UpdateEnd,
 )
 from fluxcb._declare.phases import Phase
@@ -29,6 +32,7 @@ __all__ = [
     "PROVIDERS",
     "UNDECLARED",
     "available",
+    "emits",
     "provided",
     "step_names",
     "writable_at",
@@ -117,6 +121,15 @@ def provided(phase: type[Phase]) -> dict[type[Event], tuple[str, ...]]:
         previous = event
     given: dict[type[Event], tuple[str, ...]] = {**phase.provides}
     return {event: tuple(given.get(event, ())) for event in order}
+
+
+def emits(event: type[Event], phase: type[Phase]) -> bool:
+    """Tell whether an event happens in a phase; events of the user's own may always do."""
+    if event not in BUILTIN_EVENTS:
+        return True
+    if issubclass(event, TracedEvent):
+        return event in phase.provides or event is ComputeEnd or (event is UpdateEnd and phase.trains)
+    return phase.trains or event not in (FitBegin, FitEnd, Trigger)
 
 
 def available(event: type[Event], phase: type[Phase]) -> set[str] | None:

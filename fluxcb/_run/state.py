@@ -200,7 +200,8 @@ class HostBackend:
             return to_host(state.hyperparams.get(state.live(("opt_state",)), path[1]))
         if first == "key":
             key = jax.random.fold_in(state.run_key, state.step)
-            return jax.random.fold_in(key, name_hash(self._declared.name))
+            # Another name than the traced handlers of the callback have, so that the two never share a key.
+            return jax.random.fold_in(key, name_hash(f"host {self._declared.name}"))
         if first == "data":
             return state.data.get(path[1])
         return getattr(state, first)

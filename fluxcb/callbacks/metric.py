@@ -107,11 +107,11 @@ class Metric(AbstractMetric):
             raise DeclarationError(
                 f"`Metric` takes a function of outputs and targets, not {fn!r}.", fix="e.g. `Metric(accuracy)`"
             )
-        name = name or getattr(fn, "__name__", "<lambda>")
-        if name == "<lambda>":
+        called: str = name or getattr(fn, "__name__", "<lambda>")
+        if called == "<lambda>":
             raise DeclarationError("This metric's function has no name.", fix='name it: `Metric(fn, name="top5")`')
         self.fn = fn
-        self.name = name
+        self.name = called
         self.needs = tuple(needs)
 
     def init(self) -> Any:

@@ -122,7 +122,7 @@ def test_a_write_into_a_dict_obtained_by_read():
         "Made() writes into the container it read from `step.grads`.\n"
         + where(bad)
         + "  why:   what is read is a copy, so the change would be lost\n"
-        "  fix:   declare Write() and assign the whole: `learner.step.grads = {**learner.step.grads, ...}`"
+        "  fix:   declare Write(), change a copy, and assign it: `learner.step.grads = copy`"
     )
 
 
@@ -462,7 +462,7 @@ class Schedules(Callback):
 
 
 WHY_INJECTED = (
-    "  why:   only hyperparameters that optax injected live on the device, where they can change without a recompile\n"
+    "  why:   only hyperparameters that optax injected live on the device and can change without a recompile\n"
 )
 
 
@@ -497,7 +497,7 @@ def test_a_hyperparameter_that_exists_twice():
     assert fails(MissingStateError, Schedules(), optimizer=twice) == (
         "Schedules() needs `hyperparams.learning_rate`, which this optimizer has 2 times.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
-        "  why:   the parts of a chained or partitioned optimizer share names, so one name does not say which is meant\n"
+        "  why:   the parts of a chained or partitioned optimizer share names, so a name does not say which\n"
         "  fix:   inject it in one part only, or write `opt_state` in a callback of your own"
     )
 

@@ -1,0 +1,352 @@
+"""What a host handler may touch, and what is told where it touches more."""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fluxcb import AccessError, Append, Callback, DeclarationError, MissingStateError, Read, Write, on
+from fluxcb.events import EpochBegin, EpochEnd, StepBegin, StepEnd, UpdateEnd
+from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
+
+
+def at(function):
+    return f"{os.path.relpath(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
+
+
+def made(event, access, function):
+    class Made(Callback):
+        def stateaccess(self):
+            return access
+
+        def init(self, learner):
+            if "cbstate" in access:
+                for name in access["cbstate"]:
+                    if name not in learner.cbstate:
+                        learner.cbstate[name] = {"list": [1], "set": {2}, "dict": {3: 4}, "array": np.zeros(2)}
+
+        @on(event, TrainingPhase)
+        def handle(self, event, phase, learner):
+            function(learner)
+
+    return Made()
+
+
+def fails(error, event, access, function):
+    """Return the message of the error that training raises."""
+    bad = made(event, access, function)
+    with pytest.raises(error) as raised:
+        testlearner(bad).fit(1)
+    return bad, str(raised.value)
+
+
+def declared(bad):
+    return f"  where: Made.stateaccess  {at(type(bad).stateaccess)}\n"
+
+
+WHY = "  why:   order, conflicts and what leaves the device are derived from what is declared\n"
+
+
+def test_an_undeclared_read():
+    bad, text = fails(AccessError, StepEnd, {"step": {"loss": Read()}}, lambda learner: learner.step.grads)
+    assert text == (
+        "Made() may not read `step.grads`: its `stateaccess` does not declare it.\n"
+        + declared(bad)
+        + WHY
+        + '  fix:   add `{"step": {"grads": Read()}}` to `stateaccess`'
+    )
+
+
+def test_an_undeclared_read_of_the_whole():
+    bad, text = fails(AccessError, EpochEnd, {}, lambda learner: learner.params)
+    assert text == (
+        "Made() may not read `params`: its `stateaccess` does not declare it.\n"
+        + declared(bad)
+        + WHY
+        + '  fix:   add `{"params": Read()}` to `stateaccess`'
+    )
+
+
+def test_hasattr_does_not_swallow_it():
+    _, text = fails(AccessError, EpochEnd, {}, lambda learner: hasattr(learner, "params"))
+    assert text.startswith("Made() may not read `params`")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("parms", "params"), ("opt_stat", "opt_state"), ("cbstat", "cbstate")])
+def test_a_misspelt_name(name, meant):
+    _, text = fails(AccessError, EpochEnd, {"params": Read()}, lambda learner: getattr(learner, name))
+    assert text.splitlines()[0] == (
+        f"Made() may not read `{name}`: its `stateaccess` does not declare it. Did you mean `{meant}`?"
+    )
+
+
+def test_a_write_under_read():
+    def write(learner):
+        learner.params = learner.params
+
+    bad, text = fails(AccessError, EpochEnd, {"params": Read()}, write)
+    assert text == (
+        "Made() declares only to read `params`, and writes it.\n"
+        + declared(bad)
+        + WHY
+        + '  fix:   add `{"params": Write()}` to `stateaccess`'
+    )
+
+
+def test_deleting():
+    def delete(learner):
+        del learner.params
+
+    _, text = fails(AccessError, EpochEnd, {"params": Write()}, delete)
+    assert text.startswith("Made() may not write `params`") or "params" in text
+
+
+def into_params(learner):
+    learner.params["w"] = jnp.zeros(())
+
+
+def into_grads(learner):
+    learner.step.grads["w"] = np.zeros(())
+
+
+@pytest.mark.parametrize(
+    ("event", "access", "function", "path"),
+    [
+        (EpochEnd, {"params": Read()}, into_params, "params"),
+        (EpochEnd, {"params": Write()}, into_params, "params"),
+        (StepEnd, {"step": {"grads": Read()}}, into_grads, "step.grads"),
+    ],
+)
+def test_a_write_into_a_container_that_was_read(event, access, function, path):
+    _, text = fails(AccessError, event, access, function)
+    assert text.splitlines()[0] == f"Made() writes into the container it read from `{path}`."
+
+
+def test_arrays_that_were_read_cannot_be_written():
+    def write(learner):
+        learner.step.outputs[0] = 1
+
+    _, text = fails(ValueError, StepEnd, {"step": {"outputs": Read()}}, write)
+    assert text == "assignment destination is read-only"
+
+
+def appends(learner):
+    learner.cbstate.shared["list"].append(1)
+
+
+def adds(learner):
+    learner.cbstate.shared["set"].add(1)
+
+
+def sets(learner):
+    learner.cbstate.shared["dict"][5] = 6
+
+
+def replaces(learner):
+    learner.cbstate.shared["list"] = []
+
+
+@pytest.mark.parametrize("function", [appends, adds, sets, replaces])
+def test_shared_state_that_was_read_cannot_be_changed(function):
+    creator = made(EpochEnd, {"cbstate": {"shared": Write()}}, lambda learner: learner.cbstate.shared)
+
+    class Reader(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"shared": Read()}}
+
+        @on
+        def read(self, event: StepEnd, phase: TrainingPhase, learner):
+            function(learner)
+
+    with pytest.raises(AccessError) as raised:
+        testlearner(creator, Reader()).fit(1)
+    assert str(raised.value) == (
+        "Reader() declares only to read `cbstate.shared`, and writes into it.\n"
+        f"  where: Reader.stateaccess  {at(Reader.stateaccess)}\n"
+        "  why:   order and conflicts are derived from what is declared\n"
+        '  fix:   declare `{"cbstate": {"shared": Write()}}` in `stateaccess`'
+    )
+
+
+def test_assigning_shared_state_under_read():
+    creator = made(EpochEnd, {"cbstate": {"shared": Write()}}, lambda learner: learner.cbstate.shared)
+
+    class Reader(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"shared": Read()}}
+
+        @on
+        def read(self, event: StepEnd, phase: TrainingPhase, learner):
+            learner.cbstate.shared = 1
+
+    with pytest.raises(AccessError) as raised:
+        testlearner(creator, Reader()).fit(1)
+    assert str(raised.value) == (
+        "Reader() declares only to read `cbstate.shared`, and writes it.\n"
+        f"  where: Reader.stateaccess  {at(Reader.stateaccess)}\n"
+        + WHY
+        + '  fix:   add `{"cbstate": {"shared": Write()}}` to `stateaccess`'
+    )
+
+
+def test_step_values_are_trees_that_jax_knows():
+    seen = []
+
+    def look(learner):
+        grads = learner.step.grads
+        seen.append(float(sum(jax.tree.leaves(jax.tree.map(np.abs, grads)))))
+        assert type(grads) is dict
+        assert type(learner.step.batch) is tuple
+
+    testlearner(made(StepEnd, {"step": {"grads": Read(), "batch": Read()}}, look)).fit(1)
+    assert len(seen) == 4
+
+
+def test_step_values_are_numpy_and_read_only_or_borrowed_and_live():
+    types = []
+
+    def look(learner):
+        step = learner.step
+        types.append([type(step.loss), type(step.outputs), step.outputs.flags.writeable, type(step.aux_grads)])
+
+    class Copies(Callback):
+        def stateaccess(self):
+            return {"step": {"grads": Read(), "aux_grads": Write()}}
+
+        @on
+        def copy(self, event: UpdateEnd, phase: TrainingPhase, learner):
+            learner.step.aux_grads = learner.step.grads["w"]
+
+    reads = {"loss": Read(), "outputs": Read(), "aux_grads": Read(borrow=True)}
+    testlearner(Copies(), made(StepEnd, {"step": reads}, look), batches=1).fit(1)
+    assert types[0][:3] == [np.float32, np.ndarray, False]
+    assert issubclass(types[0][3], jax.Array)
+
+
+def test_a_borrowed_carry_is_the_live_one():
+    pointers = []
+
+    def look(learner):
+        pointers.append(learner.params["w"].unsafe_buffer_pointer())
+
+    live, copied = made(EpochEnd, {"params": Read(borrow=True)}, look), made(EpochEnd, {"params": Read()}, look)
+    learner = testlearner(live, copied)
+    learner.fit(1)
+    assert pointers[0] == learner._state.carry["params"]["w"].unsafe_buffer_pointer()
+    assert pointers[1] != pointers[0]
+
+
+def test_what_does_not_exist():
+    _, text = fails(MissingStateError, EpochEnd, {"cbstate": {"made": Write()}, "step": Append()}, lambda learner: learner.step.loss)
+    assert text.splitlines()[0] == "Made() reads `step.loss`, which is not there."
+    _, text = fails(
+        MissingStateError, StepBegin, {"step": Read()}, lambda learner: learner.step.batches
+    )
+    assert text.splitlines()[0] == "Made() reads `step.batches`, which is not there. Did you mean `batch`?"
+
+
+@pytest.mark.parametrize(
+    ("value", "difference"),
+    [
+        ({"w": jnp.zeros(2), "b": jnp.zeros(())}, "['w']: float32[] became float32[2]"),
+        ({"w": jnp.zeros((), jnp.int32), "b": jnp.zeros(())}, "['w']: float32[] became int32[]"),
+        ({"w": jnp.zeros(())}, "['b'] is missing"),
+    ],
+)
+def test_parameters_that_do_not_fit(value, difference):
+    def put(learner):
+        learner.params = value
+
+    bad, text = fails(DeclarationError, EpochBegin, {"params": Write()}, put)
+    assert text == (
+        f"Made() changes the structure, shape or dtype of `params`: {difference}.\n"
+        + declared(bad)
+        + "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
+        "  fix:   assign what has the same structure, e.g. with `.astype(old.dtype)`"
+    )
+
+
+def test_python_numbers_take_the_old_dtype():
+    def put(learner):
+        learner.params = {"w": 2, "b": 0.5}
+
+    learner = testlearner(made(EpochEnd, {"params": Write()}, put))
+    learner.fit(1)
+    assert jax.tree.map(float, learner.params) == {"w": 2.0, "b": 0.5}
+    learner.fit(1)
+    assert learner.compile_counts == {"traces": 2, "compiles": 2}
+
+
+def test_one_parameter_by_its_path():
+    def put(learner):
+        learner.params.w = learner.params.w * 0 + 7
+
+    learner = testlearner(made(EpochEnd, {"params": {"w": Write()}}, put))
+    learner.fit(1)
+    assert float(learner.params["w"]) == 7
+    _, text = fails(AccessError, EpochEnd, {"params": {"w": Write()}}, lambda learner: learner.params.b)
+    assert text.startswith("Made() may not read `params.b`")
+
+
+def test_data_can_be_exchanged_between_epochs():
+    xs = np.full((8, 1), 0.5, np.float32)
+
+    def put(learner):
+        if learner.progress.epoch == 1:
+            learner.data.training = [(xs, xs)] * 2
+
+    learner = testlearner(made(EpochEnd, {"data": {"training": Write()}}, put))
+    learner.fit(2)
+    assert learner.step == 4 + 2
+
+
+def test_parts_that_cannot_be_exchanged():
+    def put(learner):
+        learner.optimizer = None
+
+    bad, text = fails(AccessError, EpochEnd, {"optimizer": Write()}, put)
+    assert text == (
+        "Made() assigns `optimizer`, which cannot be exchanged while a Learner exists.\n"
+        + declared(bad)
+        + "  fix:   build a new Learner"
+    )
+
+
+def test_the_parts_can_be_read():
+    seen = []
+
+    def look(learner):
+        seen.append((learner.optimizer, learner.loss_fn, learner.model, len(learner.callbacks), learner.data.training))
+
+    parts = {name: Read() for name in ("optimizer", "loss_fn", "model", "callbacks", "data")}
+    learner = testlearner(made(EpochEnd, parts, look))
+    learner.fit(1)
+    ((optimizer, loss_fn, model, count, data),) = seen
+    assert callable(optimizer.update)
+    assert float(loss_fn(jnp.ones(1), jnp.zeros(1))) == 1
+    assert len(model) == 2
+    assert (count, len(data)) == (1, 4)
+
+
+def test_keys_on_the_host_differ_by_step_and_callback():
+    keys = []
+
+    def look(learner):
+        keys.append(tuple(jax.random.key_data(learner.key).tolist()))
+
+    testlearner(made(StepEnd, {}, look), made(StepEnd, {}, look)).fit(1)
+    assert len(set(keys)) == 8
+
+
+def test_counters_cannot_be_written():
+    def put(learner):
+        learner.progress.step = 3
+
+    bad, text = fails(AccessError, StepEnd, {}, put)
+    assert text.splitlines()[0] == "Made() declares only to read `progress.step`, and writes it." or text.startswith(
+        "Made() may not write `progress.step`"
+    )
+    assert bad
