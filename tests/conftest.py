@@ -1,8 +1,12 @@
 """Settings that must stand before JAX is imported, and how hard hypothesis looks."""
 
 import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # JAX reads its variables once, at import. What the caller has set stays; the platform and the number of devices are the
@@ -27,3 +31,28 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def with_places(text: str, path: Path) -> str:
+    """Replace each `<@mark>` by `file:line` of the line of a test file that ends in the comment `# mark`."""
+    lines = path.read_text().splitlines()
+
+    def place(found: re.Match[str]) -> str:
+        (line,) = [number for number, line in enumerate(lines, 1) if line.endswith(f"  # {found[1]}")]
+        return f"{os.path.relpath(path)}:{line}"
+
+    return re.sub(r"<@([\w-]+)>", place, text)
+
+
+@pytest.fixture
+def refused(request: pytest.FixtureRequest) -> Callable[[type[Exception], str], AbstractContextManager[None]]:
+    """`with refused(Kind, text):` expects an error of exactly this kind with this whole text, see `with_places`."""
+
+    @contextmanager
+    def expect(kind: type[Exception], text: str) -> Iterator[None]:
+        with pytest.raises(kind) as caught:
+            yield
+        assert str(caught.value) == with_places(text, request.path)
+        assert type(caught.value) is kind
+
+    return expect

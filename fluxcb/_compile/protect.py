@@ -72,7 +72,11 @@ class _View:
         self._backend.write(known[0], value, known[1])
 
     def __delattr__(self, name: str) -> None:
-        raise self._refused(name, Write())
+        raise AccessError(
+            f"{self._who} deletes `{dotted((*self._path, name))}`; what the Learner holds cannot be deleted.",
+            where=self._where,
+            fix="assign what should stand there instead",
+        )
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

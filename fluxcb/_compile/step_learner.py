@@ -38,7 +38,7 @@ class _StepNames:
                 f"`{type(state.phase).__name__}.step` assigns `step.{name}` inside a JAX transformation "
                 "(grad, vmap, scan, ...) that fluxcb did not open.",
                 why="the value would leak out of the transformation as a tracer",
-                fix='differentiate with `learner.grad(function, wrt="params")`, or return the value and assign it outside',
+                fix='differentiate with `learner.grad(function, wrt="params")`, or assign what comes out of it',
             )
         state.values["step", name] = value
 

@@ -59,6 +59,8 @@ class StepSetup:
         loss_fn: The user's loss function.
         optimizer: The optimizer.
         hyperparams: Where its hyperparameters lie.
+        key_impl: The random key's implementation; the carry holds its bare data, because a typed key is wrapped anew,
+            in Python, at each call (2 us).
         handlers: Returns the traced handlers of an event, in plan order.
     """
 
@@ -66,6 +68,7 @@ class StepSetup:
     loss_fn: LossFn | None
     optimizer: optax.GradientTransformation
     hyperparams: HyperparamIndex
+    key_impl: Any
     handlers: Callable[[type[Event]], tuple[Handler, ...]]
 
 
@@ -87,6 +90,8 @@ class TraceState:
         self.setup = setup
         self.phase = phase
         self.values: dict[StatePath, Any] = {(name,): carry[name] for name in CARRY}
+        self._key_data = carry["key"]
+        self.values["key",] = jax.random.wrap_key_data(self._key_data, impl=setup.key_impl)
         self.values |= {("cbstate", name): value for name, value in carry["cbstate"].items()}
         self.values["step", "batch"] = batch
         self.touched: dict[Handler, Touched] = {}
@@ -121,6 +126,7 @@ class TraceState:
             counters = jnp.where(place == 3, stop.astype(jnp.int32), counters)
         return {
             **{name: self.values[name,] for name in CARRY},
+            "key": self._key_data,
             "cbstate": {path[1]: value for path, value in self.values.items() if path[0] == "cbstate"},
             "counters": counters,
         }

@@ -103,7 +103,7 @@ def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: 
         if not isinstance(key, str) or not key or "." in key:
             nested = f"nest it: `{_nested(key.split('.'))}`" if isinstance(key, str) and "." in key else "use a name"
             raise DeclarationError(
-                f"`{owner}` has the key {key!r} under `{dotted(prefix) or 'the top level'}`; keys are single names.",
+                f"`{owner}` has the key {key!r} {under}; keys are single names.",
                 where=where,
                 fix=nested,
             )

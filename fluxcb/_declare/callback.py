@@ -113,6 +113,10 @@ class Callback:
             return None
         return self, entry, (entry.when,) if entry.when is not None else ()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or what comes out of a pickle, belongs to no Learner.
+        return {name: value for name, value in vars(self).items() if not name.startswith("_fluxcb_")}
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
 

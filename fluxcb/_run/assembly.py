@@ -126,7 +126,7 @@ class Assembly:
             "params": params,
             "model_state": copy_tree(model_state),
             "opt_state": opt_state,
-            "key": jnp.copy(state.run_key),
+            "key": jnp.copy(jax.random.key_data(state.run_key)),
             "cbstate": {},
             "counters": jnp.zeros(4, jnp.int32),
         }
@@ -180,10 +180,12 @@ class Assembly:
 
     def _dry_run(self, plan: Plan) -> None:
         """Trace every phase whose batches' shape is known; the traces are what programs are made of."""
+        programs = self.engine.programs
         for phase in self.phases:
             batch = self._batch_spec(phase)
             if batch is not None:
-                self.engine.programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
+                step = programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
+                programs.fetched(step, plan, phase)  # says which values host handlers would miss
         self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
 
     def _setup_for(self, plan: Plan, phase: Phase) -> StepSetup:
@@ -193,6 +195,7 @@ class Assembly:
             state.loss_fn,
             state.optimizer,
             state.hyperparams,
+            jax.random.key_impl(state.run_key),
             lambda event: plan.traced(event, type(phase)),
         )
 
@@ -258,12 +261,12 @@ class Assembly:
         for declared in graph.declared:
             for path in declared.access:
                 if path[0] == "cbstate" and len(path) > 1 and path[1] not in exists:
-                    writers = [d.label for d in graph.declared for p in d.access if p[:2] == path[:2]]
+                    writers = dict.fromkeys(d.label for d in graph.declared for p in d.access if p[:2] == path[:2])
                     raise MissingStateError(
                         f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates.",
                         where=declared.where,
                         why="shared state must exist before the first handler runs",
-                        fix=f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(dict.fromkeys(writers))}",
+                        fix=f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers)}",
                     )
 
     # -- what a Learner asks ------------------------------------------------------------------
@@ -319,7 +322,10 @@ class Assembly:
 
     def set_data(self, name: str, source: Any) -> None:
         """Use another data source for a phase from the next epoch on."""
-        self.feeds[name] = Feed(source, f"data.{name}")
+        feed = Feed(source, f"data.{name}")
+        if name in self.feeds:
+            feed.take_over(self.feeds[name])
+        self.feeds[name] = feed
         self.state.data[name] = source
 
 

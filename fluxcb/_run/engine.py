@@ -352,7 +352,8 @@ class Engine:
         last = len(records)
         done = number = 0
         try:
-            for number, record in enumerate(records, 1):
+            for record in records:
+                number += 1
                 if begin and not live:
                     # What the step computed is here already, but was not when the step began.
                     state.record = before = StepRecord(record.batch)

@@ -33,7 +33,10 @@ class Feed:
     def __init__(self, source: Any, name: str) -> None:
         self.source = source
         self.name = name
-        self._one_shot = isinstance(source, Iterator)
+        innermost = source
+        while hasattr(innermost, "source"):  # `map` and `place` around an iterator do not make it repeatable
+            innermost = innermost.source
+        self._one_shot = isinstance(innermost, Iterator)
         self._used_up = False
         self._iterator: Iterator[Batch] | None = None
         self._passes = 0
@@ -58,10 +61,10 @@ class Feed:
             return spec_of(self.source[0])
         return spec_of(self.peek())
 
-    @property
-    def used_up(self) -> bool:
-        """Whether it is a one-shot iterator that has ended."""
-        return self._used_up
+    def take_over(self, other: Feed) -> None:
+        """Go on where another feed of the same one-shot iterator stands, with what it pulled and did not consume."""
+        if self._one_shot and other._one_shot:
+            self._waiting.extend(other._waiting)
 
     def peek(self) -> Batch:
         """Return the next batch without consuming it."""
@@ -87,7 +90,8 @@ class Feed:
         begun_by_peeking = self._pulled == len(self._waiting) and self._passes == epoch
         if self._iterator is not None and (goes_on or self._one_shot or begun_by_peeking) and not self._used_up:
             return
-        self._waiting.clear()
+        if not self._one_shot:
+            self._waiting.clear()
         self._begin_pass(epoch)
 
     def _begin_pass(self, epoch: int | None = None) -> Iterator[Batch]:
@@ -101,7 +105,7 @@ class Feed:
         set_epoch = getattr(self.source, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self._passes)
-        self._pulled = 0
+        self._pulled = len(self._waiting)
         self._iterator = iter(self.source)
         return self._iterator
 

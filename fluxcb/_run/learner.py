@@ -321,21 +321,21 @@ class Learner:
     @property
     def state(self) -> PyTree:
         """The whole train state as one pytree (a copy): params, model_state, opt_state, key, cbstate, counters."""
-        return copy_tree(self._state.carry)
+        return {**copy_tree(self._state.carry), "key": jnp.copy(self._state.run_key)}
 
     @state.setter
     def state(self, state: PyTree) -> None:
-        carry = self._state.carry
-        wrong = differences(carry, state)
+        held = self._state
+        wrong = differences({**held.carry, "key": held.run_key}, state)
         if wrong:
             raise DeclarationError(
                 f"The assigned state does not fit the Learner: {wrong[0]}.",
                 where=wrong[1:5],
                 fix="assign what `learner.state` returned, with other values",
             )
-        self._state.carry = copy_tree(state)
-        self._state.run_key = jnp.copy(self._state.carry["key"])
-        self._state.step, self._state.epoch, self._state.step_in_epoch, _ = np.asarray(state["counters"]).tolist()
+        held.run_key = jnp.copy(state["key"])
+        held.carry = copy_tree({**state, "key": jax.random.key_data(held.run_key)})
+        held.step, held.epoch, held.step_in_epoch, _ = np.asarray(state["counters"]).tolist()
 
     @property
     def cbstate(self) -> Mapping[str, Any]:

@@ -89,7 +89,7 @@ class Programs:
             fetch: Step values to fetch beside those the handlers declare, if the phase has them.
         """
         step = self.traced(setup, plan, phase, carry, batch)
-        names = self._fetched(step, plan, phase, fetch)
+        names = self.fetched(step, plan, phase, fetch)
         # Compiled for where the arrays are, too: a callback may have moved them.
         key = (phase, signature(batch), names, tuple(leaf.sharding for leaf in jax.tree.leaves(carry)))
         held = self._compiled.get(key)
@@ -122,7 +122,12 @@ class Programs:
                 fix="pad or drop what does not fit, or cast in the loader",
             )
 
-    def _fetched(self, step: TracedStep, plan: Plan, phase: Phase, extra: Sequence[str]) -> tuple[str, ...]:
+    def fetched(self, step: TracedStep, plan: Plan, phase: Phase, extra: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the names of the step values that leave the device.
+
+        Raises:
+            MissingStateError: A host handler declares one that the step does not compute.
+        """
         phase_plan = plan.phase(type(phase))
         if phase_plan.everything_fetched:
             return tuple(step.step_specs)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import copy_tree, differences, is_key, to_host
+from fluxcb._compile.arrays import copy_tree, differences, to_host
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.traced import COUNTERS, name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
@@ -338,7 +338,7 @@ class HostBackend:
         state, first = self._state, path[0]
         if first == "cbstate" and not state.in_carry(path[1]):
             self._write_shared(path, value)
-        elif first in ("params", "model_state", "opt_state", "key", "cbstate"):
+        elif first in ("params", "model_state", "opt_state", "cbstate"):
             self._write_carry(path, value)
         elif first == "hyperparams":
             self._require_hyperparam(path[1], writing=True)
@@ -374,14 +374,12 @@ class HostBackend:
         new = _with(old, path[len(root) :], value)
         if jax.tree.structure(old) == jax.tree.structure(new):
             new = jax.tree.map(
-                lambda o, n: n if is_key(o) or hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new
+                lambda o, n: n if hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new
             )
         wrong = differences(old, new)
         if wrong:
             raise self._misfit(path, wrong)
         self._state.replace(root, copy_tree(new))
-        if path[0] == "key":
-            self._state.run_key = jnp.copy(self._state.live(("key",)))
 
     def _write_step(self, path: StatePath, value: Any) -> None:
         record = self._state.record

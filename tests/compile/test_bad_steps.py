@@ -60,7 +60,7 @@ def where(made):
     return f"  where: Made.handle  {at(type(made).handle)}\n"
 
 
-# -- access -------------------------------------------------------------------------------------------------------------
+# -- access ------------------------------------------------------------------------------------------------------------
 
 
 def declared(made):
@@ -186,7 +186,7 @@ def test_a_learner_kept_beyond_its_event():
     learner.fit(1)
 
 
-# -- Python on tracers ------------------------------------------------------------------------------------------------------
+# -- Python on tracers -------------------------------------------------------------------------------------------------
 
 
 def branches(learner):
@@ -207,7 +207,7 @@ def indexes(learner):
 
 
 def formats(learner):
-    f"{learner.step.loss:.3f}"
+    return f"{learner.step.loss:.3f}"
 
 
 @pytest.mark.parametrize("function", [branches, floats, numpys, indexes, formats])
@@ -263,7 +263,7 @@ def test_a_tracer_kept_in_a_field():
     )
 
 
-# -- shapes -------------------------------------------------------------------------------------------------------------------
+# -- shapes ------------------------------------------------------------------------------------------------------------
 
 CARRY = (
     "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
@@ -353,7 +353,7 @@ def test_a_flag_that_is_no_flag():
     )
 
 
-# -- shared state that does not ride --------------------------------------------------------------------------------------
+# -- shared state that does not ride -----------------------------------------------------------------------------------
 
 
 def test_shared_python_state_in_a_traced_handler():
@@ -386,7 +386,7 @@ def test_shared_state_that_nobody_creates():
     )
 
 
-# -- losses, models, optimizers ---------------------------------------------------------------------------------------------
+# -- losses, models, optimizers ----------------------------------------------------------------------------------------
 
 
 def learner_with(loss_fn, **kwargs):
@@ -448,7 +448,8 @@ def test_an_optimizer_that_changes_dtypes():
 
     bad = optax.GradientTransformation(lambda params: jnp.zeros(()), update)
     assert fails(TraceError, optimizer=bad) == (
-        "The optimizer changes the shape or dtype of the train state: ['opt_state']: float32[] became float16[].\n" + CARRY
+        "The optimizer changes the shape or dtype of the train state: ['opt_state']: float32[] became float16[].\n"
+        + CARRY
     )
 
 
@@ -471,7 +472,8 @@ def test_hyperparameters_of_a_plain_optimizer():
         "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
         + WHY_INJECTED
-        + "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` instead of `optax.adam(...)`"
+        + "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` "
+        "instead of `optax.adam(...)`"
     )
 
 
@@ -485,10 +487,12 @@ def test_hyperparameters_of_other_names():
 def test_a_hyperparameter_with_a_schedule_of_its_own():
     scheduled = inject(optax.sgd, learning_rate=optax.linear_schedule(0.1, 0.0, 10))
     assert fails(MissingStateError, Schedules(), optimizer=scheduled) == (
-        "Schedules() writes `hyperparams.learning_rate`, which an optax schedule inside the optimizer sets at each update.\n"
+        "Schedules() writes `hyperparams.learning_rate`, which an optax schedule inside the optimizer sets "
+        "at each update.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
         "  why:   what is written would be replaced at the next update\n"
-        "  fix:   inject a number and give the schedule to a `Scheduler`: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+        "  fix:   inject a number and give the schedule to a `Scheduler`: "
+        "`fluxcb.inject(optax.adam, learning_rate=1e-3)`"
     )
 
 
@@ -502,13 +506,10 @@ def test_a_hyperparameter_that_exists_twice():
     )
 
 
-@pytest.mark.parametrize(
-    ("key", "shown"), [("abc", "'abc'"), (1.5, "1.5"), (True, "True"), (None, "None")]
-)
+@pytest.mark.parametrize(("key", "shown"), [("abc", "'abc'"), (1.5, "1.5"), (True, "True"), (None, "None")])
 def test_bad_keys(key, shown):
     assert fails(DeclarationError, key=key) == (
-        f"`key` must be an int or a typed random key, not {shown}.\n"
-        "  fix:   write `key=0` or `key=jax.random.key(0)`"
+        f"`key` must be an int or a typed random key, not {shown}.\n  fix:   write `key=0` or `key=jax.random.key(0)`"
     )
 
 
@@ -519,7 +520,8 @@ def test_a_raw_key_and_many_keys_are_refused():
 
 def test_bad_optimizers():
     assert fails(DeclarationError, optimizer=0.1) == (
-        "`optimizer` must be an optax optimizer, not 0.1.\n  fix:   e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+        "`optimizer` must be an optax optimizer, not 0.1.\n"
+        "  fix:   e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
     )
 
 
@@ -543,7 +545,7 @@ def test_no_parameters():
     assert str(raised.value) == "The model has no parameters.\n  fix:   check what its `init` returns"
 
 
-# -- schedules ----------------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------------------
 
 
 class Adds(Callback):
@@ -558,7 +560,8 @@ class Adds(Callback):
 def test_a_value_given_only_on_some_steps():
     bad = every(Adds(), steps=2, traced=True)
     assert fails(TraceError, bad) == (
-        "Adds() at EverySteps(steps=2) writes `step.extra` only on some steps, and nothing gives it a value on the others.\n"
+        "Adds() at EverySteps(steps=2) writes `step.extra` only on some steps, "
+        "and nothing gives it a value on the others.\n"
         f"  where: Adds.add  {at(Adds.add)}\n"
         "  fix:   let a handler without a schedule write a default first, or drop `traced=True`"
     )
@@ -577,4 +580,3 @@ def test_clocks_and_predicates_on_traced_handlers():
     with pytest.raises(DeclarationError, match=r"^Traced handlers of Adds\(\) cannot be scheduled by EverySeconds"):
         throttle(Adds(), ComputeEnd, seconds=1)
     testlearner(when(Adds(), lambda learner: True))  # schedules host handlers, of which there are none
-

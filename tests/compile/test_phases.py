@@ -115,7 +115,9 @@ def test_a_gan_trains_as_by_hand():
         np.testing.assert_allclose(kept["g_loss"], loss_of_generator(params["d"], fake), rtol=1e-5)
         d = jax.grad(loss_of_judge)(params["d"], real, fake)
         g = jax.grad(lambda g, d, z: loss_of_generator(d, generate(g, z)))(params["g"], params["d"], kept["noise"])
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), kept["grads"], {"d": d, "g": g})
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), kept["grads"], {"d": d, "g": g}
+        )
         params = jax.tree.map(lambda p, grad: p - 0.1 * grad, params, {"d": d, "g": g})
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), learner.params, params)
     assert learner.compile_counts == {"traces": 1, "compiles": 1}
@@ -244,14 +246,14 @@ def test_a_host_event_of_ones_own_can_change_the_parameters():
     learner.fit(1)
 
 
-# -- what a phase may not do ---------------------------------------------------------------------------------------------
+# -- what a phase may not do -------------------------------------------------------------------------------------------
 
 
 def trace(step, **kwargs):
     """Return the error that a training phase with this step causes."""
-    Bad = type("Bad", (AbstractTrainingPhase,), {"step": step})
+    bad = type("Bad", (AbstractTrainingPhase,), {"step": step})
     with pytest.raises(TraceError) as raised:
-        testlearner(phases=(Bad(),), validation_batches=0, **kwargs)
+        testlearner(phases=(bad(),), validation_batches=0, **kwargs)
     return str(raised.value)
 
 
@@ -326,7 +328,7 @@ def test_assigning_inside_another_transformation_is_an_error():
     assert trace(assigns_in_grad) == (
         "`Bad.step` assigns `step.loss` inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.\n"
         "  why:   the value would leak out of the transformation as a tracer\n"
-        '  fix:   differentiate with `learner.grad(function, wrt="params")`, or return the value and assign it outside'
+        '  fix:   differentiate with `learner.grad(function, wrt="params")`, or assign what comes out of it'
     )
 
 
@@ -459,7 +461,10 @@ def test_a_phase_without_a_step():
             (TrainingPhase,),
             f"`phases` contains {TrainingPhase!r}, which is no phase instance.\n  fix:   write `TrainingPhase()`",
         ),
-        (("training",), "`phases` contains 'training', which is no phase instance.\n  fix:   e.g. `phases=(TrainingPhase(),)`"),
+        (
+            ("training",),
+            "`phases` contains 'training', which is no phase instance.\n  fix:   e.g. `phases=(TrainingPhase(),)`",
+        ),
     ],
 )
 def test_phases_that_are_none(phases, text):
@@ -477,8 +482,4 @@ def test_no_phase_trains():
     assert learner.run_epoch(ValidationPhase()) == 2
     with pytest.raises(DeclarationError) as raised:
         learner.fit(1)
-    assert str(raised.value) == (
-        "None of this Learner's phases trains.\n  fix:   give `phases=(TrainingPhase(), ...)`"
-    )
-
-
+    assert str(raised.value) == ("None of this Learner's phases trains.\n  fix:   give `phases=(TrainingPhase(), ...)`")

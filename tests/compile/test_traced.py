@@ -156,7 +156,7 @@ def test_each_event_sees_what_the_design_says():
     np.testing.assert_allclose(fetches.seen, expected, rtol=1e-6)
 
 
-# -- step.skip and step.stop ---------------------------------------------------------------------------------------
+# -- step.skip and step.stop -------------------------------------------------------------------------------------------
 
 
 class Skips(Callback):
@@ -250,7 +250,7 @@ def test_a_stop_that_nobody_hears_ends_the_window_and_nothing_else():
     np.testing.assert_array_equal(learner.params["w"], reference.params["w"])
 
 
-# -- carried state, keys, hyperparameters ----------------------------------------------------------------------------
+# -- carried state, keys, hyperparameters ------------------------------------------------------------------------------
 
 
 class Sum(Callback):
@@ -446,7 +446,7 @@ def test_the_order_of_the_list_costs_no_trace():
     assert learner.compile_counts == counts
 
 
-# -- schedules -----------------------------------------------------------------------------------------------------------
+# -- schedules ---------------------------------------------------------------------------------------------------------
 
 
 class CountsSteps(Callback):
@@ -579,5 +579,3 @@ def test_plain_and_injected_optimizers_train_alike():
     plain.fit(2)
     injected.fit(2)
     np.testing.assert_allclose(plain.params["w"], injected.params["w"], rtol=1e-6)
-
-

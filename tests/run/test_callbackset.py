@@ -1,11 +1,25 @@
 """`learner.callbacks`: looking at the set, and exchanging it, whole or not at all."""
 
+import copy
 import os
+import pickle
 
 import jax.numpy as jnp
+import optax
 import pytest
 
-from fluxcb import Callback, ConflictError, DeclarationError, MissingStateError, Read, TraceError, Write, every, on
+from fluxcb import (
+    Callback,
+    ConflictError,
+    DeclarationError,
+    Learner,
+    MissingStateError,
+    Read,
+    TraceError,
+    Write,
+    every,
+    on,
+)
 from fluxcb import in_order as ordered
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
@@ -198,6 +212,53 @@ def test_a_learner_that_is_gone_owns_nothing():
     assert counts.calls == 8
 
 
+@pytest.mark.parametrize(
+    "clone",
+    [copy.copy, copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))],
+    ids=["copy", "deep", "pickle"],
+)
+def test_a_copy_belongs_to_nobody(clone):
+    counts = Counts()
+    learner = testlearner(counts)
+    learner.fit(1)
+    other = clone(counts)
+    testlearner(other).fit(1)
+    assert (counts.calls, other.calls) == (4, 8)
+
+
+class Needy(Average):
+    """Cannot be traced the first time."""
+
+    ready = False
+
+    @on
+    def add(self, event: BackwardEnd, phase: TrainingPhase, learner):
+        if not self.ready:
+            raise ValueError("not yet")
+        super().add(event, phase, learner)
+
+
+def test_a_learner_that_could_not_be_built_at_its_first_batch_can_be_built_at_the_next():
+    def apply(params, xs):
+        return xs @ params["w"]
+
+    needy = Needy()
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.zeros((xs.shape[-1], 1))}, apply),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        callbacks=[needy],
+        default_callbacks=False,
+    )
+    batch = jnp.ones((2, 3)), jnp.ones((2, 1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not yet"):
+            learner.run_step(TrainingPhase(), batch)
+    needy.ready = True
+    assert float(learner.run_step(TrainingPhase(), batch)["loss"]) == 1.0
+    assert float(learner.cbstate["total"]) == 1.0
+
+
 def test_one_instance_twice_is_an_error():
     counts = Counts()
     with pytest.raises(DeclarationError) as raised:
@@ -278,10 +339,6 @@ def test_a_refused_set_is_forgotten_while_nothing_tells_a_batchs_shape():
 
 @pytest.mark.parametrize("callbacks", [Counts(), Counts, 5, "abc"])
 def test_callbacks_that_are_no_list(callbacks):
-    import optax
-
-    from fluxcb import Learner
-
     with pytest.raises(DeclarationError):
         Learner.from_loss(
             {"w": jnp.zeros(())}, lambda p, b, k: p["w"], optax.sgd(0.1), callbacks=callbacks, default_callbacks=False
@@ -291,10 +348,6 @@ def test_callbacks_that_are_no_list(callbacks):
 
 
 def test_a_callback_instead_of_a_list():
-    import optax
-
-    from fluxcb import Learner
-
     with pytest.raises(DeclarationError) as raised:
         Learner.from_loss(
             {"w": jnp.zeros(())}, lambda p, b, k: p["w"], optax.sgd(0.1), callbacks=Counts(), default_callbacks=False

@@ -370,11 +370,13 @@ def test_the_first_batch_tells_the_shape_if_nothing_else_does():
     [
         (
             {},
-            "`fit` takes exactly one of epochs and steps.\n  fix:   write `learner.fit(10)` or `learner.fit(steps=10_000)`",
+            "`fit` takes exactly one of epochs and steps.\n"
+            "  fix:   write `learner.fit(10)` or `learner.fit(steps=10_000)`",
         ),
         (
             {"epochs": 1, "steps": 1},
-            "`fit` takes exactly one of epochs and steps.\n  fix:   write `learner.fit(10)` or `learner.fit(steps=10_000)`",
+            "`fit` takes exactly one of epochs and steps.\n"
+            "  fix:   write `learner.fit(10)` or `learner.fit(steps=10_000)`",
         ),
         *(
             (
@@ -406,3 +408,27 @@ def test_lengths_that_cannot_be_meant(arguments, text):
         learner.fit(**arguments)
     assert str(raised.value) == text
     assert log.entries == []
+
+
+def test_wrapping_a_generator_in_init_loses_none_of_its_batches():
+    """A callback may put the data on a device after the first batch has been peeked at."""
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    import fluxcb
+    from fluxcb.callbacks import ToDevice
+
+    batches = [jnp.full((2, 1), float(i)) for i in range(1, 5)]
+    learner = fluxcb.Learner.from_loss(
+        {"w": jnp.zeros(1)},
+        lambda params, batch, key: jnp.mean(batch @ params["w"]),
+        optax.sgd(1.0),
+        data=(batch for batch in batches),
+        callbacks=[ToDevice(jax.devices()[0])],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+
+    assert learner.step == 4
+    assert float(learner.params["w"][0]) == -(1 + 2 + 3 + 4)  # the gradient of step i is i

@@ -28,14 +28,14 @@ def at(function):
     return f"{os.path.relpath(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
 
 
-class Trouble(Exception):
+class TroubleError(Exception):
     pass
 
 
 class Fails(Callback):
     def __init__(self, event, phase=TrainingPhase, step=None, error=None):
         self.event, self.phase, self.step = event, phase, step
-        self.error = error or Trouble("as planned")
+        self.error = error or TroubleError("as planned")
 
     def __repr__(self):
         return f"Fails({self.event.__name__})"
@@ -63,10 +63,10 @@ MOMENTS = [
 
 @pytest.mark.parametrize(("event", "phase", "where"), MOMENTS)
 def test_an_error_propagates_unchanged_with_a_note_that_says_where(event, phase, where):
-    error = Trouble("as planned")
+    error = TroubleError("as planned")
     log = EventLog()
     learner = testlearner(Fails(event, phase, error=error), log, batches=2, validation_batches=1)
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(TroubleError) as raised:
         learner.fit(2)
     assert raised.value is error
     note = f"raised in Fails.fail  {at(Fails.fail)}, at {where}"
@@ -78,13 +78,13 @@ def test_an_error_propagates_unchanged_with_a_note_that_says_where(event, phase,
     assert error.__notes__ == ([note, window] if event is StepBegin else [note])
     assert log.names()[-1] == "FitEnd"
     assert log.names().count("FitEnd") == 1
-    assert learner.stop_reason == "Trouble: as planned"
+    assert learner.stop_reason == "TroubleError: as planned"
 
 
 def test_an_error_in_a_window_tells_which_step_and_what_the_state_is():
     fails = Fails(StepEnd, step=12)
     learner = testlearner(fails, batches=40)
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(TroubleError) as raised:
         learner.fit(1)
     note, window = raised.value.__notes__
     assert (
@@ -102,7 +102,7 @@ def test_an_error_in_a_window_tells_which_step_and_what_the_state_is():
 def test_learning_goes_on_after_an_error():
     fails = Fails(StepEnd, step=3)
     learner = testlearner(fails, batches=4)
-    with pytest.raises(Trouble):
+    with pytest.raises(TroubleError):
         learner.fit(1)
     learner.callbacks.remove(fails)
     before = learner.step
@@ -111,7 +111,7 @@ def test_learning_goes_on_after_an_error():
 
 
 def test_fit_end_runs_for_every_callback_and_several_failures_come_as_a_group():
-    one, two = Fails(FitEnd, error=Trouble("one")), Fails(FitEnd, error=OSError("two"))
+    one, two = Fails(FitEnd, error=TroubleError("one")), Fails(FitEnd, error=OSError("two"))
     log = EventLog()
     learner = testlearner(one, two, log, batches=1)
     with pytest.raises(ExceptionGroup) as raised:
@@ -125,9 +125,9 @@ def test_fit_end_runs_for_every_callback_and_several_failures_come_as_a_group():
 
 
 def test_a_failure_at_fit_end_beside_another_error_is_a_note():
-    first, last = Fails(EpochEnd, error=Trouble("first")), Fails(FitEnd, error=OSError("last"))
+    first, last = Fails(EpochEnd, error=TroubleError("first")), Fails(FitEnd, error=OSError("last"))
     learner = testlearner(first, last, batches=1)
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(TroubleError) as raised:
         learner.fit(1)
     assert raised.value is first.error
     assert raised.value.__notes__ == [
@@ -138,11 +138,11 @@ def test_a_failure_at_fit_end_beside_another_error_is_a_note():
 
 class FailsInInit(Callback):
     def init(self, learner):
-        raise Trouble("early")
+        raise TroubleError("early")
 
 
 def test_an_error_in_init_has_a_note():
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(TroubleError) as raised:
         testlearner(FailsInInit())
     assert str(raised.value) == "early"
     assert raised.value.__notes__ == ["raised in the `init` of FailsInInit()"]
@@ -151,11 +151,11 @@ def test_an_error_in_init_has_a_note():
 class FailsInTrace(Callback):
     @on
     def fail(self, event: BackwardBegin, phase: TrainingPhase, learner):
-        raise Trouble("while tracing")
+        raise TroubleError("while tracing")
 
 
 def test_an_error_in_a_traced_handler_has_a_note():
-    with pytest.raises(Trouble) as raised:
+    with pytest.raises(TroubleError) as raised:
         testlearner(FailsInTrace())
     assert str(raised.value) == "while tracing"
     assert raised.value.__notes__[0] == (  # JAX adds a note of its own
@@ -173,7 +173,7 @@ class FailsOnDevice(Callback):
     def call(self, event: BackwardEnd, phase: TrainingPhase, learner):
         def check(step):
             if step + 1 == self.at_step:
-                raise Trouble("inside XLA")
+                raise TroubleError("inside XLA")
 
         io_callback(check, None, learner.progress.step, ordered=True)
 

@@ -158,9 +158,7 @@ def test_the_model_is_a_fresh_one_each_time(trained):
 
 
 def test_running_statistics_are_those_of_the_batches():
-    learner = Learner(
-        LinenNet(), loss_fn, optax.sgd(0.0), data=BATCHES, default_callbacks=False
-    )
+    learner = Learner(LinenNet(), loss_fn, optax.sgd(0.0), data=BATCHES, default_callbacks=False)
     params = learner.params
     learner.fit(1)
     state = jax.tree.map(np.array, learner.state["model_state"])
@@ -173,10 +171,13 @@ def test_running_statistics_are_those_of_the_batches():
 
 
 def _flat(tree):
-    return {"/".join(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]}
+    return {
+        "/".join(str(getattr(k, "key", k)) for k in path): leaf
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
 
 
-# -- from_loss -------------------------------------------------------------------------------------------------------------
+# -- from_loss ---------------------------------------------------------------------------------------------------------
 
 
 class Aux(Callback):
@@ -233,15 +234,18 @@ def test_from_loss_without_aux():
     )
 
 
-def test_aux_that_is_not_there_is_told_when_it_is_read():
+def test_aux_that_is_not_there_is_told_at_construction():
     from fluxcb import MissingStateError
 
     with pytest.raises(MissingStateError) as raised:
-        learner = Learner.from_loss(
-            {"w": jnp.zeros((4, 1))}, lambda params, batch, key: jnp.mean(batch[0] @ params["w"]), optax.sgd(0.1),
-            data=BATCHES, callbacks=[Aux()], default_callbacks=False,
-        )  # fmt: skip
-        learner.fit(1)
+        Learner.from_loss(
+            {"w": jnp.zeros((4, 1))},
+            lambda params, batch, key: jnp.mean(batch[0] @ params["w"]),
+            optax.sgd(0.1),
+            data=BATCHES,
+            callbacks=[Aux()],
+            default_callbacks=False,
+        )
     assert str(raised.value).splitlines()[0] == (
         "Aux() reads `step.aux` at StepEnd x LossTrainingPhase, but the step does not compute it."
     )

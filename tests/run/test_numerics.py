@@ -53,9 +53,11 @@ def make(*callbacks, optimizer=None, data=BATCHES, **kwargs):
 
 def assert_bits_equal(left, right):
     assert jax.tree.structure(left) == jax.tree.structure(right)
-    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        np.testing.assert_array_equal(jax.random.key_data(a) if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else a,
-                                      jax.random.key_data(b) if jnp.issubdtype(b.dtype, jax.dtypes.prng_key) else b)  # fmt: skip
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(bits(a), bits(b)), left, right)
+
+
+def bits(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
 
 def by_hand(params, optimizer, epochs):
