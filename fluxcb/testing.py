@@ -92,7 +92,14 @@ class EventLog(Callback):
         entries: One tuple per event: event name, phase name, and the counters `progress.step`, `progress.epoch` and
             `progress.step_in_epoch` at that moment.
 
-    **Access**: none. **Runs**: all host events, all phases. **Cost**: nothing is fetched, no window is bounded.
+    Access:
+        Nothing.
+
+    Runs:
+        HostEvent x Phase (host).
+
+    Cost:
+        Fetches nothing. Bounds no window.
 
     Example:
         >>> log = EventLog()

@@ -260,8 +260,10 @@ class CallbackGraph:
             (backward, shared.b_before_a, b, a),
         ):
             for written, read in paths:
-                path = dotted(read if len(read) >= len(written) else written)
-                reason = f"{writer.declared.cls.__name__} writes `{path}`, {reader.declared.cls.__name__} reads it"
+                nested = written == read[: len(written)] or read == written[: len(read)]
+                what = dotted(max(written, read, key=len) if nested else written)
+                seen = "it" if nested else f"`{dotted(read)}`"  # an alias, or `*`
+                reason = f"{writer.declared.cls.__name__} writes `{what}`, {reader.declared.cls.__name__} reads {seen}"
                 reasons = relations.setdefault(pair, [])
                 if reason not in reasons:
                     reasons.append(reason)

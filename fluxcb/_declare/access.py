@@ -101,6 +101,7 @@ def normalise(declared: Any, *, owner: str, where: str) -> Access:
 def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: str, where: str) -> None:
     for key, value in node.items():
         if not isinstance(key, str) or not key or "." in key:
+            under = f"under `{dotted(prefix)}`" if prefix else "at the top level"
             nested = f"nest it: `{_nested(key.split('.'))}`" if isinstance(key, str) and "." in key else "use a name"
             raise DeclarationError(
                 f"`{owner}` has the key {key!r} {under}; keys are single names.",

@@ -171,8 +171,11 @@ def _annotation(function: Any, parameter: inspect.Parameter, default: type, fram
         for name, value in outer.f_locals.items():
             names.setdefault(name, value)
         outer = outer.f_back
+    value: Any = annotation
     try:
-        return eval(annotation, function.__globals__, names)  # noqa: S307 - the user's own annotation
+        while isinstance(value, str):  # a quoted annotation is a string within a string if they are postponed
+            value = eval(value, function.__globals__, names)  # noqa: S307 - the user's own annotation
+        return value
     except Exception as error:
         raise DeclarationError(
             f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` "

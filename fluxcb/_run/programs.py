@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from fluxcb._compile.arrays import spec_of
-from fluxcb._compile.plan import Plan
+from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._compile.step import ProgramKind, TracedStep, compile_program, trace_step
 from fluxcb._compile.traced import StepSetup
+from fluxcb._declare.access import writes
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DataError, DeclarationError, MissingStateError, did_you_mean
@@ -131,9 +132,10 @@ class Programs:
         phase_plan = plan.phase(type(phase))
         if phase_plan.everything_fetched:
             return tuple(step.step_specs)
+        known = {*step.step_specs, *_HOST_ONLY, *_written_on_host(phase_plan)}
         for call in phase_plan.end:
             for path in call.handler.access:
-                if path[0] == "step" and len(path) > 1 and path[1] not in step.step_specs and path[1] not in _HOST_ONLY:
+                if path[0] == "step" and len(path) > 1 and path[1] not in known:
                     raise MissingStateError(
                         f"{call.handler.declared.label} reads `step.{path[1]}` at StepEnd x {type(phase).__name__}, "
                         f"but the step does not compute it.{did_you_mean(path[1], step.step_specs)}",
@@ -147,6 +149,16 @@ class Programs:
 
 
 _HOST_ONLY = ("batch", "stop", "skip")
+
+
+def _written_on_host(plan: PhasePlan) -> set[str]:
+    """Return the step values that host handlers put there for the handlers behind them."""
+    return {
+        path[1]
+        for call in (*plan.begin, *plan.end)
+        for path, permission in call.handler.access.items()
+        if path[0] == "step" and len(path) > 1 and writes(permission)
+    }
 
 
 def _traced_content(plan: Plan, phase: Phase) -> Any:

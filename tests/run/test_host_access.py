@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fluxcb import AccessError, Append, Callback, DeclarationError, MissingStateError, Read, Write, on
-from fluxcb.events import EpochBegin, EpochEnd, StepBegin, StepEnd, UpdateEnd
+from fluxcb.events import BackwardEnd, EpochBegin, EpochEnd, StepBegin, StepEnd, UpdateEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -196,6 +196,52 @@ def test_assigning_shared_state_under_read():
     )
 
 
+def test_flags_that_nobody_raises_are_down():
+    flags = []
+
+    def look(learner):
+        flags.append((bool(learner.step.skip), bool(learner.step.stop)))
+
+    testlearner(made(StepEnd, {"step": {"skip": Read(), "stop": Read()}}, look)).fit(1)
+    assert flags == [(False, False)] * 4
+
+
+class Skips(Callback):
+    def stateaccess(self):
+        return {"step": {"skip": Append(), "stop": Append()}}
+
+    @on
+    def skip(self, event: BackwardEnd, phase: TrainingPhase, learner):
+        learner.step.skip = learner.progress.step == 1
+        learner.step.stop = learner.progress.step == 2
+
+
+def test_flags_are_seen_at_their_step():
+    flags = []
+
+    def look(learner):
+        flags.append((bool(learner.step.skip), bool(learner.step.stop)))
+
+    testlearner(Skips(), made(StepEnd, {"step": {"skip": Read(), "stop": Read()}}, look)).fit(1)
+    assert flags == [(False, False), (True, False), (False, True), (False, False)]
+
+
+class Notes(Callback):
+    def stateaccess(self):
+        return {"step": {"note": Write()}}
+
+    @on
+    def note(self, event: StepEnd, phase: TrainingPhase, learner):
+        learner.step.note = f"step {learner.progress.step}"
+
+
+def test_a_host_handler_can_leave_a_note_for_the_next():
+    notes = []
+    reader = made(StepEnd, {"step": {"note": Read()}}, lambda learner: notes.append(learner.step.note))
+    testlearner(reader, Notes()).fit(1)
+    assert notes == ["step 1", "step 2", "step 3", "step 4"]
+
+
 def test_step_values_are_trees_that_jax_knows():
     seen = []
 
@@ -350,4 +396,4 @@ def test_counters_cannot_be_written():
         learner.progress.step = 3
 
     _, text = fails(AccessError, StepEnd, {}, put)
-    assert text.splitlines()[0] == "Made() declares only to read `progress.step`, and writes it."
+    assert text.splitlines()[0] == ("Made() may not write `progress.step`: its `stateaccess` does not declare it.")

@@ -1,0 +1,99 @@
+"""How errors are laid out, pickled and bundled."""
+
+import pickle
+
+import pytest
+
+from fluxcb import _errors
+from fluxcb._errors import (
+    AmbiguityError,
+    CheckError,
+    ConflictError,
+    CycleError,
+    DeclarationError,
+    FluxcbError,
+    UnknownStateError,
+    did_you_mean,
+)
+
+KINDS = [getattr(_errors, name) for name in _errors.__all__ if name.endswith("Error")]
+FULL = FluxcbError("What.", where=["Here  a.py:1", "There  b.py:2"], why="Because.", fix=["one thing", "another"])
+
+
+def test_the_layout_is_what_where_why_fix() -> None:
+    assert str(FULL) == (
+        "What.\n"
+        "  where: Here  a.py:1\n"
+        "         There  b.py:2\n"
+        "  why:   Because.\n"
+        "  fix:   one thing\n"
+        "     or: another"
+    )
+
+
+def test_parts_that_are_not_given_take_no_line_and_single_ones_need_no_list() -> None:
+    assert str(FluxcbError("What.")) == "What."
+    assert str(FluxcbError("What.", where="here", fix="that")) == "What.\n  where: here\n  fix:   that"
+
+
+def test_an_entry_of_several_lines_stays_in_its_column() -> None:
+    assert str(FluxcbError("What.", fix="write\n    a = 1")) == "What.\n  fix:   write\n             a = 1"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_survives_pickling_with_all_its_parts(kind: type[FluxcbError]) -> None:
+    error = kind("What.", where="here", why="so", fix=["one", "two"])
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is kind
+    assert str(back) == str(error) == "What.\n  where: here\n  why:   so\n  fix:   one\n     or: two"
+    assert (back.what, back.where, back.why, back.fix) == ("What.", ("here",), "so", ("one", "two"))
+
+
+def test_the_tree() -> None:
+    bases = {kind.__name__: [base.__name__ for base in kind.__bases__] for kind in KINDS}
+    assert bases == {
+        "AccessError": ["FluxcbError", "RuntimeError"],
+        "AmbiguityError": ["DeclarationError"],
+        "CheckError": ["FluxcbError", "ValueError"],
+        "ConflictError": ["CheckError"],
+        "CycleError": ["CheckError"],
+        "DataError": ["FluxcbError", "ValueError"],
+        "DeclarationError": ["FluxcbError", "ValueError"],
+        "FluxcbError": ["Exception"],
+        "MissingStateError": ["CheckError"],
+        "StateLostError": ["FluxcbError", "RuntimeError"],
+        "TraceError": ["FluxcbError", "RuntimeError"],
+        "UnknownStateError": ["CheckError"],
+    }
+    assert issubclass(AmbiguityError, DeclarationError)
+
+
+def test_one_problem_is_itself_and_several_are_told_together() -> None:
+    one, other = ConflictError("First.", where="a.py:1"), CycleError("Second.", fix="do")
+    assert CheckError.of([one]) is one
+    both = CheckError.of([one, other])
+    assert type(both) is CheckError
+    assert both.problems == (one, other)
+    text = (
+        "2 problems were found in this set of callbacks.\n\n"
+        "1. ConflictError: First.\n  where: a.py:1\n\n"
+        "2. CycleError: Second.\n  fix:   do"
+    )
+    assert str(both) == text
+    back = pickle.loads(pickle.dumps(both))
+    assert str(back) == text
+    assert [type(problem) for problem in back.problems] == [ConflictError, CycleError]
+    assert UnknownStateError("x").problems == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "hint"),
+    [
+        ("lsos", ["loss", "grads"], " Did you mean `loss`?"),
+        ("histroy", {"history": 1, "metrics": 2}, " Did you mean `history`?"),
+        ("zzz", ["loss", "grads"], ""),
+        ("loss", [], ""),
+    ],
+)
+def test_the_nearest_name_is_suggested_if_it_is_near(name: str, known: object, hint: str) -> None:
+    assert did_you_mean(name, known) == hint

@@ -1,0 +1,319 @@
+"""Schedules against counting, and the wrappers that carry them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fluxcb import (
+    Callback,
+    EveryEpochs,
+    EverySeconds,
+    EverySteps,
+    NoConflict,
+    Predicate,
+    Read,
+    every,
+    on,
+    throttle,
+    when,
+)
+from fluxcb._declare.callback import unwrap
+from fluxcb._declare.events import BUILTIN_EVENTS
+from fluxcb._declare.schedules import Always, Schedule
+from fluxcb._declare.wrappers import Scheduled
+from fluxcb._errors import DeclarationError
+from fluxcb.events import (
+    BackwardEnd,
+    EpochBegin,
+    EpochEnd,
+    Event,
+    FitBegin,
+    FitEnd,
+    HostEvent,
+    StepBegin,
+    StepEnd,
+    TracedEvent,
+    Trigger,
+    UpdateEnd,
+)
+from fluxcb.phases import TrainingPhase
+
+PERIODS = st.integers(1, 50)
+NUMBERS = st.integers(0, 1000)
+
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+@given(PERIODS, NUMBERS)
+def test_steps_are_due_once_per_period_and_next_due_is_the_first_such_step(period: int, step: int) -> None:
+    schedule = EverySteps(period)
+    due = [number for number in range(1, step + 2 * period + 1) if schedule.due(number, 1, None)]
+    assert due == list(range(period, step + 2 * period + 1, period))
+    assert schedule.next_due(step, 1) == next(number for number in due if number > step)
+
+
+@given(PERIODS, NUMBERS, NUMBERS)
+def test_epochs_are_due_once_per_period_and_all_steps_of_a_due_epoch_are(period: int, step: int, epoch: int) -> None:
+    schedule = EveryEpochs(period)
+    assert [n for n in range(epoch + 1) if schedule.due(step, n, None)] == list(range(period, epoch + 1, period))
+    assert schedule.next_due(step, epoch) == (step + 1 if epoch in range(period, epoch + 1, period) else None)
+
+
+def test_always_and_predicates_are_asked_at_every_step() -> None:
+    asked: list[Any] = []
+    predicate = Predicate(lambda learner: asked.append(learner) or len(asked) > 1)
+    assert [predicate.due(1, 1, "a"), predicate.due(2, 1, "b")] == [False, True]
+    assert asked == ["a", "b"]
+    assert predicate.next_due(7, 1) == Always().next_due(7, 1) == 8
+    assert Always().due(0, 0, None) is True
+
+
+def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([100.0, 101.0, 102.0, 103.5, 104.0, 110.0, 111.9])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    schedule = EverySeconds(2)
+    assert [schedule.due(step, 1, None) for step in range(7)] == [False, False, True, False, True, True, False]
+    assert schedule.next_due(3, 1) is None
+    assert schedule == EverySeconds(2)
+    assert repr(schedule) == "EverySeconds(seconds=2)"
+
+
+def test_a_schedule_of_ones_own_must_say_when() -> None:
+    with pytest.raises(TypeError, match="^Schedule does not say when it is due$"):
+        Schedule().due(1, 1, None)
+    assert Schedule().next_due(1, 1) is None
+
+
+@pytest.mark.parametrize("period", [0, -1, 1.5, 2.0, True, "3", None, math.nan])
+@pytest.mark.parametrize(("kind", "unit"), [(EverySteps, "steps"), (EveryEpochs, "epochs")])
+def test_periods_are_whole_and_positive(kind: Any, unit: str, period: Any, refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        f"The period of `{kind.__name__}` ({unit}) must be a whole number of at least 1, not {period!r}.\n"
+        "  why:   periods and counts are numbers of whole steps or epochs\n"
+        "  fix:   give a positive int",
+    ):
+        kind(period)
+
+
+@pytest.mark.parametrize("period", [0, 0.0, -1.5, True, "3", None, math.nan])
+def test_seconds_are_positive(period: Any, refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        f"The period of `EverySeconds` (seconds) must be a number above 0, not {period!r}.\n"
+        "  fix:   give a positive number of seconds",
+    ):
+        EverySeconds(period)
+
+
+def test_a_predicate_is_a_function(refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        "`when` takes a function of the learner, not 3.\n"
+        "  fix:   write `when(callback, lambda learner: learner.progress.epoch > 3)`",
+    ):
+        when(Everything(), 3)  # type: ignore[arg-type]
+
+
+# --- wrappers ---------------------------------------------------------------------------------------------------------
+
+
+class Everything(Callback):
+    """Says something in every declaration, and handles every event."""
+
+    name = "everything"
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+
+    def stateaccess(self) -> Any:
+        return {"params": Read()}
+
+    def runafter(self) -> Any:
+        return (Everything,)
+
+    def resolveconflict(self, other: Callback) -> Any:
+        self.said.append(other)
+        return NoConflict()
+
+    def init(self, learner: Any) -> None:
+        self.said.append(learner)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"said": list(self.said)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.said = state["said"]
+
+    @on
+    def host(self, event: HostEvent, phase, learner) -> None: ...
+
+    @on(when=EverySteps(7))
+    def step_end(self, event: StepEnd, phase, learner) -> None: ...
+
+    @on
+    def traced(self, event: TracedEvent, phase, learner) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda cb: every(cb, steps=3),
+        lambda cb: every(cb, seconds=0.5),
+        lambda cb: throttle(cb, StepEnd, freq=2),
+        lambda cb: when(cb, lambda learner: True),
+        lambda cb: every(every(cb, steps=3), epochs=2),
+    ],
+)
+def test_wrappers_forward_every_declaration_and_the_state(wrap: Any) -> None:
+    inner = Everything()
+    wrapped = wrap(inner)
+    other = Everything()
+    assert isinstance(wrapped, Scheduled)
+    assert unwrap(wrapped) is inner
+    assert wrapped.name == "everything"
+    assert wrapped.stateaccess() == inner.stateaccess()
+    assert wrapped.runafter() == (Everything,)
+    assert wrapped.resolveconflict(other) == NoConflict()
+    wrapped.init("learner")
+    assert wrapped.state_dict() == {"said": [other, "learner"]}
+    wrapped.load_state_dict({"said": ["loaded"]})
+    assert inner.said == ["loaded"]
+    assert wrapped.handlers() == inner.handlers()
+
+
+def scheduled(callback: Callback) -> dict[str, Any]:
+    found = {event.__name__: callback.entry_for(event, TrainingPhase) for event in BUILTIN_EVENTS}
+    return {name: entry[2] for name, entry in found.items() if entry is not None and entry[2]}
+
+
+SEVEN = EverySteps(7)
+
+
+def test_a_period_in_steps_leaves_fit_and_epoch_events_and_traced_handlers_alone() -> None:
+    by = EverySteps(3)
+    assert scheduled(every(Everything(), steps=3)) == {"StepBegin": (by,), "StepEnd": (SEVEN, by), "Trigger": (by,)}
+    clock = EverySeconds(3)
+    assert scheduled(every(Everything(), seconds=3)) == {
+        "StepBegin": (clock,),
+        "StepEnd": (SEVEN, clock),
+        "Trigger": (clock,),
+    }
+
+
+def test_a_period_in_epochs_and_a_predicate_also_schedule_epoch_events() -> None:
+    for wrapped in (every(Everything(), epochs=2), when(Everything(), callable)):
+        by = wrapped.schedule
+        assert scheduled(wrapped) == {
+            "EpochBegin": (by,),
+            "StepBegin": (by,),
+            "StepEnd": (SEVEN, by),
+            "EpochEnd": (by,),
+            "Trigger": (by,),
+        }
+
+
+def test_traced_handlers_are_scheduled_when_asked_to_be() -> None:
+    by = EverySteps(3)
+    traced = {e.__name__: (by,) for e in BUILTIN_EVENTS if issubclass(e, TracedEvent)}
+    assert scheduled(every(Everything(), steps=3, traced=True)) == {
+        "StepBegin": (by,),
+        **traced,
+        "StepEnd": (SEVEN, by),
+        "Trigger": (by,),
+    }
+
+
+@pytest.mark.parametrize(
+    ("event", "schedule", "touched"),
+    [
+        (StepEnd, EverySteps(4), {"StepEnd": (SEVEN, EverySteps(4))}),
+        (StepBegin, EverySteps(4), {"StepBegin": (EverySteps(4),), "StepEnd": (SEVEN,)}),
+        (EpochBegin, EveryEpochs(4), {"EpochBegin": (EveryEpochs(4),), "StepEnd": (SEVEN,)}),
+        (EpochEnd, EveryEpochs(4), {"EpochEnd": (EveryEpochs(4),), "StepEnd": (SEVEN,)}),
+        (Trigger, EveryEpochs(4), {"StepEnd": (SEVEN,), "Trigger": (EveryEpochs(4),)}),
+        (BackwardEnd, EverySteps(4), {"BackwardEnd": (EverySteps(4),), "StepEnd": (SEVEN,)}),
+        (FitEnd, EverySteps(4), {"StepEnd": (SEVEN,), "FitEnd": (EverySteps(4),)}),
+    ],
+)
+def test_throttle_schedules_one_event_alone(event: type[Event], schedule: Any, touched: Any) -> None:
+    wrapped = throttle(Everything(), event, freq=4)
+    assert wrapped.schedule == schedule
+    assert scheduled(wrapped) == touched
+
+
+def test_wrappers_add_up_and_show_themselves() -> None:
+    wrapped = throttle(every(Everything(), epochs=2), StepBegin, freq=4)
+    assert scheduled(wrapped)["StepBegin"] == (EveryEpochs(2), EverySteps(4))
+    assert repr(wrapped) == "Everything() at EveryEpochs(epochs=2) at EverySteps(steps=4), StepBegin"
+    owner, entry, schedules = wrapped.entry_for(StepEnd, TrainingPhase) or (None, None, None)
+    assert owner is unwrap(wrapped)
+    assert entry is not None
+    assert (entry.name, entry.when, schedules) == ("step_end", None, (SEVEN, EveryEpochs(2)))
+
+
+def test_a_moment_without_a_handler_has_none_when_wrapped() -> None:
+    class Quiet(Callback):
+        @on
+        def run(self, event: StepEnd, phase, learner) -> None: ...
+
+    assert every(Quiet(), steps=2).entry_for(FitBegin, TrainingPhase) is None
+
+
+EVERY = "  fix:   write e.g. `every(Recorder(), steps=100)`"
+THROTTLE = "  fix:   write e.g. `throttle(Recorder(), StepEnd, freq=10)`"
+CLOCKLESS = (
+    "  why:   the compiled step knows step and epoch numbers, but no clock and no Python\n"
+    "  fix:   use `steps=` or `epochs=` for traced handlers"
+)
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: every(Everything()), f"`every` takes exactly one of steps, epochs and seconds; got none.\n{EVERY}"),
+        (
+            lambda: every(Everything(), steps=1, seconds=2),
+            f"`every` takes exactly one of steps, epochs and seconds; got steps, seconds.\n{EVERY}",
+        ),
+        (lambda: throttle(Everything(), StepEnd), f"`throttle` takes exactly one of freq and seconds.\n{THROTTLE}"),
+        (
+            lambda: throttle(Everything(), StepEnd, freq=1, seconds=1),
+            f"`throttle` takes exactly one of freq and seconds.\n{THROTTLE}",
+        ),
+        (
+            lambda: throttle(Everything(), TrainingPhase, freq=1),  # type: ignore[arg-type]
+            f"`throttle` takes an event class, not {TrainingPhase!r}.\n{THROTTLE}",
+        ),
+        (
+            lambda: throttle(Everything(), StepEnd(), freq=1),  # type: ignore[arg-type]
+            f"`throttle` takes an event class, not StepEnd.\n{THROTTLE}",
+        ),
+        (
+            lambda: every(Everything, steps=1),  # type: ignore[arg-type]
+            f"A schedule wraps a callback instance, not {Everything!r}.\n  fix:   pass e.g. `every(Recorder(), steps=10)`",
+        ),
+        (
+            lambda: every(Everything(), seconds=2, traced=True),
+            f"Traced handlers of Everything() cannot be scheduled by EverySeconds(seconds=2).\n{CLOCKLESS}",
+        ),
+        (
+            lambda: throttle(Everything(), UpdateEnd, seconds=2),
+            f"Traced handlers of Everything() cannot be scheduled by EverySeconds(seconds=2).\n{CLOCKLESS}",
+        ),
+        (
+            lambda: throttle(Everything(), EpochEnd, freq=0),
+            "The period of `EveryEpochs` (epochs) must be a whole number of at least 1, not 0.\n"
+            "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int",
+        ),
+    ],
+)
+def test_wrappers_that_cannot_be_meant(build: Any, text: str, refused: Any) -> None:
+    with refused(DeclarationError, text):
+        build()
