@@ -178,7 +178,8 @@ def construction() -> dict[int, float]:
 def import_seconds() -> float:
     """Return the least of five times to `import fluxcb` in a fresh interpreter, above an empty one's."""
     code = "import time; t = time.perf_counter(); import fluxcb; print(time.perf_counter() - t)"
-    return min(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) for _ in range(5))
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(5)]
+    return min(float(run.stdout) for run in runs)
 
 
 def main() -> None:
@@ -203,7 +204,8 @@ def main() -> None:
         table.add_row(name, f"{statistics.median(values):.1f}", f"{q1:.3f}", f"{median:.3f}", f"{q3:.3f}")
     console.print(table)
     slope = statistics.median(
-        (many - one) / 50 for many, one in zip(times["51 no-op host handlers"], times["1 no-op host handler"], strict=True)
+        (many - one) / 50
+        for many, one in zip(times["51 no-op host handlers"], times["1 no-op host handler"], strict=True)
     )
     console.print(f"one more no-op host handler at StepEnd: {slope:.3f} us per step")
     for count, seconds in construction().items():

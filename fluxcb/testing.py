@@ -80,7 +80,8 @@ def testlearner(
     )
 
 
-testlearner.__test__ = False  # type: ignore[attr-defined]  # pytest collects what is called test..., this is none
+# pytest collects functions whose names begin with test.
+testlearner.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # functions take attributes
 
 
 class EventLog(Callback):

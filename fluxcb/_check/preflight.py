@@ -23,9 +23,8 @@ def phase_types(phases: Iterable[Any]) -> tuple[type[Phase], ...]:
     Raises:
         DeclarationError: One of them is no phase.
     """
-    if isinstance(phases, Phase | type):
-        phases = (phases,)
-    types = tuple(p if isinstance(p, type) else type(p) for p in phases)
+    given: tuple[Any, ...] = (phases,) if isinstance(phases, Phase | type) else tuple(phases)
+    types = tuple(p if isinstance(p, type) else type(p) for p in given)
     for cls in types:
         if not issubclass(cls, Phase):
             raise DeclarationError(f"`phases` contains {cls.__name__}, which is no phase.", fix="derive it from Phase")

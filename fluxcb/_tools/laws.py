@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fluxcb._declare.access import Append, Permission, Read, dotted, writes
@@ -60,7 +60,7 @@ class Laws:
         if reference is None:
             return
         self._with_defaults()
-        others = [self.beside]
+        others: list[Callable[[], Callback]] = [self.beside]
         for law, makers, reorder in (
             ("when the callbacks list is turned round", others, lambda items: items[::-1]),
             ("when the callbacks list is rotated", others, lambda items: items[1:] + items[:1]),
@@ -113,7 +113,11 @@ class Laws:
                 self._fails("beside the default callbacks", error)
 
     def _same_state(
-        self, reference: list[Any], law: str, others: list[Callable[[], Callback]], reorder: Callable[[list[Any]], Any]
+        self,
+        reference: list[Any],
+        law: str,
+        others: Sequence[Callable[[], Callback]],
+        reorder: Callable[[list[Any]], Any],
     ) -> None:
         _, items = self._fresh()
         with _quiet():
@@ -248,13 +252,13 @@ def _recorded() -> Iterator[dict[int, _Touches]]:
         of(self._handler.declared).read.add(path)
         return kept[3](self, path)
 
-    HostBackend.read, HostBackend.write, HostBackend.names = read, write, names  # type: ignore[method-assign]
-    HandlerBackend.names, HostBackend.reader = traced_names, reader  # type: ignore[method-assign]
+    HostBackend.read, HostBackend.write, HostBackend.names = read, write, names
+    HandlerBackend.names, HostBackend.reader = traced_names, reader
     try:
         yield touched
     finally:
-        HostBackend.read, HostBackend.write, HostBackend.names = kept[:3]  # type: ignore[method-assign]
-        HandlerBackend.names, HostBackend.reader = kept[3:]  # type: ignore[method-assign]
+        HostBackend.read, HostBackend.write, HostBackend.names = kept[:3]
+        HandlerBackend.names, HostBackend.reader = kept[3:]
 
 
 def _touches(path: StatePath, seen: Iterable[StatePath]) -> bool:

@@ -2,29 +2,21 @@
 
 import os
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from fluxcb import (
     AccessError,
     Append,
     Callback,
-    DeclarationError,
-    Learner,
     MissingStateError,
     Read,
     TraceError,
     Write,
-    every,
-    inject,
     on,
-    when,
 )
-from fluxcb.events import BackwardBegin, BackwardEnd, ComputeEnd, LossBegin, StepBegin, UpdateEnd
-from fluxcb.models import pair
+from fluxcb.events import BackwardBegin, BackwardEnd, LossBegin, UpdateEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -384,199 +376,3 @@ def test_shared_state_that_nobody_creates():
         "  why:   shared state must exist before the first handler runs\n"
         "  fix:   assign `learner.cbstate.never` in the `init` of Made()"
     )
-
-
-# -- losses, models, optimizers ----------------------------------------------------------------------------------------
-
-
-def learner_with(loss_fn, **kwargs):
-    return Learner(
-        (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs),
-        loss_fn,
-        optax.sgd(0.1),
-        data=[(XS, YS)],
-        default_callbacks=False,
-        **kwargs,
-    )
-
-
-@pytest.mark.parametrize(
-    ("loss_fn", "got", "fix"),
-    [
-        (lambda o, y: (o - y) ** 2, "float32[2, 1]", "take the mean over the batch: `jnp.mean(loss)`"),
-        (lambda o, y: jnp.argmax(o), "int32[]", "return a real floating-point scalar"),
-        (lambda o, y: jnp.mean(o) * 1j, "complex64[]", "return a real floating-point scalar"),
-        (lambda o, y: None, "NoneType None", "return a real floating-point scalar"),
-        (lambda o, y: 1.0, "float 1.0", "return a real floating-point scalar"),
-        (lambda o, y: (jnp.mean(o), {}), None, None),
-    ],
-    ids=["vector", "integer", "complex", "none", "python", "tuple"],
-)
-def test_a_loss_that_is_no_number(loss_fn, got, fix):
-    with pytest.raises(TraceError) as raised:
-        learner_with(loss_fn)
-    if got is None:
-        assert str(raised.value).startswith("The loss must be one real floating-point number, float[], but is tuple (")
-        return
-    assert str(raised.value) == (
-        f"The loss must be one real floating-point number, float[], but is {got}.\n"
-        "  why:   its gradient is what training follows\n"
-        f"  fix:   {fix}"
-    )
-
-
-def test_model_state_that_changes_its_shape():
-    def apply(params, state, xs):
-        return params["w"] * xs, {"seen": jnp.append(state["seen"], 1.0)}
-
-    with pytest.raises(TraceError) as raised:
-        Learner(
-            pair(lambda key, xs: ({"w": jnp.zeros(())}, {"seen": jnp.zeros(1)}), apply, stateful=True),
-            lambda o, y: jnp.mean((o - y) ** 2),
-            optax.sgd(0.1),
-            data=[(XS, YS)],
-            default_callbacks=False,
-        )
-    assert str(raised.value) == (
-        "The model changes the shape of its own state in a step: ['seen']: float32[1] became float32[2].\n" + CARRY
-    )
-
-
-def test_an_optimizer_that_changes_dtypes():
-    def update(updates, state, params=None):
-        return updates, state.astype(jnp.float16)
-
-    bad = optax.GradientTransformation(lambda params: jnp.zeros(()), update)
-    assert fails(TraceError, optimizer=bad) == (
-        "The optimizer changes the shape or dtype of the train state: ['opt_state']: float32[] became float16[].\n"
-        + CARRY
-    )
-
-
-class Schedules(Callback):
-    def stateaccess(self):
-        return {"hyperparams": {"learning_rate": Write()}}
-
-    @on
-    def put(self, event: StepBegin, phase: TrainingPhase, learner):
-        learner.hyperparams.learning_rate = 0.1
-
-
-WHY_INJECTED = (
-    "  why:   only hyperparameters that optax injected live on the device and can change without a recompile\n"
-)
-
-
-def test_hyperparameters_of_a_plain_optimizer():
-    assert fails(MissingStateError, Schedules(), optimizer=optax.adam(0.1)) == (
-        "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have.\n"
-        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
-        + WHY_INJECTED
-        + "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` "
-        "instead of `optax.adam(...)`"
-    )
-
-
-def test_hyperparameters_of_other_names():
-    other = inject(lambda rate: optax.sgd(rate), rate=0.1)
-    assert fails(MissingStateError, Schedules(), optimizer=other).splitlines()[0] == (
-        "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have. It has `rate`."
-    )
-
-
-def test_a_hyperparameter_with_a_schedule_of_its_own():
-    scheduled = inject(optax.sgd, learning_rate=optax.linear_schedule(0.1, 0.0, 10))
-    assert fails(MissingStateError, Schedules(), optimizer=scheduled) == (
-        "Schedules() writes `hyperparams.learning_rate`, which an optax schedule inside the optimizer sets "
-        "at each update.\n"
-        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
-        "  why:   what is written would be replaced at the next update\n"
-        "  fix:   inject a number and give the schedule to a `Scheduler`: "
-        "`fluxcb.inject(optax.adam, learning_rate=1e-3)`"
-    )
-
-
-def test_a_hyperparameter_that_exists_twice():
-    twice = optax.chain(inject(optax.sgd, learning_rate=0.1), inject(optax.sgd, learning_rate=0.1))
-    assert fails(MissingStateError, Schedules(), optimizer=twice) == (
-        "Schedules() needs `hyperparams.learning_rate`, which this optimizer has 2 times.\n"
-        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
-        "  why:   the parts of a chained or partitioned optimizer share names, so a name does not say which\n"
-        "  fix:   inject it in one part only, or write `opt_state` in a callback of your own"
-    )
-
-
-@pytest.mark.parametrize(("key", "shown"), [("abc", "'abc'"), (1.5, "1.5"), (True, "True"), (None, "None")])
-def test_bad_keys(key, shown):
-    assert fails(DeclarationError, key=key) == (
-        f"`key` must be an int or a typed random key, not {shown}.\n  fix:   write `key=0` or `key=jax.random.key(0)`"
-    )
-
-
-def test_a_raw_key_and_many_keys_are_refused():
-    for key in (jax.random.PRNGKey(0), jax.random.split(jax.random.key(0))):
-        assert fails(DeclarationError, key=key).startswith("`key` must be an int or a typed random key, not ")
-
-
-def test_bad_optimizers():
-    assert fails(DeclarationError, optimizer=0.1) == (
-        "`optimizer` must be an optax optimizer, not 0.1.\n"
-        "  fix:   e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
-    )
-
-
-def test_a_program_that_does_not_exist():
-    assert fails(DeclarationError, program="fast") == "`program` is 'loop', 'straight' or None, not 'fast'."
-
-
-def test_integer_parameters():
-    with pytest.raises(DeclarationError) as raised:
-        Learner.from_loss({"w": jnp.zeros(()), "n": jnp.int32(3)}, lambda p, b, k: p["w"], optax.sgd(0.1))
-    assert str(raised.value) == (
-        "The parameter `params['n']` is int32[]; it must be floating-point.\n"
-        "  why:   there is no gradient with respect to an integer\n"
-        "  fix:   keep it in `model_state`, or in the loss function's closure"
-    )
-
-
-def test_no_parameters():
-    with pytest.raises(DeclarationError) as raised:
-        Learner.from_loss({}, lambda p, b, k: 0.0, optax.sgd(0.1))
-    assert str(raised.value) == "The model has no parameters.\n  fix:   check what its `init` returns"
-
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
-
-
-class Adds(Callback):
-    def stateaccess(self):
-        return {"step": {"extra": Write()}}
-
-    @on
-    def add(self, event: ComputeEnd, phase: TrainingPhase, learner):
-        learner.step.extra = jnp.zeros(())
-
-
-def test_a_value_given_only_on_some_steps():
-    bad = every(Adds(), steps=2, traced=True)
-    assert fails(TraceError, bad) == (
-        "Adds() at EverySteps(steps=2) writes `step.extra` only on some steps, "
-        "and nothing gives it a value on the others.\n"
-        f"  where: Adds.add  {at(Adds.add)}\n"
-        "  fix:   let a handler without a schedule write a default first, or drop `traced=True`"
-    )
-
-
-def test_clocks_and_predicates_on_traced_handlers():
-    from fluxcb import throttle
-
-    with pytest.raises(DeclarationError) as raised:
-        every(Adds(), seconds=3, traced=True)
-    assert str(raised.value) == (
-        "Traced handlers of Adds() cannot be scheduled by EverySeconds(seconds=3).\n"
-        "  why:   the compiled step knows step and epoch numbers, but no clock and no Python\n"
-        "  fix:   use `steps=` or `epochs=` for traced handlers"
-    )
-    with pytest.raises(DeclarationError, match=r"^Traced handlers of Adds\(\) cannot be scheduled by EverySeconds"):
-        throttle(Adds(), ComputeEnd, seconds=1)
-    testlearner(when(Adds(), lambda learner: True))  # schedules host handlers, of which there are none

@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
-from fluxcb import Append, Callback, EveryEpochs, EverySteps, Learner, Read, Write, every, inject, on, throttle
+from fluxcb import Append, Callback, Learner, Read, Write, on
 from fluxcb.events import (
     BackwardBegin,
     BackwardEnd,
@@ -18,7 +17,7 @@ from fluxcb.events import (
     StepEnd,
     UpdateEnd,
 )
-from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
 XS = np.array([[1.0], [2.0]], np.float32)
@@ -444,138 +443,3 @@ def test_the_order_of_the_list_costs_no_trace():
     learner.callbacks.set(list(learner.callbacks)[::-1])
     learner.fit(1)
     assert learner.compile_counts == counts
-
-
-# -- schedules ---------------------------------------------------------------------------------------------------------
-
-
-class CountsSteps(Callback):
-    def __init__(self, name="counted"):
-        self.entry = name
-
-    def stateaccess(self):
-        return {"cbstate": {self.entry: Write()}}
-
-    def init(self, learner):
-        if self.entry not in learner.cbstate:
-            learner.cbstate[self.entry] = jnp.zeros(20, jnp.int32)
-
-    @on
-    def count(self, event: UpdateEnd, phase: TrainingPhase, learner):
-        learner.cbstate[self.entry] = learner.cbstate[self.entry].at[learner.progress.step].add(1)
-
-
-@pytest.mark.parametrize(
-    ("wrap", "due"),
-    [
-        (lambda cb: cb, range(10)),
-        (lambda cb: every(cb, steps=3), range(10)),  # host handlers only, unless asked for
-        (lambda cb: every(cb, steps=3, traced=True), [2, 5, 8]),
-        (lambda cb: every(cb, epochs=2, traced=True), range(5, 10)),
-        (lambda cb: throttle(cb, UpdateEnd, freq=4), [3, 7]),
-        (lambda cb: every(every(cb, steps=2, traced=True), epochs=2, traced=True), [5, 7, 9]),
-    ],
-    ids=["plain", "untraced", "steps", "epochs", "throttle", "both"],
-)
-def test_traced_schedules(wrap, due):
-    learner = testlearner(wrap(CountsSteps()), batches=5)
-    learner.fit(2)
-    assert np.flatnonzero(learner.cbstate["counted"]).tolist() == list(due)
-    assert learner.compile_counts == {"traces": 2, "compiles": 2}
-
-
-class ScalesSometimes(Callback):
-    def stateaccess(self):
-        return {"step": {"grads": Write(), "loss": Write()}}
-
-    @on
-    def scale(self, event: BackwardEnd, phase: TrainingPhase, learner):
-        learner.step.grads = jax.tree.map(lambda g: g * 0, learner.step.grads)
-
-    @on
-    def loss(self, event: BackwardBegin, phase: TrainingPhase, learner):
-        learner.step.loss = learner.step.loss * 2
-
-
-def test_a_scheduled_traced_handler_writes_only_when_due():
-    learner = testlearner(every(ScalesSometimes(), steps=2, traced=True), batches=4)
-    reference = testlearner(data=testlearner()._state.data["training"][::2])
-    learner.fit(1)
-    reference.fit(1)
-    np.testing.assert_allclose(learner.params["w"], reference.params["w"], rtol=1e-6)
-
-
-class SkipsSometimes(Skips):
-    def __init__(self):
-        pass
-
-    @on
-    def skip(self, event: ForwardBegin, phase: TrainingPhase, learner):
-        learner.step.skip = jnp.bool_(True)
-
-
-def test_a_scheduled_skip():
-    learner = testlearner(every(SkipsSometimes(), steps=2, traced=True), batches=4)
-    reference = testlearner(data=testlearner()._state.data["training"][::2])
-    learner.fit(1)
-    reference.fit(1)
-    np.testing.assert_allclose(learner.params["w"], reference.params["w"], rtol=1e-6)
-
-
-class OnTraced(Callback):
-    def stateaccess(self):
-        return {"cbstate": {"hits": Write()}}
-
-    def init(self, learner):
-        if "hits" not in learner.cbstate:
-            learner.cbstate.hits = jnp.int32(0)
-
-    @on(UpdateEnd, TrainingPhase, when=EverySteps(5))
-    def hit(self, event, phase, learner):
-        learner.cbstate.hits = learner.cbstate.hits + 1
-
-    @on(ComputeEnd, TrainingPhase, when=EveryEpochs(2))
-    def hit_more(self, event, phase, learner):
-        learner.cbstate.hits = learner.cbstate.hits + 100
-
-
-def test_schedules_of_single_traced_handlers():
-    learner = testlearner(OnTraced(), batches=4)
-    learner.fit(3)  # 12 steps: due at 5 and 10; the second epoch has 4 steps
-    assert int(learner.cbstate["hits"]) == 2 + 400
-
-
-def test_traced_handlers_know_their_step_and_epoch():
-    class Notes(Callback):
-        def __init__(self):
-            self.seen = []
-
-        def stateaccess(self):
-            return {"step": {"where": Write()}}
-
-        @on
-        def note(self, event: ComputeEnd, phase: TrainingPhase | ValidationPhase, learner):
-            progress = learner.progress
-            learner.step.where = jnp.stack([progress.step, progress.epoch, progress.step_in_epoch])
-
-        @on(StepEnd)
-        def keep(self, event, phase, learner):
-            self.seen.append((type(phase).name, *learner.step.where.tolist()))
-
-    notes = Notes()
-    testlearner(notes, batches=2, validation_batches=1).fit(2)
-    assert notes.seen == [
-        ("training", 0, 1, 0),
-        ("training", 1, 1, 1),
-        ("validation", 2, 1, 0),
-        ("training", 2, 2, 0),
-        ("training", 3, 2, 1),
-        ("validation", 4, 2, 0),
-    ]
-
-
-def test_plain_and_injected_optimizers_train_alike():
-    plain, injected = testlearner(optimizer=optax.sgd(0.1)), testlearner(optimizer=inject(optax.sgd, learning_rate=0.1))
-    plain.fit(2)
-    injected.fit(2)
-    np.testing.assert_allclose(plain.params["w"], injected.params["w"], rtol=1e-6)

@@ -23,7 +23,11 @@ class Says(Callback):
 
 
 def test_nested_mappings_become_paths() -> None:
-    access = {"step": {"loss": Read(), "grads": Write()}, "params": Read(borrow=True), "cbstate": {"a": {"b": Append()}}}
+    access = {
+        "step": {"loss": Read(), "grads": Write()},
+        "params": Read(borrow=True),
+        "cbstate": {"a": {"b": Append()}},
+    }
     assert normalise(access, owner="", where="") == {
         ("step", "loss"): Read(),
         ("step", "grads"): Write(),
@@ -162,7 +166,13 @@ def test_a_narrowed_handler_has_its_own_access_and_the_others_the_classes() -> N
 @pytest.mark.parametrize(
     ("granted", "wanted", "permission", "path", "line"),
     [
-        ({"step": {"loss": Read()}}, {"step": {"loss": Write()}}, "Write()", "step.loss", '{"step": {"loss": Write()}}'),
+        (
+            {"step": {"loss": Read()}},
+            {"step": {"loss": Write()}},
+            "Write()",
+            "step.loss",
+            '{"step": {"loss": Write()}}',
+        ),
         ({"step": {"loss": Read()}}, {"step": Read()}, "Read()", "step", '{"step": Read()}'),
         ({"step": {"loss": Read()}}, {"params": Read()}, "Read()", "params", '{"params": Read()}'),
         ({"*": Read()}, {"cbstate": {"a": Append()}}, "Append()", "cbstate.a", '{"cbstate": {"a": Append()}}'),

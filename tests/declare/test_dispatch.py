@@ -71,7 +71,9 @@ def test_both_annotations_decide() -> None:
 def test_unions_of_either_spelling_stand_for_each_of_their_pairs() -> None:
     class Joined(Callback):
         @on
-        def run(self, event: StepBegin | StepEnd, phase: Union[TrainingPhase, ValidationPhase], learner: Any) -> None: ...  # noqa: UP007
+        def run(
+            self, event: StepBegin | StepEnd, phase: Union[TrainingPhase, ValidationPhase], learner: Any
+        ) -> None: ...  # noqa: UP007
 
     assert handled(Joined) == [
         "(StepBegin, TrainingPhase) run",

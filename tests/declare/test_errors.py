@@ -22,12 +22,7 @@ FULL = FluxcbError("What.", where=["Here  a.py:1", "There  b.py:2"], why="Becaus
 
 def test_the_layout_is_what_where_why_fix() -> None:
     assert str(FULL) == (
-        "What.\n"
-        "  where: Here  a.py:1\n"
-        "         There  b.py:2\n"
-        "  why:   Because.\n"
-        "  fix:   one thing\n"
-        "     or: another"
+        "What.\n  where: Here  a.py:1\n         There  b.py:2\n  why:   Because.\n  fix:   one thing\n     or: another"
     )
 
 

@@ -31,7 +31,11 @@ ONE = Plain()
 @pytest.mark.parametrize(
     ("callbacks", "what", "fix"),
     [
-        (ONE, "`callbacks` must be a list of callback instances, not Plain().", "put it into a list: `callbacks=[...]`"),
+        (
+            ONE,
+            "`callbacks` must be a list of callback instances, not Plain().",
+            "put it into a list: `callbacks=[...]`",
+        ),
         (None, "`callbacks` must be a list of callback instances, not None.", "put it into a list: `callbacks=[...]`"),
         (
             [Plain],

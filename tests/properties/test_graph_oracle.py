@@ -24,10 +24,13 @@ from fluxcb._declare.events import BUILTIN_EVENTS
 from fluxcb._errors import AmbiguityError, CheckError, ConflictError, CycleError
 from fluxcb.events import (
     BackwardEnd,
+    ComputeEnd,
+    EpochBegin,
     EpochEnd,
     FitBegin,
     ForwardBegin,
     HostEvent,
+    LossBegin,
     StepBegin,
     StepEnd,
     TracedEvent,
@@ -40,12 +43,15 @@ class MyEvent(HostEvent):
 
 
 HOST = (FitBegin, StepBegin, StepEnd, EpochEnd, MyEvent)
-TRACED = (ForwardBegin, BackwardEnd)
+TRACED = (ForwardBegin, LossBegin, BackwardEnd)
 EVENTS = (HostEvent, TracedEvent, *HOST, *TRACED)
 ABSTRACT = (AbstractTrainingPhase, AbstractValidationPhase)
 PHASES = (Phase, *ABSTRACT, TrainingPhase, ValidationPhase)
 RUN = (TrainingPhase, ValidationPhase)
-MOMENTS = [(event, phase) for phase in RUN for event in (*BUILTIN_EVENTS, MyEvent)]
+# What a training loop emits in its two phases; anybody may emit an event of their own.
+IN_VALIDATION = (EpochBegin, StepBegin, ForwardBegin, LossBegin, ComputeEnd, StepEnd, EpochEnd, MyEvent)
+MOMENTS = [(event, TrainingPhase) for event in (*BUILTIN_EVENTS, MyEvent)]
+MOMENTS += [(event, ValidationPhase) for event in IN_VALIDATION]
 
 # Places that overlap in every way paths can: prefixes, aliases, `*`.
 LEAVES = (
@@ -101,7 +107,10 @@ class Case:
 
 
 ROWS = st.builds(
-    Row, st.sampled_from(EVENTS), st.sampled_from(PHASES), st.none() | st.lists(st.sampled_from(PATHS), max_size=2).map(tuple)
+    Row,
+    st.sampled_from(EVENTS),
+    st.sampled_from(PHASES),
+    st.none() | st.lists(st.sampled_from(PATHS), max_size=2).map(tuple),
 )
 ACCESS = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(STATES), max_size=3)
 ANSWERS = st.sampled_from(("none", "first", "second", "any", "never"))
@@ -131,7 +140,9 @@ def cases(draw: st.DrawFn) -> Case:
     answers = draw(st.dictionaries(pairs, ANSWERS, max_size=2))
     of_kinds = st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)).filter(lambda pair: pair[0] < pair[1])
     registered = draw(st.dictionaries(of_kinds, ANSWERS, max_size=1)) if count > 1 else {}
-    return Case(tuple(kinds), members, groups, answers, registered, draw(st.permutations(range(len(members))).map(tuple)))
+    return Case(
+        tuple(kinds), members, groups, answers, registered, draw(st.permutations(range(len(members))).map(tuple))
+    )
 
 
 def legal(access: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,7 +346,12 @@ def classes_of(case: Case) -> list[type[Drawn]]:
     for number, kind in enumerate(case.kinds):
         base = Drawn if kind.base is None else classes[kind.base]
         known = () if kind.base is None else case.kinds[kind.base].rows
-        body: dict[str, Any] = {"kind": kind, "classes": classes, "__module__": __name__, "__qualname__": f"Kind{number}"}
+        body: dict[str, Any] = {
+            "kind": kind,
+            "classes": classes,
+            "__module__": __name__,
+            "__qualname__": f"Kind{number}",
+        }
         for count, row in enumerate(kind.rows):
             if row not in known:
                 body[f"handler_{number}_{count}"] = handler(row, kind)
@@ -433,7 +449,9 @@ def test_problems_edges_and_order_are_those_of_the_oracle(case: Case) -> None:
         assert any(set(numbers(c.what)) <= knot for c in cycles), (moment, knot)
 
     assert (error is None) == (not quarrels and not any(knotted.values()))
-    assert [str(p) for p in (getattr(error, "problems", ()) or [error] if error else [])] == list(map(str, graph.problems))
+    assert [str(p) for p in (getattr(error, "problems", ()) or [error] if error else [])] == list(
+        map(str, graph.problems)
+    )
 
     edges = {(i, j, moment) for (i, j), edge in graph.edges.items() for moment in edge.moments}
     # A moment of an event that no handler names is looked at when it is first asked for.

@@ -1,0 +1,67 @@
+"""`fluxcb.check` in a process of its own: it answers, and JAX is not imported."""
+
+import subprocess
+import sys
+from textwrap import dedent
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_set_is_checked_without_jax() -> None:
+    assert (
+        run(
+            """
+            import sys
+            import fluxcb
+            from fluxcb import Callback, Read, on
+            from fluxcb.events import StepEnd
+            from fluxcb.phases import TrainingPhase
+
+            class Printer(Callback):
+                def stateaccess(self):
+                    return {"step": {"loss": Read()}, "cbstate": {"history": Read()}}
+
+                @on
+                def show(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+            graph = fluxcb.check([Printer()])
+            names = [repr(callback) for callback in graph.order(StepEnd, TrainingPhase)]
+            print(names.index("Recorder()") < names.index("Printer()"))
+            print(graph.digraph.has_edge("Recorder()", "Printer()"))
+            print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib", "optax", "orbax", "rich"}))
+            """
+        )
+        == "True\nTrue\n[]\n"
+    )
+
+
+def test_a_set_that_does_not_fit_is_refused_without_jax() -> None:
+    assert (
+        run(
+            """
+            import sys
+            import fluxcb
+
+            class Reader(fluxcb.Callback):
+                def stateaccess(self):
+                    return {"cbstate": {"history": fluxcb.Read()}}
+
+            try:
+                fluxcb.check([Reader()], default_callbacks=False)
+            except fluxcb.MissingStateError as error:
+                print(error)
+            print("jax" in sys.modules)
+            """
+        )
+        == """\
+Reader() reads `cbstate.history`, which no callback creates.
+  where: Reader.stateaccess  <string>:6
+  why:   it would fail at the first handler that reads it
+  fix:   add `Recorder()` to the callbacks, which creates it
+False
+"""
+    )

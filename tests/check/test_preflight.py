@@ -1,0 +1,362 @@
+"""Paths that do not exist, state that nobody creates, and values used before they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fluxcb import Append, Callback, Read, Write, every, on
+from fluxcb._check.preflight import build_graph, phase_types
+from fluxcb._declare.state import PROVIDERS
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError
+from fluxcb.events import (
+    BackwardBegin,
+    BackwardEnd,
+    ComputeEnd,
+    EpochBegin,
+    EpochEnd,
+    Event,
+    FitEnd,
+    ForwardBegin,
+    HostEvent,
+    LossBegin,
+    StepBegin,
+    StepEnd,
+    TracedEvent,
+    Trigger,
+    UpdateEnd,
+)
+from fluxcb.phases import AbstractTrainingPhase, LossTrainingPhase, Phase, TrainingPhase, ValidationPhase
+
+PHASES = (TrainingPhase, ValidationPhase)
+
+
+class Says(Callback):
+    def __init__(self, access: Any) -> None:
+        self.access = access
+
+    def stateaccess(self) -> Any:  # says
+        return self.access
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+# --- paths ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("access", "what"),
+    [
+        ({"stpe": {"loss": Read()}}, "`stpe.loss`, which is not a part of the Learner. Did you mean `step`?"),
+        ({"zzz": Read()}, "`zzz`, which is not a part of the Learner."),
+        (
+            {"loss": Read()},
+            '`loss`, which is not a part of the Learner. Step values are nested: `{"step": {"loss": Read()}}`.',
+        ),
+        (
+            {"step": {"lsos": Read()}},
+            "`step.lsos`, which no phase provides and no callback writes. Did you mean `loss`?",
+        ),
+        ({"step": {"zzz": Read()}}, "`step.zzz`, which no phase provides and no callback writes."),
+        ({"step": {"aux": Read()}}, "`step.aux`, which no phase provides and no callback writes."),
+        ({"progress": {"stp": Read()}}, "`progress.stp`, which is no counter. Did you mean `step`?"),
+        ({"data": {"trainig": Read()}}, "`data.trainig`, which is the name of no phase. Did you mean `training`?"),
+        ({"*": {"params": Read()}}, "`*.params`, but `*` has no parts."),
+        ({"control": {"x": Append()}}, "`control.x`, but `control` has no parts."),
+    ],
+)
+def test_a_path_that_does_not_exist(access: Any, what: str, refused: Any) -> None:
+    with refused(UnknownStateError, f"Says declares access to {what}\n  where: Says.stateaccess  <@says>"):
+        build_graph([Says(access)], PHASES)
+
+
+@pytest.mark.parametrize(
+    ("access", "path", "fix"),
+    [
+        ({"*": Write()}, "*", "declare the paths it changes"),
+        ({"*": Append()}, "*", "declare the paths it changes"),
+        ({"key": Write()}, "key", "remove it from `stateaccess`"),
+        ({"progress": {"step": Append()}}, "progress.step", "remove it from `stateaccess`"),
+    ],
+)
+def test_a_path_that_nobody_can_write(access: Any, path: str, fix: str, refused: Any) -> None:
+    with refused(
+        UnknownStateError,
+        f"Says declares to write `{path}`, which no callback can write.\n"
+        f"  where: Says.stateaccess  <@says>\n  fix:   {fix}",
+    ):
+        build_graph([Says(access)], PHASES)
+
+
+def test_paths_that_do_exist() -> None:
+    access = {
+        "params": Read(),
+        "model_state": {"norm": {"mean": Read()}},
+        "opt_state": Write(),
+        "key": Read(),
+        "hyperparams": {"learning_rate": Write(), "anything": Read()},
+        "step": {"loss": Read(), "batch": Read(), "skip": Append(), "stop": Append(), "added_by_itself": Write()},
+        "control": Append(),
+        "cbstate": {"mine": {"deep": {"er": Write()}}},
+        "progress": {"step": Read(), "epochs": Read()},
+        "data": {"training": Write(), "validation": Read()},
+        "model": Read(),
+        "loss_fn": Read(),
+        "optimizer": Read(),
+        "callbacks": Read(),
+        "*": Read(),
+    }
+    assert build_graph([Says(access)], PHASES).edges == {}
+
+
+def test_a_step_name_is_known_if_a_phase_provides_it_or_a_callback_writes_it() -> None:
+    build_graph([Says({"step": {"aux": Read()}})], [LossTrainingPhase])
+    build_graph([Says({"step": {"norm": Read()}}), Says({"step": {"norm": Write()}})], PHASES)
+
+
+def test_the_names_a_handler_narrows_a_hub_to_are_checked_too(refused: Any) -> None:
+    class Narrow(Says):
+        @on(access={"step": {"lsos": Read()}})  # narrow
+        def run(self, event: StepEnd, phase, learner) -> None: ...
+
+    with refused(
+        UnknownStateError,
+        "Narrow declares access to `step.lsos`, which no phase provides and no callback writes. Did you mean `loss`?\n"
+        "  where: Narrow.run  <@narrow>",
+    ):
+        build_graph([Narrow({"step": Read()})], PHASES)
+
+
+# --- shared state -----------------------------------------------------------------------------------------------------
+
+WHY = "  why:   it would fail at the first handler that reads it"
+
+
+@pytest.mark.parametrize("name", sorted(PROVIDERS))
+def test_missing_state_names_the_callback_that_creates_it(name: str, refused: Any) -> None:
+    with refused(
+        MissingStateError,
+        f"Says reads `cbstate.{name}`, which no callback creates.\n"
+        f"  where: Says.stateaccess  <@says>\n{WHY}\n"
+        f"  fix:   add `{PROVIDERS[name]}()` to the callbacks, which creates it",
+    ):
+        build_graph([Says({"cbstate": {name: Read()}})], PHASES)
+
+
+@pytest.mark.parametrize(
+    ("read", "path", "hint"),
+    [
+        ({"cbstate": {"mien": Read()}}, "cbstate.mien", " Did you mean `mine`?"),
+        ({"cbstate": {"histroy": Read()}}, "cbstate.histroy", " Did you mean `history`?"),
+        ({"cbstate": {"zzz": Read(previous=True)}}, "cbstate.zzz", ""),
+        ({"cbstate": {"deep": {"los": Read()}}}, "cbstate.deep.los", " Did you mean `loss`?"),
+        # A hub that somebody appends to may get any name, which is no promise, even if another reads the hub.
+        ({"cbstate": {"hub": {"valid_loss": Read()}}}, "cbstate.hub.valid_loss", ""),
+    ],
+)
+def test_missing_state_of_ones_own(read: Any, path: str, hint: str, refused: Any) -> None:
+    written = {"cbstate": {"mine": Write(), "deep": {"loss": Append()}, "hub": Append()}}
+    listed = [Says(written), Says({"cbstate": {"hub": Read()}}), every(Says(read), steps=5)]
+    with refused(
+        MissingStateError,
+        f"Says at EverySteps(steps=5) reads `{path}`, which no callback creates.{hint}\n"
+        f"  where: Says.stateaccess  <@says>\n{WHY}\n"
+        f"  fix:   add a callback that declares `Write()` on `{path}` and creates it in its `init`",
+    ):
+        build_graph(listed, PHASES)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"a": Write()}, {"a": Read()}),
+        ({"a": Append()}, {"a": Read()}),
+        ({"a": Write()}, {"a": {"x": Read()}}),
+        ({"a": {"x": Write()}}, {"a": Read()}),
+        ({"a": {"x": Append()}}, {"a": {"x": Read()}}),
+        ({"a": {"x": {"y": Append()}}}, {"a": {"x": Read()}}),
+        ({"a": Write()}, {"a": {"x": Read(previous=True)}}),
+    ],
+)
+def test_state_that_somebody_creates(written: Any, read: Any) -> None:
+    build_graph([Says({"cbstate": read}), Says({"cbstate": written})], PHASES)
+
+
+def test_reading_all_shared_state_asks_for_nothing_in_particular() -> None:
+    build_graph([Says({"cbstate": Read()}), Says({"*": Read()})], PHASES)
+
+
+# --- step values ------------------------------------------------------------------------------------------------------
+
+
+def at(event: Any, phase: Any = Phase) -> Callable[[Any], Says]:
+    """Return what makes a callback with a handler of one moment."""
+
+    def run(self: Any, event: Any, phase: Any, learner: Any) -> None: ...  # at
+
+    return type("User", (Says,), {"run": on(event, phase)(run)})
+
+
+OUTSIDE = "host handlers see step values only at StepBegin and StepEnd"
+
+
+@pytest.mark.parametrize(
+    ("event", "phase", "name", "shown", "why", "fix"),
+    [
+        (LossBegin, Phase, "grads", "LossBegin x TrainingPhase, LossBegin x ValidationPhase", None, "BackwardEnd"),
+        (BackwardEnd, Phase, "updates", "BackwardEnd x TrainingPhase", None, "UpdateEnd"),
+        (ForwardBegin, TrainingPhase, "loss", "ForwardBegin x TrainingPhase", None, "BackwardBegin"),
+        (ForwardBegin, ValidationPhase, "loss", "ForwardBegin x ValidationPhase", None, "ComputeEnd"),
+        (ComputeEnd, ValidationPhase, "grads", "ComputeEnd x ValidationPhase", None, ""),
+        (StepBegin, TrainingPhase, "loss", "StepBegin x TrainingPhase", None, "StepEnd"),
+        (StepBegin, TrainingPhase, "skip", "StepBegin x TrainingPhase", None, "StepEnd"),
+        (StepBegin, TrainingPhase, "added", "StepBegin x TrainingPhase", None, "StepEnd"),
+        (EpochEnd, TrainingPhase, "loss", "EpochEnd x TrainingPhase", OUTSIDE, "StepEnd"),
+        (
+            EpochBegin | FitEnd,
+            TrainingPhase,
+            "batch",
+            "EpochBegin x TrainingPhase, FitEnd x TrainingPhase",
+            OUTSIDE,
+            "StepBegin",
+        ),
+        (Trigger, Phase, "stop", "Trigger x TrainingPhase", OUTSIDE, "StepEnd"),
+        (EpochEnd, TrainingPhase, "added", "EpochEnd x TrainingPhase", OUTSIDE, "StepEnd"),
+        (StepEnd, ValidationPhase, "grads", "StepEnd x ValidationPhase", None, ""),
+    ],
+)
+def test_a_step_value_used_where_it_does_not_exist(
+    event: Any, phase: Any, name: str, shown: str, why: str | None, fix: str, refused: Any
+) -> None:
+    adder = at(BackwardEnd, AbstractTrainingPhase)({"step": {"added": Write(), "stop": Append()}})
+    with refused(
+        MissingStateError,
+        f"User uses `step.{name}` at {shown}, where it does not exist.\n"
+        "  where: User.run  <@at>\n"
+        f"  why:   {why or f'`step.{name}` does not exist yet there'}\n"
+        f"  fix:   {f'handle {fix} instead' if fix else 'use it in a phase that provides it'}",
+    ):
+        build_graph([at(event, phase)({"step": {name: Read()}}), adder], PHASES)
+
+
+@pytest.mark.parametrize(
+    ("event", "phase", "name"),
+    [
+        (ForwardBegin, Phase, "xs"),
+        (LossBegin, Phase, "outputs"),
+        (BackwardBegin, Phase, "loss"),
+        (BackwardEnd, Phase, "grads"),
+        (UpdateEnd, Phase, "updates"),
+        (ComputeEnd, Phase, "loss"),
+        (ComputeEnd, Phase, "grads"),
+        (StepBegin, Phase, "batch"),
+        (StepEnd, Phase, "loss"),
+        (StepEnd, Phase, "grads"),
+        (StepEnd, Phase, "skip"),
+        (StepEnd, Phase, "added"),
+        (LossBegin, Phase, "stop"),
+        (TracedEvent, Phase, "grads"),
+        (HostEvent, Phase, "loss"),
+        (StepBegin | StepEnd, Phase, "loss"),
+        (UpdateEnd, Phase, "added"),
+    ],
+)
+def test_a_step_value_used_where_it_exists(event: Any, phase: Any, name: str) -> None:
+    adder = at(BackwardEnd, AbstractTrainingPhase)({"step": {"added": Write()}})
+    build_graph([at(event, phase)({"step": {name: Read()}}), adder], PHASES)
+
+
+def test_a_narrowed_handler_is_looked_at_alone(refused: Any) -> None:
+    class Narrow(Says):
+        @on
+        def end(self, event: StepEnd, phase, learner) -> None: ...
+
+        @on(access={"step": {"loss": Read()}})  # begin
+        def begin(self, event: StepBegin, phase: TrainingPhase, learner) -> None: ...
+
+    with refused(
+        MissingStateError,
+        "Narrow uses `step.loss` at StepBegin x TrainingPhase, where it does not exist.\n"
+        "  where: Narrow.begin  <@begin>\n"
+        "  why:   `step.loss` does not exist yet there\n"
+        "  fix:   handle StepEnd instead",
+    ):
+        build_graph([Narrow({"step": {"loss": Read()}})], PHASES)
+
+
+def test_what_a_class_declares_for_a_narrowed_handler_is_no_fault_of_the_others() -> None:
+    class Narrow(Says):
+        @on
+        def epoch(self, event: EpochEnd, phase, learner) -> None: ...
+
+        @on(access={"step": {"loss": Read()}})
+        def step(self, event: StepEnd, phase, learner) -> None: ...
+
+    build_graph([Narrow({"step": {"loss": Read()}})], PHASES)
+
+
+def test_events_of_ones_own_are_not_second_guessed() -> None:
+    class Corrupt(TracedEvent): ...
+
+    class Draw(HostEvent): ...
+
+    for event in (Corrupt, Draw):
+        build_graph([at(event)({"step": {"loss": Read()}})], PHASES)
+
+
+def test_an_event_of_ones_own_that_a_phase_provides_is_known(refused: Any) -> None:
+    class Generated(TracedEvent): ...
+
+    class GANPhase(AbstractTrainingPhase):
+        provides = {Generated: ("fake",), LossBegin: (), BackwardBegin: ("loss",), BackwardEnd: ("grads",)}
+
+    build_graph([at(Generated)({"step": {"fake": Read()}})], [GANPhase])
+    with refused(
+        MissingStateError,
+        "User uses `step.loss` at Generated x GANPhase, where it does not exist.\n"
+        "  where: User.run  <@at>\n"
+        "  why:   `step.loss` does not exist yet there\n"
+        "  fix:   handle BackwardBegin instead",
+    ):
+        build_graph([at(Generated)({"step": {"loss": Read()}})], [GANPhase])
+
+
+# --- phases -----------------------------------------------------------------------------------------------------------
+
+
+def test_phases_are_classes_or_instances_one_or_many(refused: Any) -> None:
+    assert phase_types([TrainingPhase, ValidationPhase()]) == PHASES
+    assert phase_types(TrainingPhase()) == phase_types(TrainingPhase) == (TrainingPhase,)
+    assert build_graph([], (TrainingPhase, TrainingPhase())).phases == (TrainingPhase,)
+    for wrong in (int, 3, Event):
+        name = wrong.__name__ if isinstance(wrong, type) else type(wrong).__name__
+        with refused(DeclarationError, f"`phases` contains {name}, which is no phase.\n  fix:   derive it from Phase"):
+            build_graph([], [wrong])
+
+
+@pytest.mark.parametrize(
+    ("event", "names"), [(StepEnd, ("x",)), (LossBegin, "x"), (TracedEvent(), ("x",)), ("LossBegin", ("x",))]
+)
+def test_what_a_phase_provides_is_by_traced_event(event: Any, names: Any, refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        f"`Bad.provides` must map traced events to tuples of step names, not {event!r} to {names!r}.\n"
+        f"  where: {__name__}.Bad\n"
+        '  fix:   write `provides = {LossBegin: ("outputs",), BackwardBegin: ("loss",)}`',
+    ):
+        type("Bad", (Phase,), {"provides": {event: names}})
+
+
+def test_one_error_holds_all_problems() -> None:
+    with pytest.raises(CheckError) as caught:
+        build_graph(
+            [Says({"stpe": Read(), "cbstate": {"history": Read()}}), at(EpochEnd)({"step": {"loss": Read()}})], PHASES
+        )
+    assert [type(problem).__name__ for problem in caught.value.problems] == [
+        "UnknownStateError",
+        "MissingStateError",
+        "MissingStateError",
+    ]

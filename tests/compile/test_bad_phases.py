@@ -1,0 +1,251 @@
+"""What a phase and its step may not do, told in whole messages."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import Learner, TraceError
+from fluxcb.events import (
+    BackwardBegin,
+    StepEnd,
+)
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+
+def trace(step, **kwargs):
+    """Return the error that a training phase with this step causes."""
+    bad = type("Bad", (AbstractTrainingPhase,), {"step": step})
+    with pytest.raises(TraceError) as raised:
+        testlearner(phases=(bad(),), validation_batches=0, **kwargs)
+    return str(raised.value)
+
+
+TRANSFORMED = (
+    "BackwardBegin is emitted inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.\n"
+    "  where: Bad.step\n"
+    "  why:   what handlers write there would leak out of the transformation as tracers\n"
+    '  fix:   differentiate with `learner.grad(function, wrt="params")`, and emit outside other transformations'
+)
+
+
+def in_grad(self, learner, emit):
+    def loss(params):
+        emit(BackwardBegin())
+        return params["w"] ** 2
+
+    learner.step.grads = jax.grad(loss)(learner.params)
+    learner.apply_updates()
+
+
+def in_vmap(self, learner, emit):
+    def one(x):
+        emit(BackwardBegin())
+        return x
+
+    jax.vmap(one)(learner.step.batch[0])
+
+
+def in_scan(self, learner, emit):
+    def body(carry, x):
+        emit(BackwardBegin())
+        return carry, x
+
+    jax.lax.scan(body, 0, learner.step.batch[0])
+
+
+def in_jit(self, learner, emit):
+    @jax.jit
+    def inner(x):
+        emit(BackwardBegin())
+        return x
+
+    inner(learner.step.batch[0])
+
+
+def in_vmap_in_grad(self, learner, emit):
+    def loss(params):
+        def one(x):
+            emit(BackwardBegin())
+            return x * params["w"]
+
+        return jax.vmap(one)(learner.step.batch[0]).mean()
+
+    learner.grad(loss)
+
+
+@pytest.mark.parametrize("step", [in_grad, in_vmap, in_scan, in_jit, in_vmap_in_grad])
+def test_emitting_inside_another_transformation_is_an_error(step):
+    assert trace(step) == TRANSFORMED
+
+
+def assigns_in_grad(self, learner, emit):
+    def loss(params):
+        learner.step.loss = params["w"] ** 2
+        return learner.step.loss
+
+    learner.step.grads = jax.grad(loss)(learner.params)
+    learner.apply_updates()
+
+
+def test_assigning_inside_another_transformation_is_an_error():
+    assert trace(assigns_in_grad) == (
+        "`Bad.step` assigns `step.loss` inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.\n"
+        "  why:   the value would leak out of the transformation as a tracer\n"
+        '  fix:   differentiate with `learner.grad(function, wrt="params")`, or assign what comes out of it'
+    )
+
+
+def unassigned(self, learner, emit):
+    learner.step.loss = learner.step.output.mean()
+
+
+def wrong_wrt(self, learner, emit):
+    learner.grad(lambda x: x, wrt="opt_state")
+
+
+def unknown_wrt(self, learner, emit):
+    learner.grad(lambda x: x, wrt="params.generator")
+
+
+def updates_first(self, learner, emit):
+    learner.apply_updates()
+
+
+def half_the_grads(self, learner, emit):
+    learner.step.grads = {"w": jnp.zeros(())}
+    learner.apply_updates()
+
+
+def emits_host(self, learner, emit):
+    emit(StepEnd())
+
+
+def unknown_part(self, learner, emit):
+    learner.step.x = learner.parameters
+
+
+def sets_key(self, learner, emit):
+    learner.key = jax.random.key(0)
+
+
+def reshapes(self, learner, emit):
+    learner.params = {"w": jnp.zeros(3), "b": jnp.zeros(())}
+
+
+@pytest.mark.parametrize(
+    ("step", "text"),
+    [
+        (
+            unassigned,
+            "`Bad.step` reads `step.output` before it is assigned.\n"
+            "  fix:   assign `learner.step.output` first; so far there is batch",
+        ),
+        (
+            wrong_wrt,
+            "`learner.grad(..., wrt='opt_state')` can differentiate with respect to `params` or a part of it.\n"
+            '  fix:   write `wrt="params"` or e.g. `wrt="params.generator"`',
+        ),
+        (
+            unknown_wrt,
+            "`learner.grad(..., wrt='params.generator')` names no part of `params`, which has b, w.\n"
+            '  fix:   write `wrt="params"` or e.g. `wrt="params.b"`',
+        ),
+        (
+            updates_first,
+            "`Bad.step` calls `learner.apply_updates()` before `step.grads` exists.\n"
+            '  fix:   assign `learner.step.grads = learner.grad(loss, wrt="params")` first',
+        ),
+        (
+            half_the_grads,
+            "`step.grads` does not match `params` when the update is applied.\n"
+            "  where: ['b'] is missing\n"
+            "  fix:   differentiate with respect to the whole of `params`, or put the parts together again",
+        ),
+        (
+            emits_host,
+            "`Bad.step` emits StepEnd, which is no traced event.\n"
+            "  why:   a step is traced once; host events happen between its calls\n"
+            "  fix:   derive `StepEnd` from TracedEvent",
+        ),
+        (unknown_part, "`Bad.step` reads `learner.parameters`, which a step does not have. Did you mean `params`?"),
+        (
+            sets_key,
+            "`Bad.step` assigns `learner.key`, which a step cannot change.\n"
+            "  fix:   assign `learner.step.key` for a value of the step",
+        ),
+        (
+            reshapes,
+            "`Bad.step` changes the structure, shape or dtype of `params`: ['w']: float32[] became float32[3].\n"
+            "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
+            "  fix:   return what came in, e.g. with `.astype(old.dtype)`, or create it right in `init`",
+        ),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_what_a_step_may_not_do(step, text):
+    assert trace(step) == text
+
+
+def test_a_model_step_without_a_model():
+    class Forwards(AbstractTrainingPhase):
+        def step(self, learner, emit):
+            learner.forward(learner.params, learner.step.batch)
+
+    with pytest.raises(TraceError) as raised:
+        Learner.from_loss(
+            {"w": jnp.zeros(())}, None, optax.sgd(1.0), data=[np.zeros(2, np.float32)], phases=(Forwards(),),
+            default_callbacks=False,
+        )  # fmt: skip
+    assert str(raised.value) == (
+        "`Forwards` calls `learner.forward`, but this Learner has no model.\n"
+        "  why:   `Learner.from_loss` was given a loss function that applies the model itself\n"
+        "  fix:   use `Learner(model, loss_fn, ...)`, or call `learner.loss_fn(params, batch, key)` in the step"
+    )
+
+
+def test_a_phase_without_a_step():
+    from fluxcb import DeclarationError
+
+    class Idle(AbstractTrainingPhase):
+        pass
+
+    with pytest.raises(DeclarationError) as raised:
+        testlearner(phases=(Idle(),), validation_batches=0)
+    assert str(raised.value) == (
+        "`Idle` has no `step(self, learner, emit)`, so nothing can be run in it.\n"
+        "  fix:   derive `Idle` from TrainingPhase or ValidationPhase, or write its `step`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("phases", "text"),
+    [
+        (
+            (TrainingPhase,),
+            f"`phases` contains {TrainingPhase!r}, which is no phase instance.\n  fix:   write `TrainingPhase()`",
+        ),
+        (
+            ("training",),
+            "`phases` contains 'training', which is no phase instance.\n  fix:   e.g. `phases=(TrainingPhase(),)`",
+        ),
+    ],
+)
+def test_phases_that_are_none(phases, text):
+    from fluxcb import DeclarationError
+
+    with pytest.raises(DeclarationError) as raised:
+        testlearner(phases=phases, validation_batches=0)
+    assert str(raised.value) == text
+
+
+def test_no_phase_trains():
+    from fluxcb import DeclarationError
+
+    learner = testlearner(phases=(ValidationPhase(),), data={"validation": testlearner()._state.data["validation"]})
+    assert learner.run_epoch(ValidationPhase()) == 2
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(1)
+    assert str(raised.value) == ("None of this Learner's phases trains.\n  fix:   give `phases=(TrainingPhase(), ...)`")
