@@ -184,8 +184,11 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
     one, other = a.declared, b.declared
     fixes = [f"put them in the list as `in_order({one.label}, {other.label})`"]
     if one.cls is not other.cls:
-        fixes.append(f"make `{other.cls.__name__}.runafter()` return `({one.cls.__name__},)`")
-    fixes.append("declare `Append()` in both, if they only add what does not depend on order")
+        # The one to change is the user's own class, if one of the two is.
+        first, second = (other, one) if other.cls.__module__.startswith("fluxcb.") else (one, other)
+        fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
+    if all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair):
+        fixes.append("declare `Append()` in both, if they only add what does not depend on order")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
         where=list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b))),

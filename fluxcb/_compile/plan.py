@@ -125,7 +125,7 @@ class Plan:
 
     def _plan_phase(self, phase: type[Phase]) -> PhasePlan:
         begin, end = self.calls(StepBegin, phase), self.calls(StepEnd, phase)
-        trigger = tuple(c for c in self.calls(Trigger, phase) if _inside_epoch(c))
+        trigger = tuple(c for c in self.calls(Trigger, phase) if _inside_epoch(c)) if phase.trains else ()
         names: dict[str, None] = {}
         everything = False
         for call in end:
@@ -147,7 +147,7 @@ class Plan:
             handler,
             handler.function,
             learner,
-            handler.schedules,
+            tuple(schedule.for_handler() for schedule in handler.schedules),
             self._why_bounding(handler),
             any(path[0] in ("step", "*") for path in handler.access),
         )

@@ -92,6 +92,12 @@ class _View:
 
     def _refused(self, name: str, wanted: Permission) -> AccessError:
         path = (*self._path, name)
+        if isinstance(wanted, Write) and path[0] in UNDECLARED:
+            return AccessError(
+                f"{self._who} writes `{dotted(path)}`, which only the engine does.",
+                where=self._where,
+                fix="keep counts of your own in `learner.cbstate`",
+            )
         verb = "write" if isinstance(wanted, Write) else "read"
         known = self._readable | set(self._writable)
         if not self._path:

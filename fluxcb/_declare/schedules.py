@@ -4,6 +4,8 @@ Step schedules speak of step numbers: step 1 is the first step ever taken, so `E
 due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts calls.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +45,10 @@ class Schedule:
         """Return the first step number after `step` at which it is due, or None if that cannot be known."""
         del step, epoch
         return None
+
+    def for_handler(self) -> Schedule:
+        """Return the schedule that one handler asks; a clock shared by several would strike for the first to ask."""
+        return self
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,10 @@ class EverySeconds(Schedule):
             return False
         self._last[0] = now
         return True
+
+    def for_handler(self) -> EverySeconds:
+        """Return a clock of the handler's own."""
+        return EverySeconds(self.seconds)
 
 
 @dataclass(frozen=True)

@@ -201,7 +201,7 @@ class HostBackend:
             self._require_hyperparam(path[1], writing=False)
             return to_host(state.hyperparams.get(state.live(("opt_state",)), path[1]))
         if first == "key":
-            key = jax.random.fold_in(state.run_key, state.step)
+            key = jax.random.fold_in(jax.random.fold_in(state.run_key, state.step), state.step_in_epoch)
             # Another name than the traced handlers of the callback have, so that the two never share a key.
             return jax.random.fold_in(key, name_hash(f"host {self._declared.name}"))
         if first == "data":

@@ -32,7 +32,8 @@ def test_a_set_is_checked_without_jax() -> None:
             names = [repr(callback) for callback in graph.order(StepEnd, TrainingPhase)]
             print(names.index("Recorder()") < names.index("Printer()"))
             print(graph.digraph.has_edge("Recorder()", "Printer()"))
-            print(sorted({name.partition(".")[0] for name in sys.modules} & {"jax", "jaxlib", "optax", "orbax", "rich"}))
+            heavy = {"jax", "jaxlib", "optax", "orbax", "rich"}
+            print(sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
             """
         )
         == "True\nTrue\n[]\n"

@@ -142,7 +142,7 @@ def test_a_callers_name_does_not_shadow_the_modules() -> None:
         exec(SOURCE, namespace)
         return namespace["define"]()
 
-    StepEnd = "a local of a caller in another module"  # noqa: N806, F841
+    StepEnd = "a local of a caller in another module"  # noqa: F841
     assert [entry.title() for entry in define()().handlers()] == ["(StepEnd, Phase)"]
 
 
@@ -162,7 +162,8 @@ def define():
 def test_host_and_traced_in_one_handler(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "`test_host_and_traced_in_one_handler.<locals>.Bad.run` names host and traced events; a handler is of one kind.\n"
+        "`test_host_and_traced_in_one_handler.<locals>.Bad.run` names host and traced events; "
+        "a handler is of one kind.\n"
         "  where: test_host_and_traced_in_one_handler.<locals>.Bad.run  <@mixed>\n"
         "  why:   host handlers see values in Python, traced handlers become part of the compiled step\n"
         "  fix:   write two handlers, or name HostEvent or TracedEvent",
@@ -284,7 +285,8 @@ def test_declarations_that_are_no_methods(refused: Any) -> None:
     where = f"  where: {__name__}.test_declarations_that_are_no_methods.<locals>.Bad\n"
     with refused(
         DeclarationError,
-        f"`Bad.stateaccess` must be a method, not dict {{}}.\n{where}  fix:   write `def stateaccess(self): return {{}}`",
+        "`Bad.stateaccess` must be a method, not dict {}.\n"
+        f"{where}  fix:   write `def stateaccess(self): return {{}}`",
     ):
 
         class Bad(Callback):
@@ -308,7 +310,8 @@ def test_what_the_decorator_cannot_mark(refused: Any) -> None:
     for wrapper, name in ((staticmethod, "staticmethod"), (classmethod, "classmethod"), (property, "property")):
         with refused(
             DeclarationError,
-            f"`@on` marks methods, not a {name}.\n  fix:   make it a plain method, `def name(self, event, phase, learner):`",
+            f"`@on` marks methods, not a {name}.\n"
+            "  fix:   make it a plain method, `def name(self, event, phase, learner):`",
         ):
             on(wrapper(lambda event, phase, learner: None))
 
@@ -326,7 +329,8 @@ def test_options_of_a_handler(refused: Any) -> None:
 
     with refused(
         DeclarationError,
-        f"`when` of a handler must be a schedule, not 10.\n  where: {name}  <@when>\n  fix:   e.g. `when=EverySteps(10)`",
+        f"`when` of a handler must be a schedule, not 10.\n  where: {name}  <@when>\n"
+        "  fix:   e.g. `when=EverySteps(10)`",
     ):
 
         @on(StepEnd, when=10)  # when
@@ -350,7 +354,8 @@ def test_late_registration_checks_the_same(refused: Any) -> None:
         Root.on.register(StepEnd)(print)
     with refused(
         DeclarationError,
-        "The handler `test_late_registration_checks_the_same.<locals>.run(self)` must take (self, event, phase, learner).\n"
+        "The handler `test_late_registration_checks_the_same.<locals>.run(self)` "
+        "must take (self, event, phase, learner).\n"
         f"  where: Root.on.register  <@late-short>\n{SIGNATURE}",
     ):
 

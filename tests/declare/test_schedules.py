@@ -85,7 +85,7 @@ def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypa
 
 
 def test_a_schedule_of_ones_own_must_say_when() -> None:
-    with pytest.raises(TypeError, match="^Schedule does not say when it is due$"):
+    with pytest.raises(TypeError, match=r"^Schedule does not say when it is due$"):
         Schedule().due(1, 1, None)
     assert Schedule().next_due(1, 1) is None
 
@@ -297,7 +297,8 @@ CLOCKLESS = (
         ),
         (
             lambda: every(Everything, steps=1),  # type: ignore[arg-type]
-            f"A schedule wraps a callback instance, not {Everything!r}.\n  fix:   pass e.g. `every(Recorder(), steps=10)`",
+            f"A schedule wraps a callback instance, not {Everything!r}.\n"
+            "  fix:   pass e.g. `every(Recorder(), steps=10)`",
         ),
         (
             lambda: every(Everything(), seconds=2, traced=True),

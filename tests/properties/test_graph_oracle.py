@@ -1,4 +1,4 @@
-"""The graph against a second reading of the rules (docs: "Checking"), slow, naive, and written without the library's help.
+"""The graph against a second reading of the rules, slow, naive, and written without the library's help.
 
 Overlap is found by expanding paths into the places below them, pairs are classified two by two, loops by reachability,
 and the order by trying permutations until one satisfies every constraint.
@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
 from fluxcb._declare.declared import declare
 from fluxcb._declare.events import BUILTIN_EVENTS
-from fluxcb._errors import AmbiguityError, CheckError, ConflictError, CycleError
+from fluxcb._errors import CheckError, ConflictError, CycleError
 from fluxcb.events import (
     BackwardEnd,
     ComputeEnd,
@@ -54,19 +55,8 @@ MOMENTS = [(event, TrainingPhase) for event in (*BUILTIN_EVENTS, MyEvent)]
 MOMENTS += [(event, ValidationPhase) for event in IN_VALIDATION]
 
 # Places that overlap in every way paths can: prefixes, aliases, `*`.
-LEAVES = (
-    "params.dense",
-    "params.rest",
-    "model_state",
-    "opt_state",
-    "hyperparams.lr",
-    "hyperparams.decay",
-    "cbstate.a.x",
-    "cbstate.a.y",
-    "cbstate.b",
-    "optimizer",
-    "control",
-)
+LEAVES = ["params.dense", "params.rest", "model_state", "opt_state", "hyperparams.lr", "hyperparams.decay"]
+LEAVES += ["cbstate.a.x", "cbstate.a.y", "cbstate.b", "optimizer", "control"]
 PATHS = (*LEAVES, "params", "model", "hyperparams", "cbstate", "cbstate.a", "*")
 INSIDE = {"opt_state": "hyperparams", "model": "params model_state"}
 STATES = (Read(), Read(previous=True), Write(), Append())
@@ -201,28 +191,23 @@ def is_kind(case: Case, kind: int | None, ancestor: int) -> bool:
 def said(case: Case, a: int, b: int) -> set[str]:
     """What anybody answers about a pair: `first` for a, `second` for b."""
     turned = {"first": "second", "second": "first"}
-    found = [case.answers.get((a, b), "none")]
-    found.append(turned.get(case.answers.get((b, a), "none"), case.answers.get((b, a), "none")))
-    fitting = []
-    for (one, other), answer in case.registered.items():
-        for x, y, flip in ((a, b, False), (b, a, True)):
+    found = set()
+    for x, y, flipped in ((a, b, False), (b, a, True)):
+        heard = [case.answers.get((x, y), "none")]
+        for (one, other), answer in case.registered.items():
             if is_kind(case, case.members[x], one) and is_kind(case, case.members[y], other):
-                fitting.append(turned.get(answer, answer) if flip else answer)
-    return {*found, *fitting} - {"none"}
+                heard.append(answer)
+        found |= {turned.get(answer, answer) if flipped else answer for answer in heard}
+    return found - {"none"}
 
 
 def stated(case: Case) -> Iterator[tuple[int, int]]:
     for group in case.groups:
         yield from itertools.combinations(group, 2)
     for later, kind in enumerate(case.members):
-        after = inherited_runafter(case, kind)
         for earlier, other in enumerate(case.members):
-            if earlier != later and any(is_kind(case, other, named) for named in after):
+            if earlier != later and any(is_kind(case, other, named) for named in case.kinds[kind].runafter):
                 yield earlier, later
-
-
-def inherited_runafter(case: Case, kind: int) -> tuple[int, ...]:
-    return case.kinds[kind].runafter
 
 
 @dataclass
@@ -244,29 +229,28 @@ def judge(case: Case, event: type, phase: type) -> Verdict:
         if "never" in answers or len(answers) > 1:
             quarrels.add(frozenset((a, b)))
             continue
-        if "first" in answers:
-            before.add((a, b))
-        if "second" in answers:
-            before.add((b, a))
+        before |= {"first": {(a, b)}, "second": {(b, a)}}.get(min(answers, default=""), set())
         if answers == {"any"} or (a, b) in before or (b, a) in before:
             continue
-        one, other = touched(access[a]), touched(access[b])
-        if any(
-            clash(p, q) and not (isinstance(pp, Append) and isinstance(qq, Append))
-            for (p, pp), (q, qq) in itertools.product(one, other)
-            if isinstance(pp, Write | Append) and isinstance(qq, Write | Append)
-        ):
+        touched = [(*one, *other) for one in state(access[a]) for other in state(access[b])]
+        if any(quarrel(*four) for four in touched):
             quarrels.add(frozenset((a, b)))
             continue
-        if any(feeds(p, pp, q, qq) for (p, pp), (q, qq) in itertools.product(one, other)):
+        if any(feeds(*four) for four in touched):
             before.add((a, b))
-        if any(feeds(p, pp, q, qq) for (p, pp), (q, qq) in itertools.product(other, one)):
+        if any(feeds(q, qq, p, pp) for p, pp, q, qq in touched):
             before.add((b, a))
     return Verdict(members, before, quarrels)
 
 
-def touched(access: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+def state(access: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """What is read and written; `control` is a permission to do something, and no state."""
     return [(path, permission) for path, permission in (access or {}).items() if path != "control"]
+
+
+def quarrel(one: str, by: Any, other: str, also_by: Any) -> bool:
+    writing = [isinstance(permission, Write | Append) for permission in (by, also_by)]
+    return all(writing) and clash(one, other) and Write() in (by, also_by)
 
 
 def feeds(written: str, writer: Any, read: str, reader: Any) -> bool:
@@ -315,8 +299,8 @@ class Drawn(Callback):
     kind: Kind
     classes: list[type[Callback]]
 
-    def __init__(self, number: int, case: Case, everybody: list[Drawn]) -> None:
-        self.number, self.case, self.everybody = number, case, everybody
+    def __init__(self, number: int, case: Case) -> None:
+        self.number, self.case = number, case
 
     def stateaccess(self) -> Mapping[str, Any]:
         return nest(self.kind.access)
@@ -378,36 +362,25 @@ class Creator(Callback):
         return "creator"
 
 
-def instances_of(case: Case) -> list[Drawn]:
-    classes = classes_of(case)
-    everybody: list[Drawn] = []
-    everybody += [classes[kind](number, case, everybody) for number, kind in enumerate(case.members)]
-    return everybody
-
-
-def graph_of(case: Case, shuffled: bool = False) -> tuple[list[Drawn], CallbackGraph, CheckError | None]:
+def graph_of(case: Case, shuffled: bool = False) -> tuple[CallbackGraph, CheckError | None]:
     """Build the graph, and tell what `build_graph` raises for the same list."""
-    callbacks = instances_of(case)
-    for (one, other), answer in case.registered.items():
-        classes = type(callbacks[0]).classes
-
-        @registry.register(classes[one], classes[other])
-        def _(a: Callback, b: Callback, answer: str = answer) -> Any:
-            return resolution(answer, a, b)
-
+    classes = classes_of(case)
+    callbacks = [classes[kind](number, case) for number, kind in enumerate(case.members)]
     order = case.shuffle if shuffled else range(len(callbacks))
     groups = [in_order(*(callbacks[m] for m in group)) for group in case.groups]
     listed = [*(callbacks[m] for m in order), Creator(), *groups]
+    for (one, other), answer in case.registered.items():
+        registry.register(classes[one], classes[other])(partial(resolution, answer))
     try:
         error = None
         try:
             build_graph(listed, RUN)
         except CheckError as raised:
             error = raised
-        return callbacks, CallbackGraph(*declare(listed), RUN), error
+        return CallbackGraph(*declare(listed), RUN), error
     finally:
         for one, other in case.registered:
-            registry.unregister(type(callbacks[0]).classes[one], type(callbacks[0]).classes[other])
+            registry.unregister(classes[one], classes[other])
 
 
 def numbers(text: str) -> list[int]:
@@ -429,7 +402,7 @@ def quarrels_in(problems: Iterable[CheckError]) -> set[frozenset[int]]:
 @settings(max_examples=1500)
 @given(cases())
 def test_problems_edges_and_order_are_those_of_the_oracle(case: Case) -> None:
-    _, graph, error = graph_of(case)
+    graph, error = graph_of(case)
     verdicts = {moment: judge(case, *moment) for moment in MOMENTS}
     knotted = {moment: knots(verdict) for moment, verdict in verdicts.items()}
     quarrels = set().union(*(verdict.quarrels for verdict in verdicts.values()))
@@ -469,8 +442,8 @@ def test_problems_edges_and_order_are_those_of_the_oracle(case: Case) -> None:
 @settings(max_examples=400)
 @given(cases())
 def test_a_shuffled_list_has_the_same_problems_edges_and_traced_orders(case: Case) -> None:
-    _, graph, _ = graph_of(case)
-    _, shuffled, _ = graph_of(case, shuffled=True)
+    graph, _ = graph_of(case)
+    shuffled, _ = graph_of(case, shuffled=True)
     assert edges_of(shuffled) == edges_of(graph)
     assert quarrels_in(shuffled.problems) == quarrels_in(graph.problems)
     # Where two loops hang together, the list says which of them is told.
@@ -485,13 +458,13 @@ def test_a_shuffled_list_has_the_same_problems_edges_and_traced_orders(case: Cas
 @given(cases(), st.integers(0, 3))
 def test_exchanging_two_unrelated_neighbours_changes_nothing_where_only_one_of_them_runs(case: Case, at: int) -> None:
     a, b = at % (len(case.members) - 1), at % (len(case.members) - 1) + 1
-    _, graph, error = graph_of(case)
+    graph, error = graph_of(case)
     if error is not None or {(a, b), (b, a)} & graph.edges.keys():
         return
     order = list(range(len(case.members)))
     order[a], order[b] = b, a
     exchanged = Case(case.kinds, case.members, case.groups, case.answers, case.registered, tuple(order))
-    _, other, error = graph_of(exchanged, shuffled=True)
+    other, error = graph_of(exchanged, shuffled=True)
     assert error is None
     assert edges_of(other) == edges_of(graph)
     for event, phase in MOMENTS:
@@ -499,26 +472,3 @@ def test_exchanging_two_unrelated_neighbours_changes_nothing_where_only_one_of_t
         assert sorted(now) == sorted(before)
         if not {f"cb{a}", f"cb{b}"} <= set(now):
             assert now == before
-
-
-@settings(max_examples=400)
-@given(st.lists(ROWS, min_size=1, max_size=5, unique_by=lambda row: (row.event, row.phase)))
-def test_dispatch_is_ambiguous_or_decided_as_the_oracle_says(rows: list[Row]) -> None:
-    body = {f"handler_{n}": on(row.event, row.phase)(_nothing()) for n, row in enumerate(rows)}
-    if ambiguous(rows):
-        try:
-            type("Several", (Callback,), body)
-        except AmbiguityError:
-            return
-        raise AssertionError("two handlers fit equally well, and nobody said so")
-    several = type("Several", (Callback,), body)
-    for event, phase in itertools.product(EVENTS, PHASES):
-        entry = several.on.lookup(event, phase)
-        best = best_rows(rows, event, phase)
-        assert (entry and entry.name) == (f"handler_{rows.index(best[0])}" if best else None)
-
-
-def _nothing() -> Any:
-    def handle(self: Any, event: Any, phase: Any, learner: Any) -> None: ...
-
-    return handle

@@ -396,4 +396,4 @@ def test_counters_cannot_be_written():
         learner.progress.step = 3
 
     _, text = fails(AccessError, StepEnd, {}, put)
-    assert text.splitlines()[0] == ("Made() may not write `progress.step`: its `stateaccess` does not declare it.")
+    assert text.splitlines()[0] == ("Made() writes `progress.step`, which only the engine does.")
