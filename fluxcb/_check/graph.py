@@ -123,6 +123,12 @@ class CallbackGraph:
                 raise CheckError.of(found)
         return self.orders.get(moment, ())
 
+    def explain(self) -> str:
+        """Return per moment who runs, in which order, and why."""
+        from fluxcb._check.render import explain
+
+        return explain(self)
+
     def require(self) -> None:
         """Raise everything that was found to be wrong.
 

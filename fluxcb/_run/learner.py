@@ -11,7 +11,6 @@ import networkx as nx
 import numpy as np
 import optax
 
-from fluxcb._check.render import explain
 from fluxcb._compile.arrays import copy_tree, differences, is_key
 from fluxcb._compile.step import ProgramKind
 from fluxcb._declare.callback import Callback
@@ -272,7 +271,7 @@ class Learner:
 
     def explain(self) -> str:
         """Return per moment who runs, in which order, and why."""
-        return explain(self._parts.graph)
+        return self._parts.graph.explain()
 
     @property
     def phases(self) -> tuple[Phase, ...]:

@@ -142,7 +142,7 @@ def test_a_callers_name_does_not_shadow_the_modules() -> None:
         exec(SOURCE, namespace)
         return namespace["define"]()
 
-    StepEnd = "a local of a caller in another module"  # noqa: F841
+    StepEnd = "a local of a caller in another module"  # noqa: F841, N806
     assert [entry.title() for entry in define()().handlers()] == ["(StepEnd, Phase)"]
 
 

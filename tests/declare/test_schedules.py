@@ -84,6 +84,14 @@ def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypa
     assert repr(schedule) == "EverySeconds(seconds=2)"
 
 
+def test_each_handler_asks_a_clock_of_its_own_and_counts_are_shared() -> None:
+    clock = EverySeconds(2)
+    assert clock.for_handler() is not clock
+    assert clock.for_handler() == clock
+    for counted in (EverySteps(2), EveryEpochs(2), Always(), Predicate(callable)):
+        assert counted.for_handler() is counted
+
+
 def test_a_schedule_of_ones_own_must_say_when() -> None:
     with pytest.raises(TypeError, match=r"^Schedule does not say when it is due$"):
         Schedule().due(1, 1, None)
