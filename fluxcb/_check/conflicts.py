@@ -153,7 +153,7 @@ def settle(a: Declared, b: Declared) -> Settlement:
             why="an order can only be derived when everybody who answers says the same",
             fix="make the answers agree, or return `NotDefined()` from one of them",
         )
-    return answers[0][1]
+    return Settlement(answers[0][1].first, " and ".join(sorted({answer.reason for _, answer in answers})))
 
 
 def _read(resolution: Resolution, asked: str, a: Declared, b: Declared) -> Settlement | None:

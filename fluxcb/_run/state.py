@@ -375,9 +375,7 @@ class HostBackend:
         old = self._state.live(root)
         new = _with(old, path[len(root) :], value)
         if jax.tree.structure(old) == jax.tree.structure(new):
-            new = jax.tree.map(
-                lambda o, n: n if hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new
-            )
+            new = jax.tree.map(lambda o, n: n if hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new)
         wrong = differences(old, new)
         if wrong:
             raise self._misfit(path, wrong)

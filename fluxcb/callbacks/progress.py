@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, Any
@@ -140,7 +141,7 @@ def _title(phase: Phase, progress: Any) -> str:
     return f"epoch {progress.epoch}{of} {type(phase).name}"
 
 
-class _Display:
+class _Display(ABC):
     """What is shown of the epoch at hand."""
 
     def __init__(self, console: Any, of_fit: bool) -> None:
@@ -162,8 +163,8 @@ class _Display:
     def end(self, steps: int, *, always: bool) -> None:
         self.show(steps)
 
-    def show(self, steps: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def show(self, steps: int) -> None: ...
 
     def rate(self, steps: int, now: float) -> str:
         return f"{steps / max(now - self.began, 1e-9):,.0f} steps/s"

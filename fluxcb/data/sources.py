@@ -1,5 +1,6 @@
 """Wrappers around batch sources: prepare each batch (`map`), put it on a device (`place`)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -79,7 +80,7 @@ def place(source: Iterable[Batch], placement: Any) -> "PlacedSource":
     return PlacedSource(source, placement)
 
 
-class _WrappedSource:
+class _WrappedSource(ABC):
     """Yields what `_prepare` makes of each batch; hands chosen attributes through, if the source has them."""
 
     _forwarded: ClassVar[frozenset[str]]
@@ -87,8 +88,8 @@ class _WrappedSource:
     def __init__(self, source: Iterable[Batch]) -> None:
         self.source = source
 
-    def _prepare(self, batch: Batch) -> Batch:
-        raise NotImplementedError
+    @abstractmethod
+    def _prepare(self, batch: Batch) -> Batch: ...
 
     def __iter__(self) -> Iterator[Batch]:
         return _WrappedIterator(iter(self.source), self._prepare)

@@ -57,7 +57,13 @@ MOMENTS += [(event, ValidationPhase) for event in IN_VALIDATION]
 # Places that overlap in every way paths can: prefixes, aliases, `*`.
 LEAVES = ["params.dense", "params.rest", "model_state", "opt_state", "hyperparams.lr", "hyperparams.decay"]
 LEAVES += ["cbstate.a.x", "cbstate.a.y", "cbstate.b", "optimizer", "control"]
-PATHS = (*LEAVES, "params", "model", "hyperparams", "cbstate", "cbstate.a", "*")
+# Callbacks of one set touch related places, else few would meet.
+FAMILIES = (
+    ("cbstate", "cbstate.a", "cbstate.a.x", "cbstate.a.y", "cbstate.b", "*"),
+    ("hyperparams", "hyperparams.lr", "hyperparams.decay", "opt_state", "control"),
+    ("model", "params", "params.dense", "params.rest", "model_state", "*"),
+    ("cbstate.a", "params", "optimizer", "hyperparams.lr", "opt_state", "*"),
+)
 INSIDE = {"opt_state": "hyperparams", "model": "params model_state"}
 STATES = (Read(), Read(previous=True), Write(), Append())
 
@@ -96,13 +102,8 @@ class Case:
     shuffle: tuple[int, ...]
 
 
-ROWS = st.builds(
-    Row,
-    st.sampled_from(EVENTS),
-    st.sampled_from(PHASES),
-    st.none() | st.lists(st.sampled_from(PATHS), max_size=2).map(tuple),
-)
-ACCESS = st.dictionaries(st.sampled_from(PATHS), st.sampled_from(STATES), max_size=3)
+EVENT, PHASE = st.sampled_from((HostEvent, TracedEvent, *EVENTS)), st.sampled_from((Phase, *PHASES))
+NARROWED = st.none() | st.none() | st.sets(st.integers(0, 2))
 ANSWERS = st.sampled_from(("none", "first", "second", "any", "never"))
 
 
@@ -110,17 +111,18 @@ ANSWERS = st.sampled_from(("none", "first", "second", "any", "never"))
 def cases(draw: st.DrawFn) -> Case:
     kinds: list[Kind] = []
     count = draw(st.integers(1, 4))
+    accesses_in = st.dictionaries(st.sampled_from(draw(st.sampled_from(FAMILIES))), st.sampled_from(STATES), max_size=3)
     for number in range(count):
         base = draw(st.none() | st.integers(0, number - 1)) if number else None
-        access = kinds[base].access if base is not None else legal(draw(ACCESS))
+        access = kinds[base].access if base is not None else legal(draw(accesses_in))
         inherited = kinds[base].rows if base is not None else ()
         rows: list[Row] = []
-        for row in draw(st.lists(ROWS, min_size=1, max_size=3)):
-            narrowed = None if row.narrowed is None else tuple(p for p in row.narrowed if p in access)
-            candidate = Row(row.event, row.phase, narrowed)
-            pairs = [(r.event, r.phase) for r in rows]
-            if (row.event, row.phase) not in pairs and not ambiguous(merged(inherited, [*rows, candidate])):
-                rows.append(candidate)
+        pairs = st.tuples(EVENT, PHASE)
+        for (event, phase), kept in draw(st.dictionaries(pairs, NARROWED, min_size=1, max_size=3)).items():
+            paths = None if kept is None else tuple(p for n, p in enumerate(access) if n in kept)
+            row = Row(event, phase, paths)
+            if not ambiguous(merged(inherited, [*rows, row])):
+                rows.append(row)
         after = tuple(draw(st.lists(st.integers(0, count - 1), max_size=1)))
         kinds.append(Kind(merged(inherited, rows), access, base, after))
     members = draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=5).map(tuple))
