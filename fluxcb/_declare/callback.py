@@ -148,7 +148,8 @@ def _check_spelling(cls: type) -> None:
                     fix=returning if name in ("stateaccess", "runafter") else "write a method",
                 )
             continue
-        if not inspect.isfunction(value) or is_handler(value) or name.startswith("_"):
+        declares = inspect.isfunction(value) or isinstance(value, Mapping | tuple | list)
+        if not declares or is_handler(value) or name.startswith("_"):
             continue
         squeezed = name.replace("_", "").lower()
         by_squeezing = {d.replace("_", ""): d for d in _DECLARATIONS}
@@ -157,7 +158,7 @@ def _check_spelling(cls: type) -> None:
         if near and not inherited:
             raise DeclarationError(
                 f"`{cls.__name__}.{name}` looks like a misspelt `{by_squeezing[near[0]]}`, and would never be called.",
-                where=f"{cls.__name__}.{name}  {source_of(value)}",
+                where=f"{cls.__name__}.{name}  {source_of(value)}" if inspect.isfunction(value) else _place(cls),
                 fix=f"rename it to `{by_squeezing[near[0]]}`, or to something less alike if you mean another method",
             )
 

@@ -13,7 +13,7 @@ from typing import Any
 from fluxcb._declare.dispatch import Entry, Pair, check_pair, source_of
 from fluxcb._declare.events import HostEvent
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.schedules import Schedule
+from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
 from fluxcb._errors import DeclarationError
 
 __all__ = ["check_options", "check_signature", "entries_of", "is_handler", "on"]
@@ -106,6 +106,13 @@ def _mark(function: Any, explicit: tuple[Any, ...] | None, access: Any, when: An
             where=where,
             why="host handlers see values in Python, traced handlers become part of the compiled step",
             fix="write two handlers, or name HostEvent or TracedEvent",
+        )
+    if kinds == {False} and when is not None and not isinstance(when, Always | EverySteps | EveryEpochs):
+        raise DeclarationError(
+            f"The traced handler `{function.__qualname__}` cannot be scheduled by {when!r}.",
+            where=where,
+            why="the compiled step knows step and epoch numbers, but no clock and no Python",
+            fix="use EverySteps or EveryEpochs, or a host handler",
         )
     setattr(function, _MARK, _Mark(pairs, access, when))
     return function

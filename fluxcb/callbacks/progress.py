@@ -169,12 +169,16 @@ class _Display(ABC):
     def rate(self, steps: int, now: float) -> str:
         return f"{steps / max(now - self.began, 1e-9):,.0f} steps/s"
 
+    @abstractmethod
     def close(self) -> None:
         """Leave the terminal as it was."""
 
 
 class _Lines(_Display):
     """Plain lines, now and then."""
+
+    def close(self) -> None:
+        """Do nothing: lines leave nothing open."""
 
     def show(self, steps: int) -> None:
         if time.monotonic() - self.shown >= _PLAIN_SECONDS:

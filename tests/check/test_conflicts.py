@@ -251,10 +251,14 @@ def test_answers_that_differ(one: Any, other: Any, said: str, also_said: str, re
         build_graph([Answering(LR, one), Other(LR, other)], PHASES)
 
 
-def test_answers_that_agree() -> None:
-    graph = build_graph(
-        [Answering(LR, lambda me, other: RunFirst(other)), Other(LR, lambda me, other: RunFirst(me))], PHASES
-    )
+def test_answers_that_agree_are_told_in_one_way_whatever_the_list() -> None:
+    one, other = Answering(LR, lambda me, other: RunFirst(other)), Other(LR, lambda me, other: RunFirst(me))
+    for listed in ([one, other], [other, one]):
+        graph = build_graph(listed, PHASES)
+        (edge,) = graph.edges.values()
+        assert edge.reasons == [
+            "Answering.resolveconflict says RunFirst(Other) and Other.resolveconflict says RunFirst(Other)"
+        ]
     assert list(map(repr, graph.order(FitBegin, TrainingPhase))) == ["Other", "Answering"]
 
 

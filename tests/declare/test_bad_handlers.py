@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fluxcb import Callback, on
+from fluxcb import Callback, EverySeconds, on
 from fluxcb._errors import DeclarationError
 from fluxcb.events import BackwardEnd, Event, StepBegin, StepEnd
 from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase
@@ -148,7 +148,7 @@ def test_a_callers_name_does_not_shadow_the_modules() -> None:
 
 SOURCE = """
 from __future__ import annotations
-from fluxcb import Callback, on
+from fluxcb import Callback, EverySeconds, on
 from fluxcb.events import StepEnd
 
 def define():
@@ -383,3 +383,27 @@ def test_a_saved_state_for_a_callback_that_has_none(refused: Any) -> None:
         "  fix:   define `load_state_dict(self, state)` next to `state_dict`",
     ):
         Good().load_state_dict({"count": 1})
+
+
+def test_a_declaration_that_is_no_method_under_a_misspelt_name() -> None:
+    with pytest.raises(DeclarationError) as caught:
+
+        class Sorted(Callback):
+            run_after = (Callback,)
+
+    assert str(caught.value).splitlines()[0] == (
+        "`Sorted.run_after` looks like a misspelt `runafter`, and would never be called."
+    )
+
+
+def test_a_traced_handler_on_a_clock() -> None:
+    with pytest.raises(DeclarationError) as caught:
+
+        class Clocked(Callback):
+            @on(when=EverySeconds(1.0))
+            def look(self, event: BackwardEnd, phase: Phase, learner: object) -> None: ...
+
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith("The traced handler `test_a_traced_handler_on_a_clock.<locals>.Clocked.look` cannot be")
+    assert lines[0].endswith("scheduled by EverySeconds(seconds=1.0).")
+    assert lines[-1] == "  fix:   use EverySteps or EveryEpochs, or a host handler"
