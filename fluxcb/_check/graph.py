@@ -319,7 +319,8 @@ class CallbackGraph:
 def _tie_break(handlers: dict[int, Handler], event: type[Event]) -> Any:
     if issubclass(event, TracedEvent):  # not the list position: a shuffled list compiles the same program
         return lambda i: (f"{handlers[i].declared.cls.__module__}.{handlers[i].declared.cls.__qualname__}", i)
-    return lambda i: (i,)
+    # Who may cancel comes last: a cancel skips the rest of the moment, which then is nobody.
+    return lambda i: (("control",) in handlers[i].access, i)
 
 
 def _topological(

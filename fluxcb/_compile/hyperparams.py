@@ -113,5 +113,6 @@ class HyperparamIndex:
         """Return the state with one hyperparameter replaced (cast to the old one's dtype)."""
         leaves, structure = jax.tree.flatten(opt_state)
         index = self._places[name][0]
-        leaves[index] = jnp.asarray(value, leaves[index].dtype)
+        # A copy, so that donation never reaches an array of the user's.
+        leaves[index] = jnp.array(value, leaves[index].dtype, copy=True)
         return jax.tree.unflatten(structure, leaves)

@@ -10,7 +10,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.protect import Backend, make_proxy
 from fluxcb._declare.access import Access, Append, Read, overlap, writes
 from fluxcb._declare.declared import Declared, Handler
-from fluxcb._declare.events import Event, StepBegin, StepEnd, Trigger
+from fluxcb._declare.events import Event, StepBegin, StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import EverySeconds, EverySteps, Schedule
 
@@ -136,8 +136,10 @@ class Plan:
                     names[path[1]] = None
         stops = any(
             writes(permission) and overlap(path, ("step", "stop"))
-            for d in self.graph.declared
-            for path, permission in d.access.items()
+            for (event, of), handlers in self.graph.orders.items()
+            if of is phase and issubclass(event, TracedEvent)
+            for handler in handlers
+            for path, permission in handler.access.items()
         )
         return PhasePlan(begin, end, trigger, tuple(names), everything, stops)
 
@@ -149,7 +151,7 @@ class Plan:
             learner,
             tuple(schedule.for_handler() for schedule in handler.schedules),
             self._why_bounding(handler),
-            any(path[0] in ("step", "*") for path in handler.access),
+            any(path[0] in ("step", "*") and path[1:] != ("batch",) for path in handler.access),
         )
 
     def _why_bounding(self, handler: Handler) -> str:

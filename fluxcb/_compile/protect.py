@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
-from fluxcb._declare.state import FIRST_LEVEL, UNDECLARED
+from fluxcb._declare.state import FIRST_LEVEL, PROGRESS, UNDECLARED
 from fluxcb._errors import AccessError, did_you_mean
 from fluxcb._typing import StatePath
 
@@ -131,8 +131,8 @@ def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any
         if path == ("control",):
             continue
         _plant(tree, path, permission)
-    for name in UNDECLARED:
-        tree.setdefault(name, Read())
+    tree["progress"] = {name: Read() for name in PROGRESS}
+    tree.setdefault("key", Read())
     if "*" not in tree:
         for name in NAMESPACES:  # empty ones, so that a refusal names the part that was wanted, not the whole
             tree.setdefault(name, {})
@@ -173,7 +173,8 @@ def _make_view(
         elif isinstance(node, Permission):
             attributes[name] = property(_reader(backend.reader(below, node)))
         else:
-            children[name] = _make_view(below, node, backend, who, where, everything)
+            inherits = everything if name != "progress" else None
+            children[name] = _make_view(below, node, backend, who, where, inherits)
         if isinstance(node, Permission) and writes(node) and not (name in children and not path):
             writable[name] = (below, node)
     return _instance(path, backend, who, where, attributes, children, writable, inherited)

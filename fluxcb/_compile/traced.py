@@ -28,7 +28,7 @@ from fluxcb._declare.events import ComputeEnd, Event, TracedEvent, UpdateEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
 from fluxcb._declare.state import CARRY
-from fluxcb._errors import FluxcbError, TraceError
+from fluxcb._errors import FluxcbError, TraceError, did_you_mean
 from fluxcb._typing import LossFn, ModelAdapter, PyTree, StatePath
 
 __all__ = ["COUNTERS", "StepSetup", "TraceState", "name_hash"]
@@ -286,9 +286,10 @@ class TraceState:
 
     def _due(self, schedule: Schedule, handler: Handler) -> Any:
         if isinstance(schedule, EverySteps):
-            return (self._counters[0] + 1) % schedule.steps == 0
+            finished = self._counters[0 if type(self.phase).trains else 2]  # as host schedules count
+            return (finished + 1) % schedule.steps == 0
         if isinstance(schedule, EveryEpochs):
-            return self._counters[1] % schedule.epochs == 0
+            return (self._counters[1] > 0) & (self._counters[1] % schedule.epochs == 0)
         raise TraceError(
             f"{handler.declared.label} has the schedule {schedule!r} on a traced handler.",
             where=handler.where,
@@ -355,7 +356,17 @@ class TraceState:
         return jax.random.fold_in(key, name_hash(name))
 
     def progress(self, name: str) -> Any:
-        """Return a counter as it stood when the step began."""
+        """Return a counter as it stood when the step began.
+
+        Raises:
+            TraceError: The device does not have it.
+        """
+        if name not in COUNTERS[:3]:
+            raise TraceError(
+                f"`progress.{name}` is not known while the step is traced.{did_you_mean(name, COUNTERS[:3])}",
+                why="the compiled step carries step, epoch and step_in_epoch",
+                fix="read it in a host handler, or give the number to the callback when it is constructed",
+            )
         return self._counters[COUNTERS.index(name)]
 
     def get(self, path: StatePath) -> Any:

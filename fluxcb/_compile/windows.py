@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fluxcb._compile.plan import HostCall
-from fluxcb._declare.schedules import EverySeconds
 
 __all__ = ["LONGEST", "bound_at"]
 
@@ -20,8 +19,6 @@ def bound_at(calls: Sequence[HostCall], step: int, epoch: int) -> int | None:
         due: int | None = step + 1
         for schedule in call.schedules:  # due when all are: the latest of their next times bounds from below
             nearest = schedule.next_due(step, epoch)
-            if isinstance(schedule, EverySeconds):
-                nearest = step + 1
             due = None if nearest is None or due is None else max(due, nearest)
         if due is not None and (first is None or due < first):
             first = due

@@ -6,6 +6,7 @@ due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts call
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,13 +19,13 @@ __all__ = ["Always", "EveryEpochs", "EverySeconds", "EverySteps", "Predicate", "
 
 def positive(value: Any, what: str) -> int:
     """Return `value` if it is a whole number of at least 1, or raise a DeclarationError."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise DeclarationError(
             f"{what} must be a whole number of at least 1, not {value!r}.",
             why="periods and counts are numbers of whole steps or epochs",
             fix="give a positive int",
         )
-    return value
+    return operator.index(value)
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,10 @@ class EverySeconds(Schedule):
             return False
         self._last[0] = now
         return True
+
+    def next_due(self, step: int, epoch: int) -> int:
+        """Return the next step: a clock must be asked at each."""
+        return step + 1
 
     def for_handler(self) -> EverySeconds:
         """Return a clock of the handler's own."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
-from fluxcb._compile.arrays import copy_tree, describe
+from fluxcb._compile.arrays import copy_tree, describe, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import Plan
 from fluxcb._compile.traced import StepSetup
@@ -208,7 +208,7 @@ class Assembly:
     def reinstall(self, items: list[Any]) -> None:
         """Install another set of callbacks, or leave everything as it was."""
         state = self.state
-        if self.fitting:
+        if self.fitting or self.engine.running:
             raise DeclarationError(
                 "The callbacks of a Learner cannot be exchanged while it is fitting.",
                 why="the plan of a running fit is fixed",
@@ -308,6 +308,19 @@ class Assembly:
             )
         return self.feeds[name]
 
+    def refuse_while_running(self, what: str) -> None:
+        """Refuse to touch the train state from within a running epoch or fit.
+
+        Raises:
+            DeclarationError: One is running.
+        """
+        if self.fitting or self.engine.running:
+            raise DeclarationError(
+                f"`learner.{what}` was used while this Learner is running.",
+                why="steps are dispatched ahead of their handlers, so the train state is not where the handler is",
+                fix="write state in a handler that declares it, or between two calls of `fit`",
+            )
+
     def ensure_built(self, phase: Phase, batch: Batch | None = None) -> None:
         """Build what waited for the shape of a batch."""
         if not self._waiting_for_batch:
@@ -316,7 +329,7 @@ class Assembly:
             batch = self.feed(phase).peek()
         if batch is None:
             _ = self.state.carry  # says what is missing
-        self._example_batch = batch
+        self._example_batch = spec_of(batch)
         self._build_carry(batch)
         self.install(self._items)
 
@@ -326,6 +339,7 @@ class Assembly:
         if name in self.feeds:
             feed.take_over(self.feeds[name])
         self.feeds[name] = feed
+        self.engine.programs.forget_shapes(name)
         self.state.data[name] = source
 
 

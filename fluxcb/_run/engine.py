@@ -21,7 +21,7 @@ from fluxcb._compile.windows import LONGEST, bound_at
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import AccessError, StateLostError
+from fluxcb._errors import AccessError, DeclarationError, FluxcbError, StateLostError
 from fluxcb._run.feed import Feed
 from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.programs import Programs
@@ -46,6 +46,7 @@ class Engine:
         plan: The handlers of all moments.
         setup: Returns what a phase's traced step needs.
         interrupt: Whether Ctrl-C was pressed.
+        running: How many epochs are running, one inside the other.
     """
 
     def __init__(self, state: HostState, programs: Programs) -> None:
@@ -55,6 +56,7 @@ class Engine:
         self.setup: Callable[[Phase], StepSetup]
         self.interrupt = Interrupt()
         self._hot: dict[Any, Any] = {}  # the program of the usual batch shape, without a lookup per window
+        self.running = 0
         self._step_seconds = 0.0
         self._last_window = 0
 
@@ -71,6 +73,8 @@ class Engine:
         try:
             for call in calls:
                 if call.schedules and not self._due(call, phase, event):
+                    if state.handed:  # by a predicate
+                        state.verify_handed()
                     continue
                 call.function(event, phase, call.learner)
                 if state.handed:
@@ -85,6 +89,8 @@ class Engine:
             raise
         finally:
             state.forget_copies()
+            if state.handed:  # by a handler that raised
+                state.handed = []
 
     def _due(self, call: HostCall, phase: Phase, event: Event) -> bool:
         state = self.state
@@ -143,7 +149,27 @@ class Engine:
 
         Raises:
             CancelFitting: A handler cancelled the fit; EpochEnd has been emitted.
+            DeclarationError: A handler asked for an epoch of training while one is running.
         """
+        state, trains = self.state, type(phase).trains
+        if self.running and trains:
+            raise DeclarationError(
+                f"An epoch of {type(phase).__name__} was asked for while another epoch is running.",
+                why="a Learner has one train state and one set of counters",
+                fix="run it after the other has ended; epochs that do not train, such as validation, may run inside",
+            )
+        outer = state.step_in_epoch, state.steps_in_epoch, state.record
+        self.running += 1
+        try:
+            return self._run_epoch(phase, feed, limit=limit, goes_on=goes_on)
+        finally:
+            self.running -= 1
+            if not trains:  # the training epoch before or around it keeps its counts
+                state.step_in_epoch, state.steps_in_epoch, state.record = outer
+                if state.alive:
+                    state.set_counters()
+
+    def _run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool) -> int:
         state = self.state
         number = state.epoch + (1 if type(phase).trains else 0)
         feed.begin_epoch(max(number, 1), goes_on=goes_on)
@@ -251,8 +277,8 @@ class Engine:
         failure = self._dispatch(records, phase, fetch)
         if plan.stops:
             self._keep_what_ran(records)
-        if feed is not None and failure is None and len(records) < len(batches):
-            feed.push_back(batches[len(records) :])
+        if feed is not None:  # the batch that failed is spent; those behind it are not
+            feed.push_back(batches[len(records) + (failure is not None) :])
         if plan.begin or plan.end or plan.trigger:
             self._replay(records, phase, plan, live=live)
         else:
@@ -281,6 +307,9 @@ class Engine:
         except CancelStep:
             self.state.record = None
             return False
+        except BaseException:
+            self.state.record = None
+            raise
         return True
 
     def _dispatch(self, records: list[StepRecord], phase: Phase, fetch: Sequence[str]) -> BaseException | None:
@@ -310,6 +339,7 @@ class Engine:
                     if other is program:
                         raise
                     carry, record.values = other(carry, record.batch, one)
+                    program = self._hot[phase, *fetch] = other
         except BaseException as error:
             if carry["counters"].is_deleted():
                 state.lose(error)
@@ -323,7 +353,14 @@ class Engine:
         return None
 
     def _program(self, phase: Phase, carry: Any, batch: Batch, fetch: Sequence[str]) -> Any:
-        return self.programs.program(self.setup(phase), self.plan, phase, carry, batch, fetch=fetch)
+        by_hand = bool(fetch)  # only a step run by hand fetches more than handlers declare
+        return self.programs.program(
+            self.setup(phase), self.plan, phase, carry, batch, fetch=fetch, checked=not by_hand
+        )
+
+    def forget_programs(self) -> None:
+        """Look programs up anew: what they were made of has changed."""
+        self._hot = {}
 
     def use(self, plan: Plan, setup: Callable[[Phase], StepSetup]) -> None:
         """Run with another plan from now on."""
@@ -398,6 +435,8 @@ def _pull(feed: Feed, length: int, goes_on: bool) -> tuple[list[Batch], BaseExce
                 break
             batches.append(batch)
     except Exception as error:
+        if not isinstance(error, FluxcbError):
+            error.add_note(f"raised by `{feed.name}`, when a batch was pulled from it")
         return batches, error
     return batches, None
 

@@ -12,6 +12,7 @@ import numpy as np
 from fluxcb._compile.arrays import describe, spec_of
 from fluxcb._errors import DataError
 from fluxcb._typing import Batch, PyTree
+from fluxcb.data.sources import MappedSource, PlacedSource
 
 __all__ = ["Feed", "batch_differences"]
 
@@ -34,8 +35,10 @@ class Feed:
         self.source = source
         self.name = name
         innermost = source
-        while hasattr(innermost, "source"):  # `map` and `place` around an iterator do not make it repeatable
+        while isinstance(innermost, MappedSource | PlacedSource):  # these do not make an iterator repeatable
             innermost = innermost.source
+        self._innermost = innermost
+        self._spec: PyTree | None = None
         self._one_shot = isinstance(innermost, Iterator)
         self._used_up = False
         self._iterator: Iterator[Batch] | None = None
@@ -54,16 +57,19 @@ class Feed:
 
     def spec(self) -> PyTree:
         """Return the shapes of a batch: from the source's own spec, its first item, or a batch that is kept."""
+        if self._spec is None:
+            self._spec = self._find_spec()
+        return self._spec
+
+    def _find_spec(self) -> PyTree:
         spec = getattr(self.source, "element_spec", None)
         if spec is not None:
             return spec
-        if isinstance(self.source, Sequence):
-            return spec_of(self.source[0])
-        return spec_of(self.peek())
+        return spec_of(self.source[0] if isinstance(self.source, Sequence) else self.peek())
 
     def take_over(self, other: Feed) -> None:
         """Go on where another feed of the same one-shot iterator stands, with what it pulled and did not consume."""
-        if self._one_shot and other._one_shot:
+        if self._one_shot and self._innermost is other._innermost:
             self._waiting.extend(other._waiting)
 
     def peek(self) -> Batch:
@@ -89,6 +95,8 @@ class Feed:
         """
         begun_by_peeking = self._pulled == len(self._waiting) and self._passes == epoch
         if self._iterator is not None and (goes_on or self._one_shot or begun_by_peeking) and not self._used_up:
+            return
+        if self._used_up and self._waiting:  # handed back by a window that was stopped
             return
         if not self._one_shot:
             self._waiting.clear()

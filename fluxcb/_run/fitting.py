@@ -80,6 +80,8 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength) -> str | None:
     except BaseException as error:
         failure = error
     failures = _end(parts, phase)
+    if failure is None and engine.interrupt.requested:  # pressed beside a cancel, or during FitEnd
+        failure = KeyboardInterrupt()
     if failure is not None:
         for other in failures:
             failure.add_note(f"and at FitEnd: {type(other).__name__}: {other}")
@@ -97,7 +99,10 @@ def _train(parts: Assembly, phase: Phase, length: FitLength) -> None:
     stream = length.steps_per_epoch is not None
     while length.goes_on(epochs_done, state.step - first_step):
         # The callbacks may have exchanged the data at Trigger, so it is looked up anew.
+        before = state.step
         engine.run_epoch(phase, parts.feed(phase), limit=length.limit(state.step - first_step), goes_on=stream)
+        if length.steps is not None and state.step == before and not engine.interrupt.requested:
+            raise CancelFitting("an epoch ran no step, so `steps` would never be reached")
         if not engine.interrupt.requested:
             _validate(parts, phase)
         if engine.interrupt.requested:
@@ -107,14 +112,9 @@ def _train(parts: Assembly, phase: Phase, length: FitLength) -> None:
 
 
 def _validate(parts: Assembly, phase: Phase) -> None:
-    state = parts.state
-    counts = state.step_in_epoch, state.steps_in_epoch  # Trigger and FitEnd are the training epoch's
-    try:
-        for other in parts.phases:
-            if other is not phase and not type(other).trains and type(other).name in parts.feeds:
-                parts.engine.run_epoch(other, parts.feed(other), limit=None, goes_on=False)
-    finally:
-        state.step_in_epoch, state.steps_in_epoch = counts
+    for other in parts.phases:
+        if other is not phase and not type(other).trains and type(other).name in parts.feeds:
+            parts.engine.run_epoch(other, parts.feed(other), limit=None, goes_on=False)
 
 
 def _end(parts: Assembly, phase: Phase) -> list[Exception]:

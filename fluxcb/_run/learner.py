@@ -213,7 +213,18 @@ class Learner:
             positive(steps, "`steps` of `run_epoch`")
         feed = self._parts.feed(phase)
         self._parts.ensure_built(phase)
-        return self._parts.engine.run_epoch(phase, feed, limit=steps, goes_on=False)
+        engine = self._parts.engine
+        if self._parts.fitting or engine.running:  # Ctrl-C is watched around it
+            return engine.run_epoch(phase, feed, limit=steps, goes_on=False)
+        with caught_interrupts() as interrupt:
+            engine.interrupt = interrupt
+            try:
+                ran = engine.run_epoch(phase, feed, limit=steps, goes_on=False)
+            finally:
+                engine.interrupt = Interrupt()
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        return ran
 
     def run_step(self, phase: Phase, batch: Batch) -> dict[str, Any]:
         """Run one step of a phase on a batch of yours; emits StepBegin, the traced events and StepEnd.
@@ -231,6 +242,7 @@ class Learner:
             CancelFitting: A handler wants the training to end.
         """
         phase = self._parts.known_phase(phase)
+        self._parts.refuse_while_running("run_step")
         self._parts.ensure_built(phase, batch)
         return self._parts.engine.run_single(phase, batch)
 
@@ -316,6 +328,8 @@ class Learner:
             )
         self._state.carry = {**carry, "params": copy_tree(params), "model_state": copy_tree(model_state)}
         self._state.model = model
+        self._parts.adapter = adapter
+        self._parts.engine.forget_programs()
 
     @property
     def state(self) -> PyTree:
@@ -325,6 +339,7 @@ class Learner:
     @state.setter
     def state(self, state: PyTree) -> None:
         held = self._state
+        self._parts.refuse_while_running("state = ...")
         wrong = differences({**held.carry, "key": held.run_key}, state)
         if wrong:
             raise DeclarationError(

@@ -57,7 +57,9 @@ class Programs:
         """The length of a window of one, int32[] on the device."""
         return self._one
 
-    def traced(self, setup: StepSetup, plan: Plan, phase: Phase, carry: PyTree, batch: Batch) -> TracedStep:
+    def traced(
+        self, setup: StepSetup, plan: Plan, phase: Phase, carry: PyTree, batch: Batch, *, checked: bool = True
+    ) -> TracedStep:
         """Return the traced step for batches of this shape, tracing it if the traced handlers changed.
 
         Raises:
@@ -65,8 +67,9 @@ class Programs:
             FluxcbError: The step or a handler is wrong; see `trace_step`.
         """
         shape = signature(batch)
-        self._check_batch(phase, batch)
-        content = _traced_content(plan, phase), signature(carry)
+        if checked:
+            self._check_batch(phase, batch)
+        content = setup.model, _traced_content(plan, phase), signature(carry)
         held = self._steps.get((phase, shape))
         if held is not None and held[0] == content:
             return held[1]
@@ -77,7 +80,15 @@ class Programs:
         return step
 
     def program(
-        self, setup: StepSetup, plan: Plan, phase: Phase, carry: PyTree, batch: Batch, *, fetch: Sequence[str] = ()
+        self,
+        setup: StepSetup,
+        plan: Plan,
+        phase: Phase,
+        carry: PyTree,
+        batch: Batch,
+        *,
+        fetch: Sequence[str] = (),
+        checked: bool = True,
     ) -> Program:
         """Return the compiled program for batches of this shape.
 
@@ -88,8 +99,9 @@ class Programs:
             carry: The carry it will be called with.
             batch: A batch it will be called with.
             fetch: Step values to fetch beside those the handlers declare, if the phase has them.
+            checked: Whether the batch comes from a data source, all of whose batches have one shape.
         """
-        step = self.traced(setup, plan, phase, carry, batch)
+        step = self.traced(setup, plan, phase, carry, batch, checked=checked)
         names = self.fetched(step, plan, phase, fetch)
         # Compiled for where the arrays are, too: a callback may have moved them.
         key = (phase, signature(batch), names, tuple(leaf.sharding for leaf in jax.tree.leaves(carry)))
@@ -100,6 +112,11 @@ class Programs:
         self.compiles += 1
         self._compiled[key] = step, program
         return program
+
+    def forget_shapes(self, name: str) -> None:
+        """Let the next batch of the phases of this name have any shape: their data was exchanged."""
+        for phase in [p for p in self._first if type(p).name == name]:
+            del self._first[phase]
 
     def kind_of(self, step: TracedStep, carry: PyTree) -> ProgramKind:
         """Return which program runs a step: what the user said, or what its operations call for."""

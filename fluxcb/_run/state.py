@@ -116,6 +116,11 @@ class HostState:
         """Whether the train state exists."""
         return self._carry is not None or self._lost is not None
 
+    @property
+    def alive(self) -> bool:
+        """Whether the train state exists and is not lost."""
+        return self._carry is not None
+
     def lose(self, error: BaseException) -> None:
         """Note that the carry was donated to a call that failed."""
         self._carry, self._lost = None, error
@@ -230,7 +235,7 @@ class HostBackend:
                 if name == "stop":
                     return record.stop
                 value = record.host.get(name)
-                if value is not None and not borrow and type(value) not in (dict, list):
+                if not borrow and hasattr(value, "dtype"):
                     return value
             return self.read(path, permission)
 
@@ -395,6 +400,13 @@ class HostBackend:
             pair = list(record.batch) if isinstance(record.batch, tuple | list) else [record.batch, None]
             pair[("xs", "ys").index(path[1])] = value
             record.batch = tuple(pair)
+        elif path[1] in record.values or path[1] == "stop":
+            raise AccessError(
+                f"{self._declared.label} writes `{dotted(path)}`, which the step has computed.",
+                where=self._declared.where,
+                why="the other handlers of this moment would read what never happened",
+                fix="write it in a traced handler, or under another name",
+            )
         else:
             record.host[path[1]] = value
 

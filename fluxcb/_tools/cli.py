@@ -38,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FluxcbError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return 1
+    except OSError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

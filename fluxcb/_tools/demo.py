@@ -80,6 +80,7 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
         The run's folder.
     """
     console = rich.get_console()
+    folder = _folder(Path(out))  # before training, so that a folder that cannot be written is told at once
     rates: list[float] = []
     learner = build(epochs=epochs, seed=seed, rates=rates)
     console.print("Who runs when, and why; derived from what each callback declares:\n", style="bold")
@@ -89,7 +90,6 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
     learner.fit(epochs)
     seconds = time.perf_counter() - began
     history = _history(learner, rates)
-    folder = _folder(Path(out))
     (folder / "history.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
     (folder / "loss.svg").write_text(_curve(history), encoding="utf-8")
     reached = history["epochs"][-1]["validation"]["accuracy"]

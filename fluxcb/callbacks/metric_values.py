@@ -21,6 +21,13 @@ class EpochValues:
         """Note an epoch's value."""
         self.values.setdefault(name, []).append((epoch, value))
 
+    def cut(self, epoch: int) -> None:
+        """Drop the values of epochs after this one."""
+        for name, pairs in self.values.items():
+            if pairs[-1][0] > epoch:
+                self.values[name] = [pair for pair in pairs if pair[0] <= epoch]
+        self.values = {name: pairs for name, pairs in self.values.items() if pairs}
+
     def last(self, name: str) -> float:
         """Return a metric's latest value.
 
@@ -75,6 +82,15 @@ class StepValues:
         self.steps: list[int] = []
         self.values: dict[str, list[float]] = {}
         self.seen = 0
+
+    def cut(self, step: int) -> None:
+        """Drop the values of steps after this one."""
+        if self.seen <= step:
+            return
+        kept = sum(number <= step for number in self.steps)
+        self.steps = self.steps[:kept]
+        self.values = {name: column[:kept] for name, column in self.values.items()}
+        self.seen = step
 
     def add(self, steps: list[int], columns: dict[str, list[float]]) -> None:
         """Add the values of some steps; a metric that is new, or missing, is NaN where it has no value."""

@@ -9,7 +9,7 @@ from typing import Any
 from fluxcb._declare.access import Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry
-from fluxcb._declare.events import ComputeEnd, EpochEnd, Event, StepEnd
+from fluxcb._declare.events import ComputeEnd, EpochBegin, EpochEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySteps, Schedule
@@ -121,6 +121,9 @@ class Metrics(Callback):
             learner.cbstate.metrics_epoch = ByPhase(EpochValues)
         if "metrics_step" not in learner.cbstate:
             learner.cbstate.metrics_step = ByPhase(StepValues)
+        for log in learner.cbstate.metrics_step.entries.values():
+            log.cut(learner.progress.step)
+            log.seen = learner.progress.step  # steps that ran while this callback was away have no row in the ring
 
     # `metrics_now` holds one vector per dtype, in practice one: the state of training, the state of everything else,
     # and (float32) a ring of the last steps' values, a row per step.
@@ -218,6 +221,17 @@ class Metrics(Callback):
                 f"leave the metric out of `Metrics(...)`, or give it other `needs` than {metric.needs!r}",
             ],
         )
+
+    @on(
+        EpochBegin,
+        AbstractTrainingPhase,
+        access={"cbstate": {"metrics_epoch": Write(), "metrics_step": Write()}},
+    )
+    def forget_the_future(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Drop what was noted for steps and epochs to come, where `learner.state` was set back."""
+        learner.cbstate.metrics_step.entry(phase).cut(learner.progress.step)
+        for values in learner.cbstate.metrics_epoch.entries.values():
+            values.cut(learner.progress.epoch - 1)
 
     @on(StepEnd, AbstractTrainingPhase, access=_LOG, when=EverySteps(FLUSH_EVERY))
     def fetch_step_values(self, event: Event, phase: Phase, learner: Any) -> None:

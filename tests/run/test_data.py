@@ -224,9 +224,9 @@ def test_an_exception_in_the_source_surfaces_behind_the_steps_before_it(place):
         with pytest.raises(OSError, match=r"^disk on fire$"):
             make(Breaks(), seen, log)
         return
-    with pytest.raises(OSError, match=r"^disk on fire$") as raised:
+    with pytest.raises(OSError, match=r"^disk on fire") as raised:
         learner.fit(1)
-    assert getattr(raised.value, "__notes__", []) == []
+    assert raised.value.__notes__ == ["raised by `data.training`, when a batch was pulled from it"]
     assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * place, "FitEnd"]
     check(learner, seen, [batch(i) for i in range(place)])
 
@@ -345,12 +345,11 @@ def test_a_batch_with_typed_keys():
     np.testing.assert_allclose(learner.params["w"], jax.vmap(jax.random.normal)(keys).mean(), rtol=1e-5)
 
 
-def test_run_step_with_another_shape_says_so():
+def test_run_step_takes_batches_of_any_shape():
     learner = make([batch(0)])
-    learner.run_step(TrainingPhase(), batch(1, rows=2))  # shorter is fine
-    with pytest.raises(DataError, match=r"^A batch of `data.training` differs from the first one"):
-        learner.run_step(TrainingPhase(), batch(1, rows=9))
-    assert learner.step == 1
+    learner.run_step(TrainingPhase(), batch(1, rows=2))
+    learner.run_step(TrainingPhase(), batch(1, rows=9))
+    assert learner.step == 2
 
 
 def test_the_first_batch_tells_the_shape_if_nothing_else_does():
