@@ -45,7 +45,6 @@ class TracedStep:
         step_specs: Shapes and dtypes of the step's values, by name.
         touched: What each traced handler really accessed.
         has_convolution: Whether the model or phase (callbacks do not count) convolves.
-        effects: Whether it has side effects such as `jax.debug.print`.
     """
 
     phase: Phase
@@ -54,7 +53,6 @@ class TracedStep:
     step_specs: Mapping[str, PyTree]
     touched: Mapping[Handler, Touched]
     has_convolution: bool
-    effects: bool
 
 
 def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> TracedStep:
@@ -89,7 +87,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         return jax.tree.unflatten(out_structure, flat(*jax.tree.leaves((carry, batch))))
 
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
-    return TracedStep(phase, run, batch_spec, step_specs, touched, _convolves(closed.jaxpr), bool(closed.effects))
+    return TracedStep(phase, run, batch_spec, step_specs, touched, _convolves(closed.jaxpr))
 
 
 def compile_program(
