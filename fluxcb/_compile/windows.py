@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 from fluxcb._compile.plan import HostCall
 
-__all__ = ["LONGEST", "bound_at"]
+__all__ = ["AHEAD", "LONGEST", "bound_at"]
 
-LONGEST = 32
-"""Steps a window may have: JAX runs at most 32 computations ahead (measured on CPU)."""
+AHEAD = 32
+"""Steps a window has where nobody waits for it: JAX runs at most 32 computations ahead (measured on CPU)."""
+
+LONGEST = 128
+"""Steps a window may have where the host waits for its end, so that the wait is shared by many."""
 
 
 def bound_at(calls: Sequence[HostCall], step: int, epoch: int) -> int | None:

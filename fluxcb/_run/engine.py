@@ -17,7 +17,7 @@ import numpy as np
 
 from fluxcb._compile.plan import HostCall, PhasePlan, Plan
 from fluxcb._compile.traced import StepSetup
-from fluxcb._compile.windows import LONGEST, bound_at
+from fluxcb._compile.windows import AHEAD, LONGEST, bound_at
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
@@ -234,8 +234,9 @@ class Engine:
     def _next_window(self, phase: Phase, plan: PhasePlan) -> tuple[int, bool]:
         """Return how many steps the next window has, and whether StepBegin must run before its step."""
         number, epoch = self._number(phase), self.state.epoch
-        length = LONGEST if self._step_seconds == 0 else max(1, int(_WINDOW_SECONDS / self._step_seconds))
-        length = min(length, LONGEST, max(1, 2 * self._last_window))
+        longest = LONGEST if plan.waits else AHEAD
+        length = longest if self._step_seconds == 0 else max(1, int(_WINDOW_SECONDS / self._step_seconds))
+        length = min(length, longest, max(1, 2 * self._last_window))
         for calls, before in plan.bounding:
             due = bound_at(calls, number, epoch)
             if due is None:
