@@ -21,8 +21,8 @@ from fluxcb._compile.windows import AHEAD, LONGEST, bound_at
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import AccessError, DeclarationError, FluxcbError, StateLostError
-from fluxcb._run.feed import Feed
+from fluxcb._errors import AccessError, DeclarationError, StateLostError
+from fluxcb._run.feed import Feed, expected_steps, pull
 from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.programs import Programs
 from fluxcb._run.state import HostState, StepRecord
@@ -174,7 +174,7 @@ class Engine:
         number = state.epoch + (1 if type(phase).trains else 0)
         feed.begin_epoch(max(number, 1), goes_on=goes_on)
         state.epoch, state.step_in_epoch = number, 0
-        state.steps_in_epoch = _expected_steps(feed, limit, goes_on)
+        state.steps_in_epoch = expected_steps(feed, limit, goes_on)
         if state.built:
             state.set_counters()
         try:
@@ -223,7 +223,7 @@ class Engine:
                 length = min(length, limit - self.state.step_in_epoch)
             if length <= 0:
                 return
-            batches, failure = _pull(feed, length, goes_on)
+            batches, failure = pull(feed, length, goes_on)
             if batches:
                 self._run_window(batches, phase, plan, feed, live=live)
             if failure is not None:
@@ -424,29 +424,3 @@ class Engine:
             state.record = None
             state.step += (last - done) if trains else 0
             state.step_in_epoch += last - done
-
-
-def _pull(feed: Feed, length: int, goes_on: bool) -> tuple[list[Batch], BaseException | None]:
-    """Pull a window's batches; what goes wrong after the first is raised behind the steps before it."""
-    batches: list[Batch] = []
-    try:
-        while len(batches) < length:
-            batch = feed.next(goes_on=goes_on)
-            if batch is None:
-                break
-            batches.append(batch)
-    except Exception as error:
-        if not isinstance(error, FluxcbError):
-            error.add_note(f"raised by `{feed.name}`, when a batch was pulled from it")
-        return batches, error
-    return batches, None
-
-
-def _expected_steps(feed: Feed, limit: int | None, goes_on: bool) -> int:
-    try:
-        length = len(feed.source)
-    except TypeError:
-        length = 0
-    if goes_on and limit is not None:
-        return limit
-    return min(length, limit) if limit is not None and length else length or limit or 0

@@ -10,11 +10,11 @@ import jax
 import numpy as np
 
 from fluxcb._compile.arrays import describe, spec_of
-from fluxcb._errors import DataError
+from fluxcb._errors import DataError, FluxcbError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["Feed", "batch_differences"]
+__all__ = ["Feed", "batch_differences", "expected_steps", "pull"]
 
 
 class Feed:
@@ -185,3 +185,30 @@ def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
         same_rest = a.dtype == b.dtype and a.ndim == b.ndim > 0 and a.shape[1:] == b.shape[1:]
         shorter &= same_rest and b.shape[0] < a.shape[0]
     return lines, shorter and bool(lines)
+
+
+def pull(feed: Feed, length: int, goes_on: bool) -> tuple[list[Batch], BaseException | None]:
+    """Pull a window's batches; what goes wrong after the first is raised behind the steps before it."""
+    batches: list[Batch] = []
+    try:
+        while len(batches) < length:
+            batch = feed.next(goes_on=goes_on)
+            if batch is None:
+                break
+            batches.append(batch)
+    except Exception as error:
+        if not isinstance(error, FluxcbError):
+            error.add_note(f"raised by `{feed.name}`, when a batch was pulled from it")
+        return batches, error
+    return batches, None
+
+
+def expected_steps(feed: Feed, limit: int | None, goes_on: bool) -> int:
+    """Return how many steps an epoch will have, 0 where that is not known."""
+    try:
+        length = len(feed.source)
+    except TypeError:
+        length = 0
+    if goes_on and limit is not None:
+        return limit
+    return min(length, limit) if limit is not None and length else length or limit or 0
