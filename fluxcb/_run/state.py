@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import copy_tree, differences, to_host
+from fluxcb._compile.carried import replaced, root_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.traced import COUNTERS, name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
@@ -311,7 +312,7 @@ class HostBackend:
         )
 
     def _read_carry(self, path: StatePath, permission: Permission) -> Any:
-        root = path[:2] if path[0] == "cbstate" else path[:1]
+        root = root_of(path)
         borrowed = isinstance(permission, Read) and permission.borrow
         value = self._state.live(root) if borrowed else self._state.copy_of(root)
         for part in path[len(root) :]:
@@ -376,9 +377,9 @@ class HostBackend:
             setattr(target, path[-1], value)
 
     def _write_carry(self, path: StatePath, value: Any) -> None:
-        root = path[:2] if path[0] == "cbstate" else path[:1]
+        root = root_of(path)
         old = self._state.live(root)
-        new = _with(old, path[len(root) :], value)
+        new = replaced(old, path[len(root) :], value)
         if jax.tree.structure(old) == jax.tree.structure(new):
             new = jax.tree.map(lambda o, n: n if hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new)
         wrong = differences(old, new)
@@ -420,11 +421,3 @@ class HostBackend:
             why="the carry of a compiled step keeps its structure, shapes and dtypes",
             fix="assign what has the same structure, e.g. with `.astype(old.dtype)`",
         )
-
-
-def _with(old: Any, rest: StatePath, value: Any) -> Any:
-    if not rest:
-        return value
-    if isinstance(old, Mapping):
-        return {**old, rest[0]: _with(old.get(rest[0]), rest[1:], value)}
-    return old._replace(**{rest[0]: _with(getattr(old, rest[0]), rest[1:], value)})
