@@ -1,6 +1,7 @@
-"""Words everyone shares: aliases and protocols, nothing that runs."""
+"""Words everyone shares: aliases, protocols and one plain record; nothing that runs."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 PyTree: TypeAlias = Any
@@ -8,6 +9,20 @@ PyTree: TypeAlias = Any
 
 Batch: TypeAlias = Any
 """One batch: any pytree of arrays whose leading axis is the example."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Rows:
+    """A batch that is not there yet: rows of arrays that stay on the device, gathered inside the compiled step.
+
+    Attributes:
+        arrays: A pytree of arrays on a device, with one leading axis.
+        rows: Which entries of that axis the batch has (int32[batch], in bounds).
+    """
+
+    arrays: PyTree
+    rows: Any
+
 
 StatePath: TypeAlias = tuple[str, ...]
 """A dotted place in the Learner, split at the dots: `("step", "loss")`."""

@@ -66,9 +66,10 @@ def test_the_log_has_names_and_survives_a_checkpoint():
 
 def test_the_log_bounds_no_window():
     learner = testlearner(EventLog(), batches=40)
-    plan = learner._parts.engine.plan.phase(TrainingPhase)
-    assert plan.bounding == ()
-    assert plan.fetch == ()
+    learner.fit(1)
+    plan = learner._parts.engine.steps(learner.phases[0]).caller.plan
+    assert plan.bounds == ()
+    assert (list(plan.fetch.each), list(plan.fetch.last)) == ([], [])
 
 
 # -- sets --------------------------------------------------------------------------------------------------------------

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._typing import PyTree
+from fluxcb._typing import Batch, PyTree, Rows
 
-__all__ = ["copy_tree", "describe", "differences", "is_key", "spec_of", "to_host"]
+__all__ = [
+    "batch_spec",
+    "copy_tree",
+    "describe",
+    "differences",
+    "is_key",
+    "leading_axis",
+    "nbytes_of",
+    "spec_of",
+    "to_host",
+]
 
 
 def is_key(x: Any) -> bool:
@@ -38,6 +49,30 @@ def spec_of(tree: PyTree) -> PyTree:
         return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
     return jax.tree.map(spec, tree)
+
+
+def batch_spec(batch: Batch) -> PyTree:
+    """Return the specs of a batch, or of the batch that rows of resident arrays make."""
+    if isinstance(batch, Rows):
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*batch.rows.shape, *a.shape[1:]), a.dtype), batch.arrays)
+    return spec_of(batch)
+
+
+def leading_axis(batch: Batch) -> int:
+    """Return how many examples a batch (or its specs) has: the leading axis of its first array, or 1."""
+    leaves = jax.tree.leaves(batch_spec(batch))
+    return leaves[0].shape[0] if leaves and leaves[0].shape else 1
+
+
+def nbytes_of(tree: PyTree) -> int:
+    """Return the bytes that a pytree of arrays or specs takes; random keys count as their data."""
+
+    def size(x: Any) -> int:
+        if is_key(x):
+            x = jax.eval_shape(jax.random.key_data, x)
+        return math.prod(x.shape) * np.dtype(x.dtype).itemsize
+
+    return sum(size(leaf) for leaf in jax.tree.leaves(tree))
 
 
 def to_host(value: PyTree) -> PyTree:

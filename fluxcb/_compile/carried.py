@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fluxcb._compile.arrays import describe, differences
+from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._errors import TraceError
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["check_loss", "conforming", "replaced", "root_of"]
+__all__ = ["below", "check_loss", "conforming", "part_of", "replaced", "root_of"]
 
 
 def root_of(path: StatePath) -> StatePath:
@@ -29,6 +30,26 @@ def replaced(old: Any, rest: StatePath, value: Any) -> Any:
     if isinstance(old, Mapping):
         return {**old, rest[0]: replaced(old.get(rest[0]), rest[1:], value)}
     return old._replace(**{rest[0]: replaced(getattr(old, rest[0]), rest[1:], value)})
+
+
+def part_of(carry: Mapping[str, Any], hyperparams: HyperparamIndex, path: StatePath) -> PyTree:
+    """Return the value at a path of the carry (arrays, tracers or specs).
+
+    Raises:
+        LookupError, AttributeError: There is no such path.
+    """
+    if path[0] == "hyperparams":
+        return hyperparams.get(carry["opt_state"], path[1])
+    root = root_of(path)
+    value = carry["cbstate"][path[1]] if path[0] == "cbstate" else carry[path[0]]
+    return below(value, path[len(root) :])
+
+
+def below(value: Any, rest: StatePath) -> Any:
+    """Return the part of a value at the rest of a path, through mappings and attributes."""
+    for part in rest:
+        value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+    return value
 
 
 def check_loss(loss: Any) -> None:

@@ -1,23 +1,20 @@
-"""The step, traced once, and the programs made of it.
+"""The step, traced once.
 
-The phase's Python, handlers included, runs once and leaves a jaxpr. Programs are built around
-that jaxpr: the loop program (a `while_loop` of run-time length over buffers of batches and
-fetched values) or the straight-line one. Asking for other fetched values compiles again, but
-never traces a handler again.
+The phase's Python, handlers included, runs once and leaves a jaxpr. Programs are built around that jaxpr, so that
+asking for other fetched values, or for another kind of program, compiles again but never traces a handler again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
-from fluxcb._compile.arrays import is_key, spec_of
+from fluxcb._compile.arrays import batch_spec, spec_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import StepLearner
 from fluxcb._compile.traced import StepSetup, TraceState
@@ -26,12 +23,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
 from fluxcb._typing import Batch, PyTree
 
-__all__ = ["ProgramKind", "TracedStep", "compile_program", "trace_step"]
-
-ProgramKind = Literal["loop", "straight"]
-
-_SMALL_STEP_FLOPS = 2e7
-_BUFFER = 2  # a buffer of one is not bit-safe against longer ones, so a window of one is padded inside jit
+__all__ = ["TracedStep", "trace_step"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +68,8 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         phase.step(StepLearner(state), state.emit)
         return state.finish()
 
-    carry_spec, batch_spec = spec_of(carry), spec_of(batch)
-    traced = jax.jit(step).trace(carry_spec, batch_spec)
+    carry_spec, shapes = spec_of(carry), batch_spec(batch)
+    traced = jax.jit(step).trace(carry_spec, shapes)
     _refuse_leaks(touched)
     closed = traced.jaxpr
     out_structure = jax.tree.structure(traced.out_info)
@@ -87,96 +79,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         return jax.tree.unflatten(out_structure, flat(*jax.tree.leaves((carry, batch))))
 
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
-    return TracedStep(phase, run, batch_spec, step_specs, touched, _convolves(closed.jaxpr))
-
-
-def compile_program(
-    step: TracedStep, carry: PyTree, batch: Batch, length: Any, *, fetch: Sequence[str], kind: ProgramKind
-) -> Callable[..., tuple[PyTree, dict[str, Any]]]:
-    """Compile a window of one.
-
-    Args:
-        step: The traced step.
-        carry: The carry it will be called with; it is donated at each call.
-        batch: A batch it will be called with.
-        length: int32[], the number of steps as a run-time value.
-        fetch: Names of the step values that leave the device.
-        kind: `loop`, or `straight` for the plain step.
-
-    Returns:
-        A compiled `(carry, batch, length) -> (carry, fetched values)`. Called with other shapes it
-        raises TypeError, and donates nothing.
-    """
-    program = _loop(step, fetch) if kind == "loop" else _straight(step, fetch)
-    lowered = jax.jit(program, donate_argnums=0).lower(carry, batch, length)
-    return lowered.compile(compiler_options=_options(lowered, carry))
-
-
-def _options(lowered: Any, carry: PyTree) -> dict[str, Any] | None:
-    """Return compiler options; on CPU, a step may be too small for running its kernels in parallel.
-
-    XLA's CPU backend hands independent kernels to a thread pool. With a few dozen kernels of a microsecond each, the
-    handing over doubles the step's time (28 to 80 us for a 64-64-10 MLP with a guard, jax 0.10.2); bits are the same.
-    """
-    platform = next(iter(carry["counters"].devices())).platform
-    flops = (lowered.cost_analysis() or {}).get("flops", float("inf"))
-    if platform != "cpu":
-        return None
-    # Without it, a while loop copies each part of the carry that a guard (`step.skip`) reads beside its new value.
-    options = {"xla_cpu_copy_insertion_use_region_analysis": True}
-    if flops > _SMALL_STEP_FLOPS:
-        return options
-    return {**options, "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
-
-
-def _straight(step: TracedStep, fetch: Sequence[str]) -> Callable[..., Any]:
-    def program(carry: PyTree, batch: Batch, length: Any) -> tuple[PyTree, dict[str, Any]]:
-        del length
-        new, values = step.run(carry, batch)
-        if "stop" in step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
-            going = carry["counters"][3] == 0
-            new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
-        return new, {name: values[name] for name in fetch}
-
-    return program
-
-
-def _loop(step: TracedStep, fetch: Sequence[str]) -> Callable[..., Any]:
-    def program(carry: PyTree, batch: Batch, length: Any) -> tuple[PyTree, dict[str, Any]]:
-        buffers = jax.tree.map(_padded, batch)
-        fetched = {name: jax.tree.map(_empty_buffer, step.step_specs[name]) for name in fetch}
-
-        def condition(state: Any) -> Any:
-            i, carry, _ = state
-            return (i < length) & (carry["counters"][3] == 0)
-
-        def body(state: Any) -> Any:
-            i, carry, fetched = state
-            batch = jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, i, keepdims=False), buffers)
-            carry, values = step.run(carry, batch)
-            fetched = {
-                name: jax.tree.map(lambda buffer, v: buffer.at[i].set(v), buffer, values[name])
-                for name, buffer in fetched.items()
-            }
-            return i + 1, carry, fetched
-
-        _, carry, fetched = jax.lax.while_loop(condition, body, (jnp.int32(0), carry, fetched))
-        return carry, jax.tree.map(lambda buffer: buffer[0], fetched)
-
-    return program
-
-
-def _padded(x: Any) -> Any:
-    x = jnp.asarray(x)
-    return jnp.stack([x, x if is_key(x) else jnp.zeros_like(x)])
-
-
-def _empty_buffer(spec: jax.ShapeDtypeStruct) -> Any:
-    if is_key(spec):
-        raise TraceError(
-            "A typed random key cannot be fetched as a step value.", fix="fetch `jax.random.key_data(key)`"
-        )
-    return jnp.zeros((_BUFFER, *spec.shape), spec.dtype)
+    return TracedStep(phase, run, shapes, step_specs, touched, _convolves(closed.jaxpr))
 
 
 def _convolves(jaxpr: Any) -> bool:

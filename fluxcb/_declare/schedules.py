@@ -142,9 +142,11 @@ class EverySeconds(Schedule):
         self._last[0] = now
         return True
 
-    def next_due(self, step: int, epoch: int) -> int:
-        """Return the next step: a clock must be asked at each."""
-        return step + 1
+    def next_due(self, step: int, epoch: int) -> int | None:
+        """Return the next step if the period has passed, None before; the first call starts the clock."""
+        if not self._last:
+            self._last.append(time.monotonic())
+        return step + 1 if time.monotonic() - self._last[0] >= self.seconds else None
 
     def for_handler(self) -> EverySeconds:
         """Return a clock of the handler's own."""

@@ -67,6 +67,7 @@ PROGRESS: Mapping[str, str] = {
     "step_in_epoch": "finished steps of the epoch at hand",
     "epochs": "number of the epoch this fit ends with, 0 where unknown (host only)",
     "steps_in_epoch": "steps this epoch will have, 0 where unknown (host only)",
+    "batch_size": "examples in the batch of the step at hand, 0 between steps (host only)",
 }
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {

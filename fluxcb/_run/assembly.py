@@ -15,7 +15,7 @@ from fluxcb._check.preflight import build_graph
 from fluxcb._compile.arrays import copy_tree, describe, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import Plan
-from fluxcb._compile.traced import StepSetup
+from fluxcb._compile.traced import COUNTERS, StepSetup
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import (
@@ -126,9 +126,8 @@ class Assembly:
             "params": params,
             "model_state": copy_tree(model_state),
             "opt_state": opt_state,
-            "key": jnp.copy(jax.random.key_data(state.run_key)),
             "cbstate": {},
-            "counters": jnp.zeros(4, jnp.int32),
+            "counters": state.counters([0] * len(COUNTERS)),
         }
 
     def example(self) -> Batch | None:
@@ -157,7 +156,7 @@ class Assembly:
         # Everything is on the host while callbacks initialise, then what traced handlers use moves back.
         state.cbstate = {**state.cbstate, **in_carry_before}
         state.carry = {**state.carry, "cbstate": {}}
-        plan = Plan(graph, lambda d: backends[d.position], frozenset())
+        plan = Plan(graph, lambda d: backends[d.position])
         for declared in graph.init_order():
             try:
                 declared.callback.init(plan.proxy(declared, declared.access))
@@ -171,7 +170,7 @@ class Assembly:
         riding = _riding(graph, state.cbstate)
         state.carry = {**state.carry, "cbstate": {name: copy_tree(state.cbstate.pop(name)) for name in riding}}
         self._require_created(graph)
-        plan = Plan(graph, lambda d: backends[d.position], frozenset(riding))
+        plan = Plan(graph, lambda d: backends[d.position])
         self._dry_run(plan)
         for declared in graph.declared:
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
@@ -185,7 +184,7 @@ class Assembly:
             batch = self._batch_spec(phase)
             if batch is not None:
                 step = programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
-                programs.fetched(step, plan, phase)  # says which values host handlers would miss
+                programs.windows(plan, phase, step, self.state)  # says which values host handlers would miss
         self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
 
     def _setup_for(self, plan: Plan, phase: Phase) -> StepSetup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import describe, spec_of
+from fluxcb._compile.arrays import batch_spec, describe, spec_of
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["Feed", "batch_differences", "expected_steps", "pull"]
+__all__ = ["Feed", "batch_differences", "expected_steps", "give_back", "pull"]
 
 
 class Feed:
@@ -45,6 +46,7 @@ class Feed:
         self._passes = 0
         self._pulled = 0
         self._waiting: deque[Batch] = deque()
+        self._failure: BaseException | None = None
         in_memory = isinstance(source, Sequence)
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
         if not hasattr(source, "__iter__"):
@@ -125,10 +127,18 @@ class Feed:
         """
         if self._waiting:
             return self._waiting.popleft()
-        batch = self._pull()
-        if batch is None and goes_on and not self._one_shot:
-            self._begin_pass()
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        try:
             batch = self._pull()
+            if batch is None and goes_on and not self._one_shot:
+                self._begin_pass()
+                batch = self._pull()
+        except Exception as error:
+            if not isinstance(error, FluxcbError):
+                error.add_note(f"raised by `{self.name}`, when a batch was pulled from it")
+            raise
         return batch
 
     def _pull(self) -> Batch | None:
@@ -146,8 +156,12 @@ class Feed:
     def end_epoch(self, *, goes_on: bool) -> None:
         """Note that the epoch is over; unless the stream goes on, the rest of the pass is dropped."""
         if not goes_on and not self._one_shot:
-            self._iterator = None
+            self._iterator = self._failure = None
             self._waiting.clear()
+
+    def fail_later(self, error: BaseException) -> None:
+        """Raise what the source raised when the batches before it are spent."""
+        self._failure = error
 
     def push_back(self, batches: Sequence[Batch]) -> None:
         """Put batches that were pulled but not consumed back at the head."""
@@ -173,7 +187,7 @@ def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
         How it differs, one line a leaf, and whether it is the same but for a shorter leading axis.
     """
     want, want_structure = jax.tree_util.tree_flatten_with_path(expected)
-    have, have_structure = jax.tree_util.tree_flatten_with_path(spec_of(batch))
+    have, have_structure = jax.tree_util.tree_flatten_with_path(batch_spec(batch))
     if want_structure != have_structure:
         return [f"its structure is {have_structure}", f"the first batch's was {want_structure}"], False
     lines, shorter = [], True
@@ -187,20 +201,33 @@ def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
     return lines, shorter and bool(lines)
 
 
-def pull(feed: Feed, length: int, goes_on: bool) -> tuple[list[Batch], BaseException | None]:
-    """Pull a window's batches; what goes wrong after the first is raised behind the steps before it."""
+def pull(feed: Feed, length: int, goes_on: bool, *, seconds: float) -> list[Batch]:
+    """Pull a window's batches: `length` of them, or as many as come in some seconds (s).
+
+    Raises:
+        Exception: What the source raised, once the batches before it are spent; until then it is kept.
+    """
     batches: list[Batch] = []
+    until = time.perf_counter() + seconds
     try:
         while len(batches) < length:
             batch = feed.next(goes_on=goes_on)
             if batch is None:
                 break
             batches.append(batch)
+            if time.perf_counter() > until:
+                break
     except Exception as error:
-        if not isinstance(error, FluxcbError):
-            error.add_note(f"raised by `{feed.name}`, when a batch was pulled from it")
-        return batches, error
-    return batches, None
+        if not batches:
+            raise
+        feed.fail_later(error)
+    return batches
+
+
+def give_back(feed: Feed | None, batches: list[Batch]) -> None:
+    """Put batches that were not consumed back, unless the step was run by hand."""
+    if feed is not None and batches:
+        feed.push_back(batches)
 
 
 def expected_steps(feed: Feed, limit: int | None, goes_on: bool) -> int:

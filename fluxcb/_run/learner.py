@@ -12,7 +12,8 @@ import numpy as np
 import optax
 
 from fluxcb._compile.arrays import copy_tree, differences, is_key
-from fluxcb._compile.step import ProgramKind
+from fluxcb._compile.program import ProgramKind
+from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase, split_batch
@@ -22,13 +23,15 @@ from fluxcb._run.assembly import Assembly, concrete
 from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.fitting import FitLength, run_fit
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
-from fluxcb._run.programs import Programs
+from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.state import HostState
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.models import adapt
 
 __all__ = ["Learner"]
+
+WINDOW_BYTES = 64 * 2**20
 
 
 class Learner:
@@ -52,7 +55,11 @@ class Learner:
         default_callbacks: Whether to add Metrics, Recorder, ProgressBar, MetricsPrinter and
             StopOnNaNLoss where the list has none of their class.
         example_batch: A batch (or its `jax.ShapeDtypeStruct`s), where the data cannot be peeked at.
-        program: `loop`, `straight`, or None to let the model decide (see docs/concepts/host-and-traced.md).
+        steps_per_call: How many steps one call of the compiled program runs at most: a number, or "auto". On CPU the
+            results are the same bit for bit (see docs/concepts/windows.md).
+        window_bytes: Memory that the batches and the fetched values of one call may take (bytes); two calls are under
+            way at a time.
+        program: `loop`, `straight`, or None to let the model decide (see docs/concepts/windows.md).
 
     Raises:
         FluxcbError: Anything that can be known to be wrong before the first step.
@@ -85,6 +92,8 @@ class Learner:
         phases: Iterable[Phase] | None = None,
         default_callbacks: bool = True,
         example_batch: Batch | None = None,
+        steps_per_call: StepsPerCall = "auto",
+        window_bytes: int = WINDOW_BYTES,
         program: ProgramKind | None = None,
     ) -> None:
         state = HostState(model=model, loss_fn=loss_fn, optimizer=_checked(optimizer), key=_as_key(key))
@@ -92,7 +101,7 @@ class Learner:
             adapter=adapt(model),
             params=None,
             state=state,
-            programs=Programs(program),
+            programs=Programs(program, steps_per_call, window_bytes),
             phases=phases,
             data=data,
             example_batch=example_batch,
@@ -112,6 +121,8 @@ class Learner:
         phases: Iterable[Phase] | None = None,
         default_callbacks: bool = True,
         example_batch: Batch | None = None,
+        steps_per_call: StepsPerCall = "auto",
+        window_bytes: int = WINDOW_BYTES,
         program: ProgramKind | None = None,
     ) -> Learner:
         """Build a Learner from parameters and a loss of them.
@@ -127,6 +138,8 @@ class Learner:
             phases: See `Learner`.
             default_callbacks: See `Learner`.
             example_batch: See `Learner`.
+            steps_per_call: See `Learner`.
+            window_bytes: See `Learner`.
             program: See `Learner`.
         """
         state = HostState(model=None, loss_fn=loss_fn, optimizer=_checked(optimizer), key=_as_key(key))
@@ -134,7 +147,7 @@ class Learner:
             adapter=None,
             params=params,
             state=state,
-            programs=Programs(program),
+            programs=Programs(program, steps_per_call, window_bytes),
             phases=phases,
             data=data,
             example_batch=example_batch,
@@ -334,13 +347,15 @@ class Learner:
     @property
     def state(self) -> PyTree:
         """The whole train state as one pytree (a copy): params, model_state, opt_state, key, cbstate, counters."""
-        return {**copy_tree(self._state.carry), "key": jnp.copy(self._state.run_key)}
+        carry = self._state.carry
+        counters = carry["counters"][: len(COUNTERS)]  # the key's words stand behind them
+        return {**copy_tree({**carry, "counters": counters}), "key": jnp.copy(self._state.run_key)}
 
     @state.setter
     def state(self, state: PyTree) -> None:
         held = self._state
         self._parts.refuse_while_running("state = ...")
-        wrong = differences({**held.carry, "key": held.run_key}, state)
+        wrong = differences(self.state, state)
         if wrong:
             raise DeclarationError(
                 f"The assigned state does not fit the Learner: {wrong[0]}.",
@@ -348,8 +363,12 @@ class Learner:
                 fix="assign what `learner.state` returned, with other values",
             )
         held.run_key = jnp.copy(state["key"])
-        held.carry = copy_tree({**state, "key": jax.random.key_data(held.run_key)})
-        held.step, held.epoch, held.step_in_epoch, _ = np.asarray(state["counters"]).tolist()
+        counters = np.asarray(state["counters"]).tolist()
+        held.carry = {
+            **copy_tree({name: value for name, value in state.items() if name not in ("key", "counters")}),
+            "counters": held.counters(counters),
+        }
+        held.step, held.epoch, held.step_in_epoch, _ = counters
 
     @property
     def cbstate(self) -> Mapping[str, Any]:
@@ -378,7 +397,7 @@ class Learner:
     def compile_counts(self) -> dict[str, int]:
         """How often a step was traced and a program compiled: `{"traces": 2, "compiles": 2}`."""
         programs = self._parts.engine.programs
-        return {"traces": programs.traces, "compiles": programs.compiles}
+        return {"traces": programs.traces, "compiles": len(programs.compiled)}
 
     def __repr__(self) -> str:
         return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks>"

@@ -1,32 +1,33 @@
-"""The compiled programs of a Learner: one per phase, batch shape and set of fetched values."""
+"""The compiled programs of a Learner: per phase and batch shape, one for single steps and one for windows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
-from fluxcb._compile.arrays import spec_of
+from fluxcb._compile.arrays import batch_spec
 from fluxcb._compile.plan import PhasePlan, Plan
-from fluxcb._compile.step import ProgramKind, TracedStep, compile_program, trace_step
+from fluxcb._compile.program import Program, ProgramKind, compile_program
+from fluxcb._compile.step import TracedStep, trace_step
 from fluxcb._compile.traced import StepSetup
-from fluxcb._declare.access import writes
+from fluxcb._compile.windows import WindowPlan, plan_windows
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import DataError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._declare.schedules import positive
+from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.feed import batch_differences
-from fluxcb._typing import Batch, PyTree
+from fluxcb._run.state import HostState
+from fluxcb._typing import Batch, PyTree, Rows
 
-__all__ = ["Programs", "signature"]
+__all__ = ["Programs", "StepsPerCall", "signature"]
 
-Program = Callable[[PyTree, Batch, Any], tuple[PyTree, dict[str, Any]]]
+StepsPerCall = int | Literal["auto"]
 
 
 def signature(batch: Batch) -> Any:
     """Return a hashable key of a batch's structure, shapes and dtypes."""
-    spec = spec_of(batch)
+    spec = batch_spec(batch)
     return jax.tree.structure(spec), tuple((s.shape, str(s.dtype)) for s in jax.tree.leaves(spec))
 
 
@@ -35,27 +36,32 @@ class Programs:
 
     Args:
         kind: `loop`, `straight`, or None to decide by what the model does.
+        steps_per_call: Steps of a call at most, or "auto".
+        window_bytes: Bytes that a window's batches and fetched values may take.
 
     Attributes:
         traces: How often a phase's step was traced.
-        compiles: How often a program was compiled.
+        compiled: The programs, in the order in which they were compiled.
     """
 
-    def __init__(self, kind: ProgramKind | None) -> None:
+    def __init__(self, kind: ProgramKind | None, steps_per_call: StepsPerCall, window_bytes: int) -> None:
         if kind not in (None, "loop", "straight"):
             raise DeclarationError(f"`program` is 'loop', 'straight' or None, not {kind!r}.")
+        if steps_per_call != "auto":
+            if isinstance(steps_per_call, str):
+                raise DeclarationError(
+                    f"`steps_per_call` is a number of steps or 'auto', not {steps_per_call!r}.", fix="write 'auto'"
+                )
+            positive(steps_per_call, "`steps_per_call`")
         self._kind: ProgramKind | None = kind
+        self.steps_per_call: StepsPerCall = steps_per_call
+        self.window_bytes = positive(window_bytes, "`window_bytes`")
         self._steps: dict[Any, tuple[Any, TracedStep]] = {}
-        self._compiled: dict[Any, tuple[TracedStep, Program]] = {}
+        self._windows: dict[TracedStep, tuple[PhasePlan, WindowPlan]] = {}
+        self._compiled: dict[Any, Program] = {}
         self._first: dict[Phase, PyTree] = {}
-        self._one = jnp.int32(1)
         self.traces = 0
-        self.compiles = 0
-
-    @property
-    def one(self) -> Any:
-        """The length of a window of one, int32[] on the device."""
-        return self._one
+        self.compiled: list[Program] = []
 
     def traced(
         self, setup: StepSetup, plan: Plan, phase: Phase, carry: PyTree, batch: Batch, *, checked: bool = True
@@ -79,39 +85,94 @@ class Programs:
         self._steps[phase, shape] = content, step
         return step
 
-    def program(
-        self,
-        setup: StepSetup,
-        plan: Plan,
-        phase: Phase,
-        carry: PyTree,
-        batch: Batch,
-        *,
-        fetch: Sequence[str] = (),
-        checked: bool = True,
+    def windows(self, plan: Plan, phase: Phase, step: TracedStep, state: HostState) -> WindowPlan:
+        """Return what bounds the windows of a phase, and what they fetch.
+
+        Raises:
+            MissingStateError: A host handler declares a step value that the step does not compute.
+        """
+        of = plan.phase(type(phase))
+        held = self._windows.get(step)
+        if held is None or held[0] is not of:
+            held = self._windows[step] = of, plan_windows(of, phase, step, state.carry, state.hyperparams)
+        return held[1]
+
+    def single(
+        self, setup: StepSetup, plan: Plan, phase: Phase, state: HostState, batch: Batch, *, by_hand: bool
     ) -> Program:
-        """Return the compiled program for batches of this shape.
+        """Return the single-step program for batches of this shape.
 
         Args:
             setup: Model, loss, optimizer, handlers.
             plan: Whose host handlers say what is fetched.
             phase: The phase.
-            carry: The carry it will be called with.
+            state: Whose carry it will be called with.
             batch: A batch it will be called with.
-            fetch: Step values to fetch beside those the handlers declare, if the phase has them.
-            checked: Whether the batch comes from a data source, all of whose batches have one shape.
+            by_hand: Whether the batch was given by hand: then it may have any shape, and values come back as they are.
+
+        Raises:
+            DataError: The batch differs from the phase's first in more than a shorter leading axis.
+            FluxcbError: The step or a handler is wrong.
         """
-        step = self.traced(setup, plan, phase, carry, batch, checked=checked)
-        names = self.fetched(step, plan, phase, fetch)
+        step = self.traced(setup, plan, phase, state.carry, batch, checked=not by_hand)
+        return self._program(plan, phase, step, state, batch, 1, by_hand=by_hand)
+
+    def many(
+        self,
+        setup: StepSetup,
+        plan: Plan,
+        phase: Phase,
+        state: HostState,
+        batch: Batch,
+        buffer: Any,
+        steps: int,
+    ) -> Program:
+        """Return the window program for batches of this shape.
+
+        Args:
+            setup: Model, loss, optimizer, handlers.
+            plan: Whose host handlers say what is fetched.
+            phase: The phase.
+            state: Whose carry it will be called with.
+            batch: A batch.
+            buffer: A buffer of such batches.
+            steps: Length of the buffer.
+        """
+        step = self.traced(setup, plan, phase, state.carry, batch)
+        return self._program(plan, phase, step, state, buffer, steps)
+
+    def _program(
+        self,
+        plan: Plan,
+        phase: Phase,
+        step: TracedStep,
+        state: HostState,
+        batches: Any,
+        steps: int,
+        *,
+        by_hand: bool = False,
+    ) -> Program:
+        carry, fetch = state.carry, self.windows(plan, phase, step, state).fetch
+        names: tuple[str, ...] = ()
+        if by_hand:
+            wanted = ["loss", *(path[1] for path in (*fetch.each, *fetch.last) if path[0] == "step")]
+            names = tuple(name for name in dict.fromkeys(wanted) if name in step.step_specs)
         # Compiled for where the arrays are, too: a callback may have moved them.
-        key = (phase, signature(batch), names, tuple(leaf.sharding for leaf in jax.tree.leaves(carry)))
-        held = self._compiled.get(key)
-        if held is not None and held[0] is step:
-            return held[1]
-        program = compile_program(step, carry, batch, self._one, fetch=names, kind=self.kind_of(step, carry))
-        self.compiles += 1
-        self._compiled[key] = step, program
-        return program
+        places = tuple(leaf.sharding for leaf in jax.tree.leaves(carry))
+        key = (step, tuple(fetch.each), tuple(fetch.last), steps, names, isinstance(batches, Rows), places)
+        if key not in self._compiled:
+            self._compiled[key] = compile_program(
+                step,
+                carry,
+                batches,
+                fetch=fetch,
+                kind=self.kind_of(step, carry),
+                steps=steps,
+                hyperparams=state.hyperparams,
+                by_hand=names,
+            )
+            self.compiled.append(self._compiled[key])
+        return self._compiled[key]
 
     def forget_shapes(self, name: str) -> None:
         """Let the next batch of the phases of this name have any shape: their data was exchanged."""
@@ -122,10 +183,12 @@ class Programs:
         """Return which program runs a step: what the user said, or what its operations call for."""
         if self._kind is not None:
             return self._kind
-        # The loop's condition is a run-time value, which accelerators' while loops wait for at each turn;
-        # for windows of one the plain step is right there. What was measured, was measured on CPU.
         platform = next(iter(carry["counters"].devices())).platform
-        return "loop" if platform == "cpu" and not step.has_convolution else "straight"
+        if platform == "cpu":
+            return "straight" if step.has_convolution else "loop"
+        # The loop's condition is a run-time value, which an accelerator's while loop may wait for at each turn; nothing
+        # was measured there, so windows are for those who ask for them.
+        return "loop" if self.steps_per_call not in (1, "auto") else "straight"
 
     def _check_batch(self, phase: Phase, batch: Batch) -> None:
         first = self._first.get(phase)
@@ -139,43 +202,6 @@ class Programs:
                 why="the step is compiled for batches of one shape; only the last may be shorter",
                 fix="pad or drop what does not fit, or cast in the loader",
             )
-
-    def fetched(self, step: TracedStep, plan: Plan, phase: Phase, extra: Sequence[str] = ()) -> tuple[str, ...]:
-        """Return the names of the step values that leave the device.
-
-        Raises:
-            MissingStateError: A host handler declares one that the step does not compute.
-        """
-        phase_plan = plan.phase(type(phase))
-        if phase_plan.everything_fetched:
-            return tuple(step.step_specs)
-        known = {*step.step_specs, *_HOST_ONLY, *_written_on_host(phase_plan)}
-        for call in phase_plan.end:
-            for path in call.handler.access:
-                if path[0] == "step" and len(path) > 1 and path[1] not in known:
-                    raise MissingStateError(
-                        f"{call.handler.declared.label} reads `step.{path[1]}` at StepEnd x {type(phase).__name__}, "
-                        f"but the step does not compute it.{did_you_mean(path[1], step.step_specs)}",
-                        where=call.handler.where,
-                        why=f"the step computes {', '.join(step.step_specs)}",
-                        fix="narrow the handler to a phase that computes it, or return it from the loss as aux",
-                    )
-        names = dict.fromkeys(n for n in phase_plan.fetch if n in step.step_specs)
-        names |= dict.fromkeys(n for n in extra if n in step.step_specs)
-        return tuple(names)
-
-
-_HOST_ONLY = ("batch", "stop", "skip")
-
-
-def _written_on_host(plan: PhasePlan) -> set[str]:
-    """Return the step values that host handlers put there for the handlers behind them."""
-    return {
-        path[1]
-        for call in (*plan.begin, *plan.end)
-        for path, permission in call.handler.access.items()
-        if path[0] == "step" and len(path) > 1 and writes(permission)
-    }
 
 
 def _traced_content(plan: Plan, phase: Phase) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import jax
@@ -11,46 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import copy_tree, differences, to_host
-from fluxcb._compile.carried import replaced, root_of
+from fluxcb._compile.carried import below, part_of, replaced, root_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.traced import COUNTERS, name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, StateLostError, did_you_mean
+from fluxcb._run.measuring import Meter
 from fluxcb._run.views import read_only
-from fluxcb._typing import Batch, PyTree, StatePath
+from fluxcb._run.window import Window
+from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["HostBackend", "HostState", "StepRecord"]
-
-
-class StepRecord:
-    """One step as host handlers see it: its batch, and what was fetched of it."""
-
-    __slots__ = ("batch", "host", "stop", "values")
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-        self.values: Mapping[str, Any] = {}
-        self.host: dict[str, Any] = {}
-        self.stop = False
-
-    def get(self, name: str, *, borrow: bool) -> Any:
-        """Return a value of the step, on the host unless borrowed."""
-        if name == "batch":
-            return self.batch if borrow else to_host(self.batch)
-        if name == "stop":
-            return self.stop
-        if name == "skip" and name not in self.values:  # nobody may skip
-            return False
-        if borrow and name in self.values:
-            return self.values[name]
-        if name not in self.host:
-            self.host[name] = to_host(self.values[name])
-        return self.host[name]
-
-    def names(self) -> list[str]:
-        """Return the names it has."""
-        return ["batch", "stop", *dict.fromkeys([*self.values, *self.host])]
+__all__ = ["HostBackend", "HostState"]
 
 
 class HostState:
@@ -63,7 +35,10 @@ class HostState:
         step_in_epoch: Finished steps of the epoch at hand.
         epochs: Number of the epoch this fit ends with; 0 where unknown.
         steps_in_epoch: Steps this epoch will have; 0 where unknown.
-        record: The step at hand, or None between steps.
+        batch_size: Examples in the batch of the step at hand; 0 between steps.
+        window: The window whose handlers run, or None between windows.
+        ahead: Whether the train state is ahead of the step whose handlers run.
+        meter: Counts reads of the device, and measures handlers if it is asked to.
         handed: Containers that handlers were given, to see whether they wrote into them.
     """
 
@@ -73,8 +48,10 @@ class HostState:
         self.optimizer = optimizer
         self.run_key = key
         self.cbstate: dict[str, Any] = {}
-        self.step = self.epoch = self.step_in_epoch = self.epochs = self.steps_in_epoch = 0
-        self.record: StepRecord | None = None
+        self.step = self.epoch = self.step_in_epoch = self.epochs = self.steps_in_epoch = self.batch_size = 0
+        self.window: Window | None = None
+        self.ahead = False
+        self.meter = Meter()
         self.handed: list[tuple[str, StatePath, Any, list[Any], Any]] = []
         self.hyperparams = HyperparamIndex({})
         self.data: dict[str, Any] = {}
@@ -126,10 +103,24 @@ class HostState:
         """Note that the carry was donated to a call that failed."""
         self._carry, self._lost = None, error
 
+    @property
+    def run_key(self) -> Any:
+        """The run's random key (typed)."""
+        return self._run_key
+
+    @run_key.setter
+    def run_key(self, key: Any) -> None:
+        self._run_key = key
+        self._key_words = np.asarray(jax.random.key_data(key)).view(np.int32).tolist()
+
+    def counters(self, values: Sequence[int]) -> Any:
+        """Return what the carry has as `counters`: these values, and the words of the run's key."""
+        return jnp.array([*values, *self._key_words], jnp.int32)
+
     def set_counters(self, **values: int) -> None:
         """Put host counters into the carry's `counters`."""
         held = {"step": self.step, "epoch": self.epoch, "step_in_epoch": self.step_in_epoch, "stopped": 0, **values}
-        counters = jnp.array([held[name] for name in COUNTERS], jnp.int32)
+        counters = self.counters([held[name] for name in COUNTERS])
         old = self.carry["counters"]
         # Keep the placement (device or sharding) the compiled program expects.
         counters = jax.device_put(counters, old.sharding) if old.committed else counters
@@ -150,6 +141,8 @@ class HostState:
 
     def replace(self, root: StatePath, value: PyTree) -> None:
         """Put a new value into the carry."""
+        if self.window is not None:  # who reads it at this step sees the new value
+            self.window.overwritten.add(root)
         if root[0] == "cbstate":
             self.carry = {**self.carry, "cbstate": {**self.carry["cbstate"], root[1]: value}}
         else:
@@ -205,6 +198,10 @@ class HostBackend:
             return self._read_carry(path, permission)
         if first == "hyperparams":
             self._require_hyperparam(path[1], writing=False)
+            found = self._of_window(path)
+            if found is not None:
+                return found[0]
+            state.meter.note_read(dotted(path))
             return to_host(state.hyperparams.get(state.live(("opt_state",)), path[1]))
         if first == "key":
             key = jax.random.fold_in(jax.random.fold_in(state.run_key, state.step), state.step_in_epoch)
@@ -229,15 +226,12 @@ class HostBackend:
         state, name, borrow = self._state, path[1], getattr(permission, "borrow", False)
 
         def read() -> Any:
-            record = state.record
-            if record is not None:
-                if name == "batch" and borrow:
-                    return record.batch
+            window = state.window
+            if window is not None:
                 if name == "stop":
-                    return record.stop
-                value = record.host.get(name)
-                if not borrow and hasattr(value, "dtype"):
-                    return value
+                    return window.stop
+                if name == "batch" and borrow:
+                    return window.batch
             return self.read(path, permission)
 
         return read
@@ -252,24 +246,43 @@ class HostBackend:
         return read
 
     def _read_step(self, path: StatePath, permission: Permission) -> Any:
-        record = self._state.record
+        window, name = self._state.window, path[1]
         try:
-            if record is None:
-                raise KeyError(path[1])
-            value = record.get(path[1], borrow=getattr(permission, "borrow", False))
+            if window is None:
+                raise KeyError(name)
+            if name in window.written:
+                return self._handed_out(below(window.written[name], path[2:]), path)
+            if name == "stop":
+                return window.stop
+            if name == "skip" and window.has(path) is None:  # nobody may skip
+                return False
+            if name != "batch":
+                return self._handed_out(window.value(path), path)
+            batch = window.batch if getattr(permission, "borrow", False) else to_host(window.batch)
+            return self._handed_out(below(batch, path[2:]), path)
         except KeyError:
-            known = record.names() if record is not None else []
+            known = window.names() if window is not None else []
             raise MissingStateError(
-                f"{self._declared.label} reads `{dotted(path)}`, which is not there.{did_you_mean(path[1], known)}",
+                f"{self._declared.label} reads `{dotted(path)}`, which is not there.{did_you_mean(name, known)}",
                 where=self._declared.where,
                 why="host handlers see step values at StepBegin (the batch) and StepEnd"
-                if record is None
+                if window is None
                 else f"this step has {', '.join(known)}",
                 fix="read it at StepEnd, in a phase that provides it",
             ) from None
-        for part in path[2:]:
-            value = value[part]
-        return self._handed_out(value, path)
+
+    def _of_window(self, path: StatePath) -> tuple[Any] | None:
+        """Return what the window has of a part of the carry as its step left it, or None: then the carry has it."""
+        window, root = self._state.window, root_of(path)
+        if window is None or not window.computed or root in window.overwritten:
+            return None
+        if window.has(path) is not None:
+            return (window.value(path),)
+        if root in window.kept:
+            self._state.meter.note_read(dotted(path))
+            kept = {"cbstate": {root[1]: window.kept[root]}} if root[0] == "cbstate" else {root[0]: window.kept[root]}
+            return (part_of(kept, self._state.hyperparams, path),)
+        return None
 
     def _handed_out(self, value: PyTree, path: StatePath) -> PyTree:
         """Return a pytree in fresh containers: JAX knows those, which it would not know views to be."""
@@ -312,12 +325,14 @@ class HostBackend:
         )
 
     def _read_carry(self, path: StatePath, permission: Permission) -> Any:
+        found = self._of_window(path)
+        if found is not None:
+            return self._handed_out(found[0], path)
+        self._state.meter.note_read(dotted(path))
         root = root_of(path)
         borrowed = isinstance(permission, Read) and permission.borrow
         value = self._state.live(root) if borrowed else self._state.copy_of(root)
-        for part in path[len(root) :]:
-            value = value[part] if isinstance(value, Mapping) else getattr(value, part)
-        return self._handed_out(value, path)
+        return self._handed_out(below(value, path[len(root) :]), path)
 
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names that exist below a path."""
@@ -325,7 +340,7 @@ class HostBackend:
         if path == ("cbstate",):
             return iter([*state.cbstate, *(state.carry["cbstate"] if state.built else ())])
         if path == ("step",):
-            return iter(state.record.names() if state.record is not None else ())
+            return iter(state.window.names() if state.window is not None else ())
         if path == ("hyperparams",):
             return iter(state.hyperparams.names)
         if path == ("data",):
@@ -388,20 +403,21 @@ class HostBackend:
         self._state.replace(root, copy_tree(new))
 
     def _write_step(self, path: StatePath, value: Any) -> None:
-        record = self._state.record
-        if record is None:
+        window = self._state.window
+        if window is None:
             raise AccessError(
                 f"{self._declared.label} writes `{dotted(path)}` outside a step.",
                 where=self._declared.where,
                 fix="write it at StepBegin or StepEnd",
             )
         if path[1] == "batch":
-            record.batch = value
-        elif path[1] in ("xs", "ys") and not record.values:  # before the step: they are the batch's two parts
-            pair = list(record.batch) if isinstance(record.batch, tuple | list) else [record.batch, None]
+            window.batch = value
+        elif path[1] in ("xs", "ys") and not window.computed:  # before the step: they are the batch's two parts
+            batch = window.batch
+            pair = list(batch) if isinstance(batch, tuple | list) else [batch, None]
             pair[("xs", "ys").index(path[1])] = value
-            record.batch = tuple(pair)
-        elif path[1] in record.values or path[1] == "stop":
+            window.batch = tuple(pair)
+        elif window.has(path[:2]) is not None or path[1] == "stop":
             raise AccessError(
                 f"{self._declared.label} writes `{dotted(path)}`, which the step has computed.",
                 where=self._declared.where,
@@ -409,7 +425,7 @@ class HostBackend:
                 fix="write it in a traced handler, or under another name",
             )
         else:
-            record.host[path[1]] = value
+            window.written[path[1]] = value
 
     def _require_hyperparam(self, name: str, *, writing: bool) -> None:
         self._state.hyperparams.require(name, writing=writing, who=self._declared.label, where=self._declared.where)

@@ -272,7 +272,8 @@ class Metrics(Callback):
         steps = np.arange(first + 1, step + 1)
         ring = vectors["float32"][-_RING * width :].reshape(_RING, width)
         rows = ring[(steps - 1) % _RING]
-        seen = self._held(vectors, phase)["seen"]
+        # `seen` lies first in training's stretch: of the names in `_state`, it is the first in sorted order.
+        seen = vectors["float32"][:width]
         columns = {m.name: rows[:, i].tolist() for i, m in enumerate(self.metrics) if seen[i]}
         log.add(steps.tolist(), columns)
 

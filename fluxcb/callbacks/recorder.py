@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fluxcb._declare.access import Read, Write
+from fluxcb._declare.access import Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
@@ -42,7 +42,6 @@ class Recorder(Callback):
     zeros.
 
     Access:
-        step.batch: Read (borrowed).
         cbstate.history: Write.
 
     Runs:
@@ -72,7 +71,7 @@ class Recorder(Callback):
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
-        return {"step": {"batch": Read(borrow=True)}, **_HISTORY}
+        return _HISTORY
 
     def init(self, learner: Any) -> None:
         """Create `cbstate.history`."""
@@ -90,7 +89,7 @@ class Recorder(Callback):
         history = learner.cbstate.history.entry(phase)
         history.steps += 1
         history.steps_in_epoch += 1
-        history.samples += leading_axis(learner.step.batch)
+        history.samples += learner.progress.batch_size
 
     @on(EpochEnd, Phase, access=_HISTORY)
     def end_epoch(self, event: Event, phase: Phase, learner: Any) -> None:

@@ -14,7 +14,6 @@ from fluxcb.callbacks import (
     default_callbacks,
     with_defaults,
 )
-from fluxcb.phases import TrainingPhase
 
 
 class QuietBar(ProgressBar):
@@ -52,9 +51,10 @@ def test_what_is_no_callback_comes_back_for_the_check_to_report():
 
 def test_the_default_set_bounds_windows_at_fetches_only(build):
     learner = build([], default_callbacks=True)
-    plan = learner._parts.engine.plan.phase(TrainingPhase)
-    assert [call.handler.name for calls, _ in plan.bounding for call in calls] == ["fetch_step_values"]
-    assert plan.fetch == ("loss",)
+    learner.fit(1)
+    plan = learner._parts.engine.steps(learner.phases[0]).caller.plan
+    assert [(bound.call.handler.name, bound.blocks) for bound in plan.bounds] == [("fetch_step_values", False)]
+    assert (list(plan.fetch.each), list(plan.fetch.last)) == ([("step", "loss")], [])
     assert learner.graph.number_of_edges() == 0
     assert len(learner._state.carry["cbstate"]) == 1
 

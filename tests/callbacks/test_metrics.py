@@ -48,10 +48,9 @@ def test_step_values_are_complete_and_come_without_bounding_windows(build, refer
     np.testing.assert_allclose(log["loss"], losses, rtol=2e-5)
     np.testing.assert_allclose(log["smooth_loss"], smooth, rtol=2e-5)
     assert learner.cbstate["metrics_epoch"]["training"].last("smooth_loss") == pytest.approx(smooth[-1], rel=2e-5)
-    plan = learner._parts.engine.plan.phase(TrainingPhase)
-    bounding = [call for calls, _ in plan.bounding for call in calls]
-    assert [(call.handler.name, call.schedules) for call in bounding] == [
-        ("fetch_step_values", (fluxcb.EverySteps(FLUSH_EVERY),))
+    bounds = learner._parts.engine.steps(learner.phases[0]).caller.plan.bounds
+    assert [(bound.call.handler.name, bound.call.schedules, bound.blocks) for bound in bounds] == [
+        ("fetch_step_values", (fluxcb.EverySteps(FLUSH_EVERY),), False)
     ]
     assert [leaf.shape for leaf in learner.state["cbstate"]["metrics_now"].values()] == [(2 * 9 + 2 * FLUSH_EVERY * 2,)]
 

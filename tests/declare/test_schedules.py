@@ -75,11 +75,11 @@ def test_always_and_predicates_are_asked_at_every_step() -> None:
 
 
 def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 101.0, 102.0, 103.5, 104.0, 110.0, 111.9])
+    clock = iter([100.0, 101.0, 102.0, 103.5, 104.0, 110.0, 111.9, 111.9, 112.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     schedule = EverySeconds(2)
     assert [schedule.due(step, 1, None) for step in range(7)] == [False, False, True, False, True, True, False]
-    assert schedule.next_due(3, 1) == 4  # a clock must be asked at each step
+    assert [schedule.next_due(3, 1), schedule.next_due(3, 1)] == [None, 4]  # before it strikes, and after
     assert schedule == EverySeconds(2)
     assert repr(schedule) == "EverySeconds(seconds=2)"
 

@@ -72,8 +72,12 @@ def test_the_first_ends_the_window_then_fit_end_runs_then_keyboard_interrupt_rea
 
 
 def test_a_window_that_is_being_replayed_is_told_whole():
-    # Windows double from 1: steps 1, 2-3; the press is seen when those of the second have been told.
-    assert run("once", "free")[:3] == ["FitEnd 3", "KeyboardInterrupt 3 KeyboardInterrupt", "3 FitEnd []"]
+    # The press comes in the middle of a window; its steps, and those of the next, which runs already, are all told.
+    first, second, third, *_ = run("once", "free")
+    steps = int(first.removeprefix("FitEnd "))
+    assert steps > 3
+    assert second == f"KeyboardInterrupt {steps} KeyboardInterrupt"
+    assert third.startswith(f"{steps} FitEnd [")
 
 
 def test_the_second_stops_at_once():

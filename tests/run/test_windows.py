@@ -1,50 +1,41 @@
-"""How far the engine runs ahead: what bounds a window, and that nothing else does."""
+"""Windows: what bounds them, what they wait for, and that nothing else does."""
 
-import functools
-
-import numpy as np
 import pytest
 
 from fluxcb import Append, Callback, EverySteps, Read, Write, every, on, throttle, when
-from fluxcb._run import engine
-from fluxcb.events import StepBegin, StepEnd, Trigger
+from fluxcb._run import stepping
+from fluxcb.events import StepBegin, StepEnd, Trigger, UpdateEnd
 from fluxcb.phases import Phase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
 
-def run_ahead(monkeypatch, *callbacks, batches=64):
-    """Return for each step how many steps the device had been given when its StepEnd ran."""
-
-    # Long windows are cut by the clock, too, to keep progress bars alive: not here.
-    monkeypatch.setattr(engine, "_WINDOW_SECONDS", 1e9)
-
-    class Watches(Callback):
-        def __init__(self):
-            self.seen = []
-
-        @on
-        def look(self, event: StepEnd, phase: TrainingPhase, learner):
-            self.seen.append(int(owner[0]._state.carry["counters"][0]))
-
-    watches = Watches()
-    owner = [testlearner(watches, *callbacks, batches=batches, validation_batches=0)]
-    owner[0].fit(1)
-    return watches.seen
-
-
-def windows(lengths):
-    """Return what `ahead` would return for windows of these lengths."""
-    ends = np.cumsum(lengths)
-    return [int(end) for end, length in zip(ends, lengths, strict=True) for _ in range(length)]
-
-
 @pytest.fixture
-def ahead(monkeypatch):
-    return functools.partial(run_ahead, monkeypatch)
+def windows(monkeypatch):
+    """Return a function that trains an epoch and returns (length, whether the next one waited) of its windows."""
+    # Long windows are cut by the clock, too, to keep progress bars alive: not here.
+    monkeypatch.setattr(stepping, "WINDOW_SECONDS", 1e9)
+
+    def run(*callbacks, batches=64, **arguments):
+        seen, look = [], stepping.Steps._look
+
+        def spy(self, window, feed, *, behind=None):
+            look(self, window, feed, behind=behind)
+            seen.append((window.length, window.blocks))
+
+        monkeypatch.setattr(stepping.Steps, "_look", spy)
+        learner = testlearner(*callbacks, batches=batches, validation_batches=0, **arguments)
+        learner.fit(1)
+        monkeypatch.setattr(stepping.Steps, "_look", look)
+        return seen
+
+    return run
 
 
-FREE = [1, 2, 4, 8, 16, 32, 1]  # they double, up to 32, to learn how long a step takes
-ONES = [1] * 64
+# The first two are short, because nobody knows yet how long a step takes; then as many as JAX runs ahead.
+FREE = [(1, False), (1, False), (32, False), (30, False)]
+ONES = [(1, True)] * 64
+# What runs before its step sees the state before it, so the step before has ended; but nothing waits for its end.
+LIVE = [(1, False)] * 64
 
 
 def made(event, access, schedule=None, phase=TrainingPhase):
@@ -60,36 +51,66 @@ def made(event, access, schedule=None, phase=TrainingPhase):
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "lengths"),
+    ("callbacks", "expected"),
     [
         ([], FREE),
         ([made(StepEnd, {"step": {"loss": Read(), "grads": Read(), "batch": Read()}})], FREE),
         ([made(StepEnd, {"step": {"note": Append()}})], FREE),
         ([made(StepEnd, {"step": {"stop": Read()}, "control": Append()})], FREE),
+        ([made(StepEnd, {"params": Read()})], FREE),  # so small that they are fetched for each step
+        ([made(StepEnd, {"params": Read(borrow=True)})], FREE),
+        ([made(StepEnd, {"hyperparams": {"learning_rate": Read()}})], FREE),
+        ([made(StepEnd, {"*": Read()})], FREE),
         ([made(StepBegin, {"step": {"batch": Read()}})], FREE),
-        ([made(StepEnd, {"control": Append()})], ONES),
-        ([made(StepBegin, {"control": Append()})], ONES),
-        ([made(StepEnd, {"params": Read()})], ONES),
-        ([made(StepEnd, {"params": Read(borrow=True)})], ONES),
-        ([made(StepEnd, {"hyperparams": {"learning_rate": Write()}})], ONES),
-        ([made(StepBegin, {"step": {"batch": Write()}})], ONES),
-        ([made(StepEnd, {"*": Read()})], ONES),
         ([made(Trigger, {"params": Read()})], FREE),
+        ([made(StepEnd, {"control": Append()})], ONES),
+        ([made(StepEnd, {"hyperparams": {"learning_rate": Write()}})], ONES),
+        ([made(StepBegin, {"control": Append()})], LIVE),
+        ([made(StepBegin, {"step": {"batch": Write()}})], LIVE),
+        ([made(StepBegin, {"params": Read()})], LIVE),
     ],
 )
-def test_what_bounds_windows(ahead, callbacks, lengths):
-    assert ahead(*callbacks) == windows(lengths)[:64]
+def test_what_bounds_windows(windows, callbacks, expected):
+    assert windows(*callbacks, steps_per_call=1) == expected
+
+
+@pytest.mark.parametrize(("kib", "waits"), [(3, None), (32, False), (128, True)])
+def test_parts_of_the_carry_are_fetched_copied_or_waited_for_by_their_size(windows, kib, waits):
+    import jax.numpy as jnp
+
+    class Holds(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def stateaccess(self):
+            return {"cbstate": {"held": Write()}}
+
+        def init(self, learner):
+            learner.cbstate.held = jnp.zeros(kib * 256)
+
+        @on
+        def add(self, event: UpdateEnd, phase: TrainingPhase, learner):
+            learner.cbstate.held = learner.cbstate.held + 1
+
+        @on(StepEnd, TrainingPhase, access={"cbstate": {"held": Read()}})
+        def look(self, event, phase, learner):
+            self.seen.append((learner.progress.step, learner.cbstate.held[-1]))
+
+    holds = Holds()
+    every_step = windows(holds, batches=20, steps_per_call=10)
+    assert holds.seen == [(step, step) for step in range(1, 21)]
+    assert every_step == ([(1, False), (1, False), (10, False), (8, False)] if waits is None else [(1, waits)] * 20)
 
 
 def ends(seen):
-    return sorted(set(seen))
+    return {sum(length for length, _ in seen[: i + 1]) for i in range(len(seen))}
 
 
 @pytest.mark.parametrize(
     ("callback", "period", "offset"),
     [
-        (made(StepEnd, {"params": Read()}, EverySteps(10)), 10, 0),
-        (every(made(StepEnd, {"params": Read()}), steps=10), 10, 0),
+        (made(StepEnd, {"control": Append()}, EverySteps(10)), 10, 0),
+        (every(made(StepEnd, {"hyperparams": Write()}), steps=10), 10, 0),
         (throttle(made(StepEnd, {"control": Append()}), StepEnd, freq=7), 7, 0),
         (every(made(Trigger, {}), steps=12), 12, 0),
         # before step 10 runs, its StepBegin looks
@@ -97,15 +118,41 @@ def ends(seen):
         (every(made(StepBegin, {"control": Append()}), steps=6), 6, -1),
     ],
 )
-def test_a_schedule_bounds_windows_where_it_is_due(ahead, callback, period, offset):
-    seen = ahead(callback)
+@pytest.mark.parametrize("steps_per_call", [1, 50])
+def test_a_schedule_bounds_windows_where_it_is_due(windows, callback, period, offset, steps_per_call):
+    seen = windows(callback, steps_per_call=steps_per_call)
     due = {step + offset for step in range(period, 65, period)}
-    assert due <= set(ends(seen))
-    assert len(ends(seen)) < 64 / 2  # and hardly anywhere else
+    assert due <= ends(seen)
+    assert len(seen) < 64 / 2  # and hardly anywhere else
 
 
-def test_a_predicate_is_asked_at_every_step(ahead):
-    assert ahead(when(made(StepEnd, {"params": Read()}), lambda learner: False)) == windows(ONES)
+def test_a_predicate_is_asked_at_every_step(windows):
+    never = when(made(StepEnd, {"control": Append()}), lambda learner: False)
+    assert windows(never, steps_per_call=50) == ONES
+
+
+def test_large_values_that_are_due_now_and_then_are_not_stacked(windows):
+    seen = []
+
+    class Looks(Callback):
+        def stateaccess(self):
+            return {"step": {"outputs": Read()}}
+
+        @on(StepEnd, TrainingPhase, when=EverySteps(7))
+        def look(self, event, phase, learner):
+            seen.append((learner.progress.step, learner.step.outputs.copy()))
+
+    plain = []
+
+    class LooksAlways(Looks):
+        @on(StepEnd, TrainingPhase)
+        def look(self, event, phase, learner):
+            plain.append(learner.step.outputs.copy())
+
+    lengths = [length for length, _ in windows(Looks(), batches=21, batch_size=100, steps_per_call=20)]
+    assert lengths == [1, 1, 5, 7, 7]
+    windows(LooksAlways(), batches=21, batch_size=100, steps_per_call=20)
+    assert [(step, values.tobytes()) for step, values in seen] == [(s, plain[s - 1].tobytes()) for s in (7, 14, 21)]
 
 
 class LooksAtStart(Callback):

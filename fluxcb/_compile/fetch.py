@@ -1,0 +1,205 @@
+"""Fetch: which values leave the device with a window of steps, and how they are packed.
+
+Every small value that is needed for each step goes into one row of 32-bit words per step, so that a whole window
+is one array and one transfer. Larger values have a buffer each; what is needed at a window's end only is not stacked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._compile.arrays import is_key, nbytes_of
+from fluxcb._declare.access import dotted
+from fluxcb._errors import TraceError
+from fluxcb._typing import PyTree, StatePath
+
+__all__ = ["HEAD", "Fetch", "empty_buffers", "store"]
+
+HEAD = 2
+"""Words at the head of a row: 1 if the step ran, and 1 if it stopped the window."""
+
+_PACKED_BYTES = 256  # a larger leaf has a buffer of its own: copying it word by word would cost more than a transfer
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """Where one leaf of a fetched value lies: `words` words of the row from `start` on, or buffer number `buffer`."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    start: int = 0
+    words: int = 0
+    buffer: int = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """The values that leave the device, by path.
+
+    Args:
+        each: Specs of the values that are fetched for each step: step values, and small parts of the carry as the step
+            left it.
+        last: Specs of those that are fetched for the last step of a window.
+
+    Attributes:
+        row: Words of the row that each step fills (int32[row]).
+        buffers: Specs of the buffers beside it, one entry a step.
+    """
+
+    each: Mapping[StatePath, PyTree]
+    last: Mapping[StatePath, PyTree]
+    row: int = field(init=False)
+    buffers: tuple[jax.ShapeDtypeStruct, ...] = field(init=False)
+    _places: Mapping[StatePath, tuple[Any, tuple[_Leaf, ...]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        start, buffers = HEAD, []
+        places: dict[StatePath, tuple[Any, tuple[_Leaf, ...]]] = {}
+        for path, spec in self.each.items():
+            leaves, structure = jax.tree.flatten(spec)
+            held = []
+            for leaf in leaves:
+                _refuse_key(path, leaf)
+                words = _words(leaf)
+                if words is None:
+                    held.append(_Leaf(leaf.shape, leaf.dtype, buffer=len(buffers)))
+                    buffers.append(leaf)
+                else:
+                    held.append(_Leaf(leaf.shape, leaf.dtype, start, words))
+                    start += words
+            places[path] = structure, tuple(held)
+        for path, spec in self.last.items():
+            for leaf in jax.tree.leaves(spec):
+                _refuse_key(path, leaf)
+        for name, value in (("row", start), ("buffers", tuple(buffers)), ("_places", places)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes that are fetched for each step."""
+        return 4 * self.row + sum(nbytes_of(spec) for spec in self.buffers)
+
+    @property
+    def bytes_last(self) -> int:
+        """Bytes that are fetched once per window."""
+        return sum(nbytes_of(spec) for spec in self.last.values())
+
+    def covering(self, path: StatePath) -> StatePath | None:
+        """Return the fetched path that a path is or lies in, or None."""
+        for end in range(len(path), 0, -1):
+            if path[:end] in self._places or path[:end] in self.last:
+                return path[:end]
+        return None
+
+    # -- on the device --------------------------------------------------------------------------
+
+    def pack(self, value_at: Callable[[StatePath], PyTree], ran: Any, stopped: Any) -> tuple[Any, list[Any]]:
+        """Return a step's row and what goes into the buffers.
+
+        Args:
+            value_at: Returns the value at a path.
+            ran: Whether the step ran (bool[]).
+            stopped: Whether it stopped the window (bool[] or int32[]).
+        """
+        words = [jnp.asarray(ran, jnp.int32).reshape(1), jnp.asarray(stopped, jnp.int32).reshape(1)]
+        beside: list[Any] = []
+        for path, (_, leaves) in self._places.items():
+            for leaf, value in zip(leaves, jax.tree.leaves(value_at(path)), strict=True):
+                if leaf.buffer >= 0:
+                    beside.append(value)
+                else:
+                    words.append(_as_words(value))
+        return jnp.concatenate(words), beside
+
+    # -- on the host ----------------------------------------------------------------------------
+
+    def columns(
+        self, path: StatePath, rows: np.ndarray, buffer: Callable[[int], Sequence[Any]]
+    ) -> tuple[Any, list[Any]]:
+        """Return a value for all steps at once: its structure, and its leaves with the steps as their leading axis.
+
+        Args:
+            path: A path of `each`.
+            rows: The rows, int32[steps, row].
+            buffer: Returns the entries of a buffer, one per step.
+        """
+        structure, leaves = self._places[path]
+        return structure, [
+            buffer(leaf.buffer)
+            if leaf.buffer >= 0
+            else _from_words(rows[:, leaf.start : leaf.start + leaf.words], leaf.shape, leaf.dtype)
+            for leaf in leaves
+        ]
+
+
+def empty_buffers(fetch: Fetch, length: int) -> tuple[Any, list[Any]]:
+    """Return the zeros that `length` steps' rows and buffers are written into."""
+    return jnp.zeros((length, fetch.row), jnp.int32), [jnp.zeros((length, *s.shape), s.dtype) for s in fetch.buffers]
+
+
+def store(held: tuple[Any, list[Any]], i: Any, packed: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+    """Return rows and buffers with those of step `i` written."""
+
+    def put(buffer: Any, value: Any) -> Any:  # unlike `.at[i].set`, without checking the index: two kernels fewer
+        return jax.lax.dynamic_update_index_in_dim(buffer, value, i, 0)
+
+    return put(held[0], packed[0]), [put(buffer, value) for buffer, value in zip(held[1], packed[1], strict=True)]
+
+
+def _refuse_key(path: StatePath, leaf: Any) -> None:
+    if is_key(leaf):
+        raise TraceError(
+            f"`{dotted(path)}` holds a typed random key, which cannot be fetched.",
+            why="a host handler declares to read it",
+            fix="fetch `jax.random.key_data(key)`",
+        )
+
+
+def _words(leaf: Any) -> int | None:
+    """Return how many words of the row a leaf takes, or None if it has a buffer of its own."""
+    if nbytes_of(leaf) > _PACKED_BYTES or not _packs(leaf.dtype):
+        return None
+    return math.prod(leaf.shape) * max(1, leaf.dtype.itemsize // 4)
+
+
+def _packs(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return False
+    return dtype.itemsize in (1, 2, 4, 8) and not str(dtype).startswith(("int4", "uint4", "int2", "uint2", "float4"))
+
+
+_UNSIGNED = {1: np.uint8, 2: np.uint16}
+
+
+def _as_words(value: Any) -> Any:
+    """Return the bits of an array as int32[n]; narrower ones take a word each."""
+    flat = value.reshape(-1)
+    size = flat.dtype.itemsize
+    if jnp.issubdtype(flat.dtype, jnp.bool_):
+        return flat.astype(jnp.int32)
+    if size < 4:
+        return jax.lax.bitcast_convert_type(flat, _UNSIGNED[size]).astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(flat, jnp.int32).reshape(-1)
+
+
+def _from_words(words: np.ndarray, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Return the arrays that `_as_words` made words of, the steps as their leading axis; read-only."""
+    size = np.dtype(dtype).itemsize
+    if np.issubdtype(dtype, np.bool_):
+        values = words != 0
+    elif size < 4:
+        values = words.astype(_UNSIGNED[size]).view(dtype)
+    elif words.shape[1] == 1 and size == 4:  # the usual scalar: a view
+        values = words.view(dtype)
+    else:
+        values = np.ascontiguousarray(words).view(dtype)
+    values = values.reshape(len(words), *shape)
+    values.flags.writeable = False
+    return values

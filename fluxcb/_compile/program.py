@@ -1,0 +1,213 @@
+"""Programs: a traced step made into something that can be called.
+
+There are two per phase and batch shape. The single-step program takes a batch; the window program takes a buffer of
+batches and runs as many steps of it as it is told. Both are loops of run-time length around the same body, so that
+their results agree bit for bit; the straight-line single step stands in where a loop body would be slow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fluxcb._compile.arrays import is_key
+from fluxcb._compile.carried import below, part_of
+from fluxcb._compile.fetch import Fetch, empty_buffers, store
+from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.step import TracedStep
+from fluxcb._typing import Batch, PyTree, Rows, StatePath
+
+__all__ = ["Outputs", "Program", "ProgramKind", "compile_program"]
+
+ProgramKind = Literal["loop", "straight"]
+
+_SMALL_STEP_FLOPS = 2e7
+_PADDED = 2  # a buffer of one is not bit-safe against longer ones, so a single step is padded inside jit
+
+
+class Outputs(NamedTuple):
+    """What one call of a program brings back beside the carry.
+
+    Attributes:
+        rows: int32[steps, words] (int32[words] of a single step); see `Fetch`.
+        buffers: The larger values of each step, stacked like the rows.
+        last: Values of the last step that ran, by position of their path.
+        values: Step values as they are, by name, where a step is run by hand.
+    """
+
+    rows: Any
+    buffers: list[Any]
+    last: list[PyTree]
+    values: Mapping[str, PyTree]
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A compiled program.
+
+    Attributes:
+        call: `(carry, batch) -> (carry, Outputs)`, or `(carry, buffer, length)` with an int32[] for a window; the carry
+            is donated. Called with other shapes it raises TypeError or ValueError, and donates nothing.
+        step: The step it runs.
+        fetch: What it brings back.
+        steps: Length of the buffer (steps); 1 for the single-step program.
+        seconds: What compiling it took (s).
+    """
+
+    call: Callable[..., tuple[PyTree, Outputs]]
+    step: TracedStep
+    fetch: Fetch
+    steps: int
+    seconds: float
+
+
+def compile_program(
+    step: TracedStep,
+    carry: PyTree,
+    batches: Any,
+    *,
+    fetch: Fetch,
+    kind: ProgramKind,
+    steps: int = 1,
+    hyperparams: HyperparamIndex,
+    by_hand: tuple[str, ...] = (),
+) -> Program:
+    """Compile a program.
+
+    Args:
+        step: The traced step.
+        carry: The carry it will be called with.
+        batches: A batch, or the buffer of batches, it will be called with.
+        fetch: What it brings back.
+        kind: `loop`, or `straight` for the plain step.
+        steps: Length of the buffer; 1 for a batch by itself.
+        hyperparams: Where the hyperparameters lie in the carry.
+        by_hand: Step values to bring back as they are, beside the packed ones.
+    """
+    began = time.perf_counter()
+    maker = _Maker(step, fetch, hyperparams, by_hand, isinstance(batches, Rows))
+    program = maker.straight if kind == "straight" else maker.loop if steps == 1 else maker.window
+    length = () if steps == 1 else (jnp.int32(1),)
+    lowered = jax.jit(program, donate_argnums=0).lower(carry, _arguments(batches), *length)
+    call = lowered.compile(compiler_options=_options(lowered, carry))
+    if isinstance(batches, Rows):
+        compiled, call = call, lambda carry, batch, *length: compiled(carry, _arguments(batch), *length)
+    return Program(call, step, fetch, steps, time.perf_counter() - began)
+
+
+def _arguments(batches: Any) -> Any:
+    return (batches.arrays, batches.rows) if isinstance(batches, Rows) else batches
+
+
+def _options(lowered: Any, carry: PyTree) -> dict[str, Any] | None:
+    """Return compiler options; on CPU, a step may be too small for running its kernels in parallel.
+
+    XLA's CPU backend hands independent kernels to a thread pool. With a few dozen kernels of a microsecond each, the
+    handing over doubles the step's time (28 to 80 us for a 64-64-10 MLP with a guard, jax 0.10.2); bits are the same.
+    """
+    platform = next(iter(carry["counters"].devices())).platform
+    if platform != "cpu":
+        return None
+    # Without it, a while loop copies each part of the carry that a guard (`step.skip`) reads beside its new value.
+    options = {"xla_cpu_copy_insertion_use_region_analysis": True}
+    # The analysis counts a loop's body once, whatever its length.
+    if (lowered.cost_analysis() or {}).get("flops", float("inf")) > _SMALL_STEP_FLOPS:
+        return options
+    return {**options, "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """The functions that are compiled."""
+
+    step: TracedStep
+    fetch: Fetch
+    hyperparams: HyperparamIndex
+    by_hand: tuple[str, ...]
+    resident: bool
+
+    def straight(self, carry: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
+        """Run the plain step, outside any loop."""
+        going = carry["counters"][3] == 0
+        new, values = self.step.run(carry, self._resident_batch(batch))
+        if "stop" in self.step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
+            new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
+        rows, buffers = self._packed(new, values, going)
+        return new, Outputs(rows, buffers, self._last(new, values), {name: values[name] for name in self.by_hand})
+
+    def loop(self, carry: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
+        """Run one step inside the loop."""
+        # 1, but the compiler does not know it: a loop that runs once for sure is inlined, and the bits may differ.
+        length = jnp.where(carry["counters"][0] >= 0, 1, 0)
+        if self.resident:
+            arrays, rows = batch
+            buffer = (arrays, _padded(rows))
+        else:
+            buffer = jax.tree.map(_padded, batch)
+        carry, out = self._run(carry, buffer, length, _PADDED)
+        first = jax.tree.map(lambda b: b[0], (out.rows, out.buffers))
+        return carry, Outputs(first[0], first[1], out.last, out.values)
+
+    def window(self, carry: PyTree, batches: Any, length: Any) -> tuple[PyTree, Outputs]:
+        """Run the first `length` steps of a buffer."""
+        steps = (batches[1] if self.resident else jax.tree.leaves(batches)[0]).shape[0]
+        return self._run(carry, batches, length, steps)
+
+    def _run(self, carry: PyTree, batches: Any, length: Any, steps: int) -> tuple[PyTree, Outputs]:
+        last = [_zeros(spec) for spec in self.fetch.last.values()]
+        raw = {name: _zeros(self.step.step_specs[name]) for name in self.by_hand}
+
+        def condition(state: Any) -> Any:
+            i, carry = state[:2]
+            return (i < length) & (carry["counters"][3] == 0)
+
+        def body(state: Any) -> Any:
+            i, carry, held, _, _ = state
+            carry, values = self.step.run(carry, self._batch_at(batches, i))
+            held = store(held, i, self._packed(carry, values, True))
+            return i + 1, carry, held, self._last(carry, values), {name: values[name] for name in self.by_hand}
+
+        state = (jnp.int32(0), carry, empty_buffers(self.fetch, steps), last, raw)
+        _, carry, (rows, buffers), last, raw = jax.lax.while_loop(condition, body, state)
+        return carry, Outputs(rows, buffers, last, raw)
+
+    def _batch_at(self, batches: Any, i: Any) -> Batch:
+        if self.resident:
+            arrays, rows = batches
+            return self._resident_batch((arrays, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False)))
+        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, i, keepdims=False), batches)
+
+    def _resident_batch(self, batch: Any) -> Batch:
+        if not self.resident:
+            return batch
+        arrays, rows = batch
+        # The loader knows that rows are in bounds; what jnp would check for costs as much as the gathering.
+        return jax.tree.map(lambda a: a.at[rows].get(mode="promise_in_bounds"), arrays)
+
+    def _packed(self, carry: PyTree, values: Mapping[str, Any], ran: Any) -> tuple[Any, list[Any]]:
+        return self.fetch.pack(self._value_at(carry, values), ran, carry["counters"][3])
+
+    def _last(self, carry: PyTree, values: Mapping[str, Any]) -> list[PyTree]:
+        return [self._value_at(carry, values)(path) for path in self.fetch.last]
+
+    def _value_at(self, carry: PyTree, values: Mapping[str, Any]) -> Callable[[StatePath], PyTree]:
+        def value_at(path: StatePath) -> PyTree:
+            if path[0] == "step":
+                return below(values[path[1]], path[2:])
+            return part_of(carry, self.hyperparams, path)
+
+        return value_at
+
+
+def _zeros(spec: PyTree) -> PyTree:
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec)
+
+
+def _padded(x: Any) -> Any:
+    x = jnp.asarray(x)
+    return jnp.stack([x, x if is_key(x) else jnp.zeros_like(x)])

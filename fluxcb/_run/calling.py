@@ -1,0 +1,200 @@
+"""Calling: which program runs a window's steps, the one for single steps or the one for windows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from fluxcb._compile.arrays import batch_spec, nbytes_of
+from fluxcb._compile.plan import Plan
+from fluxcb._compile.program import Program
+from fluxcb._compile.traced import StepSetup
+from fluxcb._compile.windows import WindowPlan
+from fluxcb._declare.phases import Phase
+from fluxcb._run.feed import Feed, give_back
+from fluxcb._run.programs import Programs
+from fluxcb._run.stacking import Stacker
+from fluxcb._run.state import HostState
+from fluxcb._run.window import Window
+from fluxcb._typing import Batch, Rows
+
+__all__ = ["Caller"]
+
+AHEAD = 32
+"""Single-step calls in a window: JAX runs at most 32 computations ahead (measured on CPU)."""
+
+LONGEST = 128
+"""Steps of a window where the engine chooses; more would only make the last handlers of an epoch wait longer."""
+
+_WORTHWHILE = 0.05  # calling the program is worth avoiding if it takes this share of a step's time
+
+
+class Host(Protocol):
+    """What calling needs of the engine."""
+
+    state: HostState
+    programs: Programs
+    plan: Plan
+
+    @property
+    def setup(self) -> Callable[[Phase], StepSetup]:
+        """Returns what a phase's traced step needs."""
+        ...
+
+
+class Caller:
+    """Calls the programs of one phase.
+
+    Args:
+        engine: The engine.
+        phase: The phase.
+
+    Attributes:
+        single: The single-step program last used, or None before the first step.
+        many: The window program, or None as long as there is none.
+        calls: How often a program was called.
+        spent: Time spent on calling the single-step program where that mattered (s).
+    """
+
+    def __init__(self, engine: Host, phase: Phase) -> None:
+        self._engine = engine
+        self._state = engine.state
+        self._phase = phase
+        self._plan = engine.plan.phase(type(phase))
+        self.single: Program | None = None
+        self.many: Program | None = None
+        self._stacker: Stacker | None = None
+        self.calls = 0
+        self.spent = 0.0
+
+    @property
+    def plan(self) -> WindowPlan | None:
+        """What bounds the windows, once a step's shapes are known."""
+        return self.plan_of(self.single) if self.single is not None else None
+
+    def plan_of(self, program: Program) -> WindowPlan:
+        """Return what bounds the windows of a program."""
+        engine = self._engine
+        return engine.programs.windows(engine.plan, self._phase, program.step, self._state)
+
+    @property
+    def longest(self) -> int:
+        """Steps of a window at most."""
+        return self.many.steps if self.many is not None else AHEAD
+
+    def took(self, window: Window, seconds: float) -> None:
+        """Note how long a window took (s): when calling single steps has cost enough, windows are compiled."""
+        if window.calling > _WORTHWHILE * seconds:
+            self.spent += window.calling
+
+    def call(self, window: Window, feed: Feed | None, *, by_hand: bool) -> None:
+        """Run a window's steps on the device, without waiting.
+
+        Args:
+            window: The window; it is cut where its batches cease to have one shape.
+            feed: Where batches go back that are not consumed.
+            by_hand: Whether the step is run by hand.
+
+        Raises:
+            Exception: Its first step failed, and is spent.
+        """
+        if by_hand or not self._call_window(window, feed):
+            self._call_single(window, feed, by_hand=by_hand)
+
+    def _call_window(self, window: Window, feed: Feed | None) -> bool:
+        """Call the window program if there is to be one; tell whether it was called."""
+        state, engine = self._state, self._engine
+        stacker = self._stacker_for(window.batches[0]) if window.length > 1 else None
+        if stacker is None:
+            return False
+        buffer, count = stacker.stack(window.batches)
+        if count < 2:
+            return False
+        give_back(feed, window.cut(count))
+
+        def program() -> Program:
+            setup = engine.setup(self._phase)
+            return engine.programs.many(
+                setup, engine.plan, self._phase, state, window.batches[0], buffer, stacker.steps
+            )
+
+        held = self.many or program()
+        window.began = time.perf_counter()
+        try:
+            state.carry, outputs = held.call(state.carry, buffer, np.int32(count))
+        except (TypeError, ValueError):  # a callback has moved the carry to another place; nothing was donated
+            if (other := program()) is held:
+                raise
+            held = other
+            state.carry, outputs = held.call(state.carry, buffer, np.int32(count))
+        self.many = held
+        window.came_from(held, outputs)
+        self.calls += 1
+        return True
+
+    def _call_single(self, window: Window, feed: Feed | None, *, by_hand: bool) -> None:
+        """Call the single-step program for each batch."""
+        state, done = self._state, 0
+        program = None if by_hand else self.single
+        try:
+            if program is None:
+                program = self._single_program(window.batches[0], by_hand=by_hand)
+            window.began = time.perf_counter()
+            for batch in window.batches:
+                try:
+                    state.carry, outputs = program.call(state.carry, batch)
+                except (TypeError, ValueError):
+                    # Another shape than the program's; nothing was donated. A shorter last batch has its own.
+                    if done or (other := self._single_program(batch, by_hand=by_hand)) is program:
+                        raise
+                    program, window.began = other, time.perf_counter()
+                    state.carry, outputs = program.call(state.carry, batch)
+                window.came_from(program, outputs)
+                done += 1
+        except Exception:
+            rest = window.cut(done)
+            if not done or state.carry["counters"].is_deleted():
+                give_back(feed, rest[1:])  # the batch that failed is spent; those behind it are not
+                raise
+            give_back(feed, rest)  # steps of a window have one shape, and errors their turn
+        if not by_hand:
+            self.single = program
+        self.calls += done
+        window.calling = time.perf_counter() - window.began
+
+    def _single_program(self, batch: Batch, *, by_hand: bool) -> Program:
+        engine = self._engine
+        setup = engine.setup(self._phase)
+        return engine.programs.single(setup, engine.plan, self._phase, self._state, batch, by_hand=by_hand)
+
+    def _stacker_for(self, batch: Batch) -> Stacker | None:
+        """Return what stacks batches for the window program, or None if there is to be none."""
+        if self._stacker is None and self.single is not None and self._pays(batch):
+            steps = self.buffer_length(batch)
+            self._stacker = Stacker(batch, steps) if steps > 1 else None
+        return self._stacker
+
+    def _pays(self, batch: Batch) -> bool:
+        programs = self._engine.programs
+        if self.single is None or programs.kind_of(self.single.step, self._state.carry) == "straight":
+            return False
+        if programs.steps_per_call != "auto":
+            return programs.steps_per_call > 1
+        # Another program is compiled when calling this one has cost as much: at most, the cost is doubled.
+        return isinstance(batch, Rows) or self.spent > self.single.seconds
+
+    def buffer_length(self, batch: Batch) -> int:
+        """Return how many steps a window program's buffer has."""
+        programs, plan = self._engine.programs, self.plan
+        if programs.steps_per_call != "auto":
+            steps = programs.steps_per_call
+        elif isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger):
+            steps = max(LONGEST, self._state.steps_in_epoch)
+        else:
+            steps = LONGEST
+        each = nbytes_of(batch.rows if isinstance(batch, Rows) else batch_spec(batch))
+        each += plan.fetch.bytes_each if plan is not None else 0
+        return min(steps, programs.window_bytes // max(1, each))

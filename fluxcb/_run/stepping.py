@@ -1,0 +1,328 @@
+"""Stepping: the steps of a phase, window by window.
+
+While the device runs one window, the host prepares and dispatches the next, and then runs the handlers of the one
+before: step by step, each seeing its own step's values. Where a handler has to look or change something between two
+steps, the window ends there, and nothing is dispatched until the handler has run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from fluxcb._compile.arrays import copy_tree, leading_axis
+from fluxcb._compile.plan import AT_END, IN_SYNC, HostCall
+from fluxcb._compile.windows import WindowPlan, bound_at, must_look_before
+from fluxcb._declare.control import Cancel, CancelStep
+from fluxcb._declare.events import Event, StepBegin, StepEnd, Trigger
+from fluxcb._declare.phases import Phase
+from fluxcb._run import calling
+from fluxcb._run.feed import Feed, give_back, pull
+from fluxcb._run.interrupts import Interrupt
+from fluxcb._run.window import Window
+from fluxcb._typing import Batch, StatePath
+
+__all__ = ["Steps"]
+
+WINDOW_SECONDS = 0.1
+"""How long a window lasts at most: two are under way at a time, and bars, clocks and Ctrl-C stay alive (s)."""
+
+_STEP_BEGIN, _STEP_END, _TRIGGER = StepBegin(), StepEnd(), Trigger()
+
+
+class Host(calling.Host, Protocol):
+    """What stepping needs of the engine."""
+
+    interrupt: Interrupt
+
+    def run_calls(self, calls: Sequence[HostCall], event: Event, phase: Phase) -> None:
+        """Run host calls that are due."""
+        ...
+
+
+class Steps:
+    """Runs the steps of one phase.
+
+    Args:
+        engine: The engine.
+        phase: The phase.
+
+    Attributes:
+        caller: Calls the programs.
+        look_before: The StepBegin handlers that run before their step, and why.
+        windows: How many windows have run.
+        steps: How many steps have run.
+    """
+
+    def __init__(self, engine: Host, phase: Phase) -> None:
+        self._engine = engine
+        self._state = engine.state
+        self._phase = phase
+        self._trains = type(phase).trains
+        self._plan = engine.plan.phase(type(phase))
+        self.look_before = must_look_before(self._plan.begin, self._state.carry)
+        self._live_calls = tuple(bound.call for bound in self.look_before)
+        self.caller = calling.Caller(engine, phase)
+        self.windows = self.steps = 0
+        self._step_seconds = 0.0
+        self._ended = 0.0
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self, feed: Feed, limit: int | None, *, goes_on: bool) -> None:
+        """Run an epoch's steps.
+
+        Args:
+            feed: The batches.
+            limit: Steps at most, or None for all the data.
+            goes_on: Whether the data stream runs on from epoch to epoch.
+        """
+        state = self._state
+        pending: Window | None = None
+        while True:
+            ahead = pending.length if pending is not None else 0
+            length, live = self._next_length(ahead)
+            if limit is not None:
+                length = min(length, limit - state.step_in_epoch - ahead)
+            if self._engine.interrupt.requested:
+                length = 0
+            if pending is not None and (pending.blocks or live or length <= 0):
+                self._look(pending, feed)
+                pending = None
+                continue  # a handler may have changed anything
+            if length <= 0:
+                return
+            try:
+                window = Window(pull(feed, length, goes_on, seconds=WINDOW_SECONDS), state.meter)
+            except BaseException as error:
+                self._finish(pending, feed, error)
+                raise
+            if pending is not None and (self._slow or not window.length):
+                try:
+                    self._look(pending, feed)
+                except BaseException:
+                    feed.push_back(window.cut(0))
+                    raise
+                pending, ahead = None, 0
+                if not window.length:
+                    continue  # a handler that stopped it may have given batches back
+            if not window.length:
+                return
+            if live and not self._begin_live(window):
+                continue
+            try:
+                self._dispatch(window, ahead, feed)
+            except BaseException as error:
+                self._finish(pending, feed, error)
+                raise
+            if pending is not None:
+                self._look(pending, feed, behind=window)
+            pending = window if window.length else None
+
+    def run_one(self, batch: Batch) -> Mapping[str, Any]:
+        """Run one step on a batch given by hand.
+
+        Returns:
+            Its values on the device, by name; empty if it was cancelled.
+        """
+        window = Window([batch], self._state.meter)
+        if not self._begin_live(window):
+            return {}
+        self._dispatch(window, 0, None, by_hand=True)
+        self._look(window, None)
+        return window.by_hand()
+
+    @property
+    def _slow(self) -> bool:
+        """Whether a step takes so long, or is so new, that nothing is won by running ahead of its handlers."""
+        return not 0 < self._step_seconds < WINDOW_SECONDS / 2
+
+    def _number(self) -> int:
+        """Return how many steps schedules count as finished: the training's, or the epoch's where none train."""
+        return self._state.step if self._trains else self._state.step_in_epoch
+
+    def _next_length(self, ahead: int) -> tuple[int, bool]:
+        """Return how many steps the next window has, and whether StepBegin must run before its step."""
+        number, epoch = self._number() + ahead, self._state.epoch
+        length = 1
+        if self._step_seconds:
+            length = max(1, min(self.caller.longest, int(WINDOW_SECONDS / self._step_seconds)))
+        due = bound_at(self._live_calls, number, epoch)
+        if due is not None:
+            if due == number + 1:
+                return 1, True
+            length = min(length, due - number - 1)
+        plan = self.caller.plan
+        for bound in plan.bounds if plan is not None else ():
+            due = bound_at((bound.call,), number, epoch)
+            if due is not None:
+                length = min(length, due - number)
+        return length, False
+
+    def _begin_live(self, window: Window) -> bool:
+        """Run StepBegin before its step; tell whether the step is to run."""
+        state = self._state
+        state.window, state.batch_size = window, leading_axis(window.batches[0])
+        try:
+            self._engine.run_calls(self._plan.begin, _STEP_BEGIN, self._phase)
+        except CancelStep:
+            return False
+        finally:
+            state.window = None
+        window.live = True
+        return True
+
+    # -- dispatching ------------------------------------------------------------------------
+
+    def _dispatch(self, window: Window, ahead: int, feed: Feed | None, *, by_hand: bool = False) -> None:
+        """Give a window to the device without waiting.
+
+        Args:
+            window: The window; it is cut where its batches cease to have one shape.
+            ahead: Steps that were dispatched and not looked at yet.
+            feed: Where batches go back that are not consumed.
+            by_hand: Whether the step is run by hand.
+
+        Raises:
+            Exception: Its first step failed, and is spent.
+        """
+        state = self._state
+        try:
+            self.caller.call(window, feed, by_hand=by_hand)
+        except BaseException as error:
+            if state.alive and state.carry["counters"].is_deleted():
+                state.lose(error)
+            raise
+        plan = window.plan = self.caller.plan_of(window.program)
+        end = self._number() + ahead + window.length
+        kept: list[StatePath] = []
+        for bound in plan.bounds:
+            if bound_at((bound.call,), end - 1, state.epoch) == end:
+                window.blocks |= bound.blocks
+                kept += bound.keeps
+        if not window.blocks:  # the device may go on before these handlers have run, so they get copies
+            window.kept = {root: copy_tree(state.live(root)) for root in dict.fromkeys(kept)}
+
+    # -- looking ----------------------------------------------------------------------------
+
+    def _look(self, window: Window, feed: Feed | None, *, behind: Window | None = None) -> None:
+        """Wait for a window, and run the handlers of its steps.
+
+        Args:
+            window: The window.
+            feed: Where batches go back that were not consumed.
+            behind: The window that was dispatched after it.
+        """
+        try:
+            self._settle(window, feed, behind)
+            self._replay(window)
+        except BaseException as error:
+            missed = window.length - window.reached
+            missed += self._catch_up(behind, feed) if behind is not None and behind.length else 0
+            planned = isinstance(error, Cancel) or not isinstance(error, Exception)
+            if missed and self._trains and self._state.alive and not planned:
+                step = self._state.step
+                error.add_note(f"the device runs ahead of host handlers: the train state is that after step {step}")
+            raise
+
+    def _settle(self, window: Window, feed: Feed | None, behind: Window | None) -> None:
+        """Wait for a window; if a traced handler stopped it, forget the steps that did not run."""
+        state = self._state
+        try:
+            ran, stopped = window.wait()
+        except jax.errors.JaxRuntimeError as error:
+            state.lose(error)
+            raise
+        now = time.perf_counter()
+        seconds = now - max(window.began, self._ended)
+        self._ended = now
+        self._step_seconds = seconds / window.length
+        self.caller.took(window, seconds)
+        if ran < window.length or stopped:
+            window.stopped = stopped
+            rest = window.cut(ran) + (behind.cut(0) if behind is not None else [])
+            give_back(feed, rest)
+            step = state.step + (ran if self._trains else 0)
+            state.set_counters(step=step, step_in_epoch=state.step_in_epoch + ran)
+        self.windows += 1
+        self.steps += ran
+
+    def _replay(self, window: Window) -> None:
+        """Run the handlers of a window's steps."""
+        state, phase, trains, run_calls = self._state, self._phase, self._trains, self._engine.run_calls
+        plan = window.plan
+        begin, end, trigger = plan.begin if not window.live else (), plan.inner, plan.trigger
+        length, sparse = window.length, plan.sparse
+        last = length - 1
+        state.batch_size = plan.batch_size
+        done = 0
+        try:
+            while done < length:
+                if sparse:
+                    skipped = self._until_due(plan, length - done)
+                    done += skipped
+                    state.step += skipped if trains else 0
+                    state.step_in_epoch += skipped
+                    if done == length:
+                        break
+                state.window = window
+                window.at = done
+                if done == last:
+                    window.open = IN_SYNC if window.blocks or window.stopped else AT_END
+                    end = plan.end
+                state.ahead = window.open != IN_SYNC
+                if begin:
+                    # What the step computed is here already, but was not when the step began.
+                    window.computed = False
+                    run_calls(begin, _STEP_BEGIN, phase)
+                window.computed = True
+                done += 1
+                if trains:
+                    state.step += 1
+                state.step_in_epoch += 1
+                try:
+                    if end:
+                        run_calls(end, _STEP_END, phase)
+                except CancelStep:
+                    pass
+                if window.written:
+                    window.written = {}
+                if trigger:
+                    state.window = None
+                    with contextlib.suppress(CancelStep):
+                        run_calls(trigger, _TRIGGER, phase)
+        finally:
+            state.window, state.ahead, state.batch_size = None, False, 0
+            state.step += (length - done) if trains else 0
+            state.step_in_epoch += length - done
+            window.reached = done
+
+    def _until_due(self, plan: WindowPlan, left: int) -> int:
+        """Return how many steps come before the next at which some handler may be due, at most those left."""
+        number = self._number()
+        due = bound_at((*plan.begin, *plan.end, *plan.trigger), number, self._state.epoch)
+        return left if due is None else min(left, due - number - 1)
+
+    def _finish(self, pending: Window | None, feed: Feed, error: BaseException) -> None:
+        """Let the handlers of the steps before a failure look, unless it is an interrupt that must not wait."""
+        if pending is None:
+            return
+        if isinstance(error, Exception):
+            self._look(pending, feed)
+        else:
+            self._catch_up(pending, feed)
+
+    def _catch_up(self, window: Window, feed: Feed | None) -> int:
+        """Count the steps of a window whose handlers will not run, and return how many they are."""
+        state = self._state
+        try:
+            self._settle(window, feed, None)
+        except jax.errors.JaxRuntimeError:  # the state is noted as lost; what is raised already comes first
+            return 0
+        state.step += window.length if self._trains else 0
+        state.step_in_epoch += window.length
+        return window.length

@@ -1,0 +1,205 @@
+"""A window of steps that was dispatched: its batches, and what it brought back, as host handlers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._compile.arrays import to_host
+from fluxcb._compile.carried import below
+from fluxcb._compile.fetch import Fetch
+from fluxcb._compile.program import Outputs, Program
+from fluxcb._compile.windows import WindowPlan
+from fluxcb._declare.access import dotted
+from fluxcb._run.measuring import Meter
+from fluxcb._typing import Batch, PyTree, Rows, StatePath
+
+__all__ = ["Window"]
+
+
+class Window:
+    """Some steps in a row, and the one of them that handlers look at.
+
+    Args:
+        batches: Their batches.
+        meter: Counts how often values are brought to the host.
+
+    Attributes:
+        length: How many steps it has; fewer than were dispatched once a handler has stopped it.
+        plan: What bounds it and is fetched; known once it was dispatched, as is `program`.
+        live: Whether its StepBegin handlers ran before it.
+        calling: Time that calling the single-step program took (s).
+        reached: How many of its steps handlers have seen.
+        blocks: Whether the next window must not begin before this one's handlers have run.
+        at: Index of the step at hand.
+        computed: Whether handlers may see what the step computed (StepEnd), or only its batch (StepBegin).
+        open: Which clocks may be asked at this step; see `HostCall.asks`.
+        stopped: Whether a traced handler stopped the window at its last step.
+        kept: Copies of parts of the carry as the window left it.
+        written: Step values that host handlers put there.
+        overwritten: Parts of the carry that a handler has replaced since.
+        began: When it was dispatched (s, of `time.perf_counter`).
+    """
+
+    def __init__(self, batches: list[Batch], meter: Meter) -> None:
+        self.batches = batches
+        self._meter = meter
+        self.length = len(batches)
+        self.plan: WindowPlan
+        self.program: Program
+        self.live = False
+        self.calling = 0.0
+        self.reached = 0
+        self.blocks = False
+        self.at = 0
+        self.computed = False
+        self.open = 0
+        self.stopped = False
+        self.kept: dict[StatePath, PyTree] = {}
+        self.written: dict[str, Any] = {}
+        self.overwritten: set[StatePath] = set()
+        self.began = 0.0
+        self._fetch: Fetch | None = None
+        self._calls: list[Outputs] = []
+        self._stacked = False
+        self._rows: np.ndarray | None = None
+        self._buffers: dict[int, Sequence[Any]] = {}
+        self._columns: dict[StatePath, Any] = {}
+
+    # -- dispatching ------------------------------------------------------------------------
+
+    def came_from(self, program: Program, outputs: Outputs) -> None:
+        """Note what a call of a program brings back, and start moving it."""
+        self.program, self._fetch, self._stacked = program, program.fetch, program.steps > 1
+        self._calls.append(outputs)
+        if self._stacked:
+            for array in jax.tree.leaves((outputs.rows, outputs.buffers, outputs.last)):
+                array.copy_to_host_async()
+
+    def cut(self, length: int) -> list[Batch]:
+        """Drop the steps behind `length`, and return their batches."""
+        rest = self.batches[length:]
+        del self.batches[length:]
+        self.length = length
+        return rest
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def wait(self) -> tuple[int, bool]:
+        """Wait for the window's end.
+
+        Returns:
+            How many of its steps ran, and whether the last of these stopped it.
+
+        Raises:
+            JaxRuntimeError: The device failed.
+        """
+        rows = self._calls[-1].rows
+        rows.block_until_ready()  # unlike np.asarray, this lets signals through
+        if self._stacked:
+            ran = int(self.rows[: self.length, 0].sum())
+        elif np.asarray(rows)[0]:
+            ran = self.length
+        else:
+            ran = int(self.rows[:, 0].sum())
+        return ran, bool(ran and self._head(ran - 1)[1])
+
+    def _head(self, i: int) -> Any:
+        return self.rows[i] if self._stacked else np.asarray(self._calls[i].rows)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of all its steps, int32[steps, words]."""
+        if self._rows is None:
+            self._meter.note_read("the values of a window's steps")
+            if self._stacked:
+                self._rows = np.asarray(self._calls[0].rows)
+            else:
+                self._rows = np.stack([np.asarray(call.rows) for call in self._calls])
+        return self._rows
+
+    # -- looking ----------------------------------------------------------------------------
+
+    @property
+    def batch(self) -> Batch:
+        """The batch of the step at hand; rows of resident arrays are gathered when somebody looks."""
+        batch = self.batches[self.at]
+        if isinstance(batch, Rows):
+            rows = jnp.asarray(batch.rows)
+            batch = self.batches[self.at] = jax.tree.map(lambda a: a[rows], batch.arrays)
+        return batch
+
+    @batch.setter
+    def batch(self, batch: Batch) -> None:
+        self.batches[self.at] = batch
+
+    @property
+    def stop(self) -> bool:
+        """Whether a traced handler stopped the window at the step at hand."""
+        return self.stopped and self.at == self.length - 1
+
+    def has(self, path: StatePath) -> StatePath | None:
+        """Return the fetched path that a path is or lies in, or None."""
+        return self._fetch.covering(path) if self._fetch is not None and self.computed else None
+
+    def value(self, path: StatePath) -> Any:
+        """Return a fetched value of the step at hand, on the host, read-only.
+
+        Raises:
+            KeyError: It was not fetched.
+        """
+        column = self._columns.get(path)
+        if column is None:
+            column = self._columns[path] = self._column(path)
+        if type(column) is tuple:
+            structure, leaves, rest = column
+            at = self.at
+            return below(jax.tree.unflatten(structure, [leaf[at] for leaf in leaves]), rest)
+        return column[self.at]
+
+    def _column(self, path: StatePath) -> Any:
+        held, fetch = self.has(path), self._fetch
+        if held is None or fetch is None:
+            raise KeyError(path)
+        if held in fetch.last:
+            # Only the last step's value was fetched, and readers are due only there.
+            self._meter.note_read(dotted(held))
+            value = to_host(self._calls[-1].last[list(fetch.last).index(held)])
+            leaves, structure = jax.tree.flatten(value)
+            return structure, [_Last(leaf) for leaf in leaves], path[len(held) :]
+        structure, leaves = fetch.columns(held, self.rows, self._buffer)
+        if len(leaves) == 1 and jax.tree_util.treedef_is_leaf(structure):
+            return leaves[0]
+        return structure, leaves, path[len(held) :]
+
+    def _buffer(self, number: int) -> Sequence[Any]:
+        if number not in self._buffers:
+            self._meter.note_read("large values of a window's steps")
+            if self._stacked:
+                self._buffers[number] = to_host(self._calls[0].buffers[number])
+            else:
+                self._buffers[number] = [to_host(call.buffers[number]) for call in self._calls]
+        return self._buffers[number]
+
+    def by_hand(self) -> Mapping[str, PyTree]:
+        """Return the step values of a step that was run by hand, on the device."""
+        return self._calls[0].values
+
+    def names(self) -> list[str]:
+        """Return the names of the step's values that may be read."""
+        fetched = [] if self._fetch is None or not self.computed else [*self._fetch.each, *self._fetch.last]
+        return ["batch", "stop", *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written])]
+
+
+class _Last:
+    """A value of the last step, whatever the index."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __getitem__(self, at: int) -> Any:
+        return self._value
