@@ -64,14 +64,25 @@ class Plan:
     Args:
         graph: The checked graph.
         backend: Makes the way of one callback's proxies into the host's state.
+        timed: Wraps a handler's function in one that notes its time, given what to call it; None to measure nothing.
     """
 
-    def __init__(self, graph: CallbackGraph, backend: Callable[[Declared], Backend]) -> None:
+    def __init__(
+        self,
+        graph: CallbackGraph,
+        backend: Callable[[Declared], Backend],
+        timed: Callable[[Callable[..., None], str, str], Callable[..., None]] | None = None,
+    ) -> None:
         self.graph = graph
         self._backend = backend
+        self._timed = timed
         self._calls: dict[tuple[type[Event], type[Phase]], tuple[HostCall, ...]] = {}
         self._phases: dict[type[Phase], PhasePlan] = {}
         self._proxies: dict[tuple[int, int], Any] = {}
+
+    def again(self, timed: Callable[[Callable[..., None], str, str], Callable[..., None]] | None) -> Plan:
+        """Return the same plan, measured otherwise."""
+        return Plan(self.graph, self._backend, timed)
 
     def proxy(self, declared: Declared, access: Access) -> Any:
         """Return the protected learner for this access of a callback."""
@@ -89,7 +100,7 @@ class Plan:
         try:
             return self._calls[event, phase]
         except KeyError:
-            calls = tuple(self._host_call(h) for h in self.graph.handlers(event, phase))
+            calls = tuple(self._host_call(h, phase) for h in self.graph.handlers(event, phase))
             return self._calls.setdefault((event, phase), calls)
 
     def traced(self, event: type[Event], phase: type[Phase]) -> tuple[Handler, ...]:
@@ -117,11 +128,15 @@ class Plan:
         )
         return PhasePlan(self.calls(StepBegin, phase), self.calls(StepEnd, phase), trigger, stops)
 
-    def _host_call(self, handler: Handler) -> HostCall:
+    def _host_call(self, handler: Handler, phase: type[Phase]) -> HostCall:
+        function = handler.function
+        if self._timed is not None and not issubclass(handler.event, TracedEvent):
+            moment = f"{handler.event.__name__} x {phase.__name__}"
+            function = self._timed(function, f"{handler.declared.label}.{handler.name}", moment)
         at_stopped_steps_only = handler.event is StepEnd and ("step", "stop") in handler.access
         return HostCall(
             handler,
-            handler.function,
+            function,
             self.proxy(handler.declared, handler.access),
             tuple(schedule.for_handler() for schedule in handler.schedules),
             ("control",) in handler.access and not at_stopped_steps_only,

@@ -15,7 +15,9 @@ from fluxcb._check.preflight import build_graph
 from fluxcb._compile.arrays import copy_tree, describe, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import Plan
+from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced import COUNTERS, StepSetup
+from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import (
@@ -170,7 +172,8 @@ class Assembly:
         riding = _riding(graph, state.cbstate)
         state.carry = {**state.carry, "cbstate": {name: copy_tree(state.cbstate.pop(name)) for name in riding}}
         self._require_created(graph)
-        plan = Plan(graph, lambda d: backends[d.position])
+        meter = state.meter
+        plan = Plan(graph, lambda d: backends[d.position], meter.timed if meter.on else None)
         self._dry_run(plan)
         for declared in graph.declared:
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
@@ -186,6 +189,18 @@ class Assembly:
                 step = programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
                 programs.windows(plan, phase, step, self.state)  # says which values host handlers would miss
         self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
+
+    def traced(self, phase: Phase) -> TracedStep | None:
+        """Return a phase's traced step, or None while the shape of its batches is unknown."""
+        batch, engine = self._batch_spec(phase), self.engine
+        if batch is None:
+            return None
+        return engine.programs.traced(engine.setup(phase), engine.plan, phase, self.state.carry, batch)
+
+    def window_plan(self, phase: Phase) -> WindowPlan | None:
+        """Return what bounds a phase's windows, or None while the shape of its batches is unknown."""
+        step = self.traced(phase)
+        return self.engine.programs.windows(self.engine.plan, phase, step, self.state) if step is not None else None
 
     def _setup_for(self, plan: Plan, phase: Phase) -> StepSetup:
         state = self.state
@@ -226,6 +241,21 @@ class Assembly:
         for declared in old:
             if id(unwrap(declared.callback)) not in kept:
                 object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", None)
+
+    def measure(self, on: bool) -> None:
+        """Turn the measuring of handlers on, from zero, or off."""
+        if self.fitting or self.engine.running:
+            raise DeclarationError(
+                "Measuring cannot be turned on or off while the Learner is fitting.",
+                why="the plan of a running fit is fixed",
+                fix="call `learner.callbacks.measure()` before `fit`",
+            )
+        meter, engine = self.state.meter, self.engine
+        if on:
+            meter.start()
+        meter.on = on
+        if not self._waiting_for_batch:
+            engine.use(engine.plan.again(meter.timed if on else None), engine.setup)
 
     def _refuse_shared(self, graph: CallbackGraph) -> None:
         for declared in graph.declared:
@@ -318,6 +348,19 @@ class Assembly:
                 f"`learner.{what}` was used while this Learner is running.",
                 why="steps are dispatched ahead of their handlers, so the train state is not where the handler is",
                 fix="write state in a handler that declares it, or between two calls of `fit`",
+            )
+
+    def refuse_ahead(self, what: str) -> None:
+        """Refuse to show the train state to a handler that did not declare to read it.
+
+        Raises:
+            DeclarationError: The device is ahead of the handler's step.
+        """
+        if self.state.ahead:
+            raise DeclarationError(
+                f"A step's handler reads `learner.{what}` of the Learner itself, and not of the one it was given.",
+                why="the device runs ahead of the handlers, so the train state is not that of the handler's step",
+                fix="declare it in `stateaccess`, and read it from the handler's argument",
             )
 
     def ensure_built(self, phase: Phase, batch: Batch | None = None) -> None:

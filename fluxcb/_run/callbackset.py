@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
 from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._run.measuring import Timings
 
 __all__ = ["CallbackSet"]
 
@@ -20,11 +21,21 @@ class CallbackSet:
     Args:
         items: The list, `in_order` groups included.
         install: Checks a list and puts it to work.
+        measure: Turns the measuring of handlers on or off.
+        timings: Returns what was measured.
     """
 
-    def __init__(self, items: Iterable[Any], install: Callable[[list[Any]], None]) -> None:
+    def __init__(
+        self,
+        items: Iterable[Any],
+        install: Callable[[list[Any]], None],
+        measure: Callable[[bool], None],
+        timings: Callable[[], Timings],
+    ) -> None:
         self._items = list(items)
         self._install = install
+        self._measure = measure
+        self._timings = timings
 
     def __iter__(self) -> Iterator[Callback]:
         for item in self._items:
@@ -57,6 +68,36 @@ class CallbackSet:
             f"This Learner has no {cls.__name__}.{did_you_mean(cls.__name__, names)}",
             fix=f"add one: `learner.callbacks.add({cls.__name__}(...))`; it has {', '.join(names) or 'no callbacks'}",
         )
+
+    def measure(self, on: bool = True) -> None:
+        """Measure what each host handler costs from now on, or stop measuring.
+
+        Args:
+            on: Whether to measure; turning it on again starts from zero.
+
+        Raises:
+            DeclarationError: The Learner is fitting.
+        """
+        self._measure(on)
+
+    def timings(self) -> Timings:
+        """Return what the host handlers have cost since `measure()`: calls, time, and reads of the device.
+
+        Each entry has the handler, the moment, its calls, its time (s) and how often it made the host read a value of
+        the device, and which. What the engine itself waits for stands in the last one. `rich.print` shows a table.
+
+        Raises:
+            DeclarationError: Nothing has been measured.
+
+        Example:
+            >>> from fluxcb.testing import EventLog, testlearner
+            >>> learner = testlearner(EventLog(), batches=8, validation_batches=0)
+            >>> learner.callbacks.measure()
+            >>> learner.fit(1)
+            >>> [(row.moment, row.calls) for row in learner.callbacks.timings() if "StepEnd" in row.moment]
+            [('StepEnd x TrainingPhase', 8)]
+        """
+        return self._timings()
 
     def set(self, callbacks: Iterable[Any]) -> None:
         """Replace all callbacks, defaults included.

@@ -184,7 +184,9 @@ class Caller:
         if programs.steps_per_call != "auto":
             return programs.steps_per_call > 1
         # Another program is compiled when calling this one has cost as much: at most, the cost is doubled.
-        return isinstance(batch, Rows) or self.spent > self.single.seconds
+        if isinstance(batch, Rows) or programs.has_windows(self.single.step):
+            return True
+        return self.spent > self.single.seconds
 
     def buffer_length(self, batch: Batch) -> int:
         """Return how many steps a window program's buffer has."""

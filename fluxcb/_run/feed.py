@@ -116,8 +116,9 @@ class Feed:
         if set_epoch is not None:
             set_epoch(self._passes)
         self._pulled = len(self._waiting)
-        self._iterator = iter(self.source)
-        return self._iterator
+        resident = getattr(self.source, "resident", False)
+        iterator = self._iterator = self.source.iter_rows() if resident else iter(self.source)
+        return iterator
 
     def next(self, *, goes_on: bool) -> Batch | None:
         """Return the next batch, or None at the end of the epoch's data.

@@ -21,6 +21,7 @@ from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly, concrete
 from fluxcb._run.callbackset import CallbackSet
+from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, run_fit
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
@@ -164,7 +165,9 @@ class Learner:
         self._parts = parts
         self._state = parts.state
         self._state.on_model = self.set_model
-        self._callbacks = CallbackSet(items if isinstance(items, list) else [], parts.reinstall)
+        self._callbacks = CallbackSet(
+            items if isinstance(items, list) else [], parts.reinstall, parts.measure, parts.state.meter.timings
+        )
         self._state.callbacks = self._callbacks
         parts.install(items)
         self.stop_reason: str | None = None
@@ -298,6 +301,10 @@ class Learner:
         """Return per moment who runs, in which order, and why."""
         return self._parts.graph.explain()
 
+    def explain_windows(self) -> str:
+        """Return what bounds the windows of steps, what leaves the device for whom, and what has been compiled."""
+        return explain_windows(self._parts)
+
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The phases."""
@@ -306,6 +313,7 @@ class Learner:
     @property
     def params(self) -> PyTree:
         """A copy of the parameters."""
+        self._parts.refuse_ahead("params")
         return copy_tree(self._state.carry["params"])
 
     @property
@@ -315,6 +323,7 @@ class Learner:
             raise DeclarationError(
                 "This Learner has no model: it was built with `Learner.from_loss`.", fix="use `learner.params`"
             )
+        self._parts.refuse_ahead("model")
         carry = self._state.carry
         return self._parts.adapter.rebuild(copy_tree(carry["params"]), copy_tree(carry["model_state"]))
 
@@ -347,6 +356,7 @@ class Learner:
     @property
     def state(self) -> PyTree:
         """The whole train state as one pytree (a copy): params, model_state, opt_state, key, cbstate, counters."""
+        self._parts.refuse_ahead("state")
         carry = self._state.carry
         counters = carry["counters"][: len(COUNTERS)]  # the key's words stand behind them
         return {**copy_tree({**carry, "counters": counters}), "key": jnp.copy(self._state.run_key)}
@@ -391,6 +401,7 @@ class Learner:
     def hyperparams(self) -> dict[str, float]:
         """The injected hyperparameters' values."""
         state = self._state
+        self._parts.refuse_ahead("hyperparams")
         return {name: float(state.hyperparams.get(state.carry["opt_state"], name)) for name in state.hyperparams.names}
 
     @property

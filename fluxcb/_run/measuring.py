@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluxcb._errors import DeclarationError
+
 __all__ = ["HandlerTime", "Meter", "Timings"]
 
 
@@ -55,14 +57,17 @@ class Timings:
 
     def __rich__(self) -> Any:
         """Return the table that rich prints."""
+        from rich import box
         from rich.table import Table
 
-        table = Table("handler", "moment", title="time of the handlers")
+        table = Table(title="time of the host handlers", box=box.SIMPLE, padding=(0, 1, 0, 0))
+        table.add_column("handler", no_wrap=True)
+        table.add_column("moment", no_wrap=True)
         for name in ("calls", "total (ms)", "mean (us)", "syncs"):
-            table.add_column(name, justify="right")
-        table.add_column("what was read")
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("read from the device", overflow="fold")
         for row in self.rows:
-            reads = ", ".join(f"{name} ({count})" for name, count in row.reads.most_common(3))
+            reads = ", ".join(f"{name} ({count:,})" for name, count in row.reads.most_common(3))
             mean = f"{row.mean * 1e6:.2f}"
             table.add_row(
                 row.handler, row.moment, f"{row.calls:,}", f"{row.seconds * 1e3:.2f}", mean, f"{row.syncs:,}", reads
@@ -125,6 +130,16 @@ class Meter:
         return run
 
     def timings(self) -> Timings:
-        """Return what was measured."""
+        """Return what was measured.
+
+        Raises:
+            DeclarationError: Nothing was.
+        """
+        if not (self.on or self._rows):
+            raise DeclarationError(
+                "Nothing has been measured.",
+                why="measuring costs a little at each call, so it is off",
+                fix="call `learner.callbacks.measure()` before `fit`",
+            )
         rows = sorted(self._rows.values(), key=lambda row: -row.seconds)
         return Timings((*(row for row in rows if row.calls), *((self._engine,) if self._engine.syncs else ())))

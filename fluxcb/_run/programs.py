@@ -40,6 +40,7 @@ class Programs:
         window_bytes: Bytes that a window's batches and fetched values may take.
 
     Attributes:
+        asked_kind: The kind of program that the user asked for, or None.
         traces: How often a phase's step was traced.
         compiled: The programs, in the order in which they were compiled.
     """
@@ -53,7 +54,7 @@ class Programs:
                     f"`steps_per_call` is a number of steps or 'auto', not {steps_per_call!r}.", fix="write 'auto'"
                 )
             positive(steps_per_call, "`steps_per_call`")
-        self._kind: ProgramKind | None = kind
+        self.asked_kind: ProgramKind | None = kind
         self.steps_per_call: StepsPerCall = steps_per_call
         self.window_bytes = positive(window_bytes, "`window_bytes`")
         self._steps: dict[Any, tuple[Any, TracedStep]] = {}
@@ -174,6 +175,10 @@ class Programs:
             self.compiled.append(self._compiled[key])
         return self._compiled[key]
 
+    def has_windows(self, step: TracedStep) -> bool:
+        """Tell whether a window program of this step has been compiled already."""
+        return any(program.step is step and program.steps > 1 for program in self.compiled)
+
     def forget_shapes(self, name: str) -> None:
         """Let the next batch of the phases of this name have any shape: their data was exchanged."""
         for phase in [p for p in self._first if type(p).name == name]:
@@ -181,8 +186,8 @@ class Programs:
 
     def kind_of(self, step: TracedStep, carry: PyTree) -> ProgramKind:
         """Return which program runs a step: what the user said, or what its operations call for."""
-        if self._kind is not None:
-            return self._kind
+        if self.asked_kind is not None:
+            return self.asked_kind
         platform = next(iter(carry["counters"].devices())).platform
         if platform == "cpu":
             return "straight" if step.has_convolution else "loop"

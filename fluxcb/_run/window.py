@@ -115,7 +115,7 @@ class Window:
     def rows(self) -> np.ndarray:
         """The rows of all its steps, int32[steps, words]."""
         if self._rows is None:
-            self._meter.note_read("the values of a window's steps")
+            self._meter.note_read("step values")
             if self._stacked:
                 self._rows = np.asarray(self._calls[0].rows)
             else:
@@ -178,7 +178,7 @@ class Window:
 
     def _buffer(self, number: int) -> Sequence[Any]:
         if number not in self._buffers:
-            self._meter.note_read("large values of a window's steps")
+            self._meter.note_read("large step values")
             if self._stacked:
                 self._buffers[number] = to_host(self._calls[0].buffers[number])
             else:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fluxcb._errors import DataError, DeclarationError
-from fluxcb._typing import Batch, PyTree
+from fluxcb._typing import Batch, PyTree, Rows
 
 __all__ = ["ArrayLoader"]
 
@@ -25,12 +25,17 @@ class ArrayLoader:
     Every batch is made of new arrays, and none is written to again: a step may still be reading the last ones.
     NumPy arrays give NumPy batches; JAX arrays are indexed where they are, so data on a device stays there.
 
+    With `device=True` the arrays are put on the device once, and a Learner is given row numbers instead of batches: the
+    compiled program gathers the rows itself. Nothing else is stacked or moved then, which suits data that fits there.
+    The order is the same as without it.
+
     Args:
         arrays: A pytree of NumPy or JAX arrays with one leading axis, the example: `(xs, ys)`, a dict, ...
         batch_size: Examples a batch.
         shuffle: Whether to visit the examples in a new order each epoch. Without it they come as they are stored.
         seed: A non-negative int.
         drop_last: Whether to leave out the last batch of an epoch if it is smaller than the others.
+        device: Whether to keep the arrays on the default device.
 
     Raises:
         DataError: The arrays differ in their leading axis, are empty, or make no whole batch under `drop_last`.
@@ -47,8 +52,18 @@ class ArrayLoader:
     fresh_batches = True
     """No buffer is reused: a batch may be kept, and passed to JAX without a copy."""
 
+    resident: bool
+    """Whether the arrays stay on the device, and `iter_rows` yields row numbers of them."""
+
     def __init__(
-        self, arrays: PyTree, batch_size: int, *, shuffle: bool = True, seed: int = 0, drop_last: bool = False
+        self,
+        arrays: PyTree,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+        device: bool = False,
     ) -> None:
         """Check the arrays against each other, once; see the class."""
         import jax  # here and not above, so that importing fluxcb.data stays cheap
@@ -57,10 +72,14 @@ class ArrayLoader:
         self.seed = _whole_number("seed", seed, at_least=0)
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.resident = device
         with_paths, self._structure = jax.tree.flatten_with_path(arrays)
         self._leaves = [leaf for _, leaf in with_paths]
         names = [f"arrays{jax.tree_util.keystr(path)}" for path, _ in with_paths]
         self._examples = _common_length(names, self._leaves)
+        if device:
+            self._leaves = [jax.numpy.asarray(leaf) for leaf in self._leaves]
+        self._arrays = self._structure.unflatten(self._leaves)
         self._epoch = 0
         if len(self) == 0:
             raise DataError(
@@ -82,8 +101,11 @@ class ArrayLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch."""
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        return self._batches(self._order(epoch))
+        return (self._structure.unflatten([leaf[chosen] for leaf in self._leaves]) for chosen in self._choices())
+
+    def iter_rows(self) -> Iterator[Rows]:
+        """Start the next epoch, as row numbers of the resident arrays: what a Learner asks of a resident source."""
+        return (Rows(self._arrays, chosen.astype(np.int32)) for chosen in self._choices())
 
     @property
     def element_spec(self) -> PyTree:
@@ -109,11 +131,12 @@ class ArrayLoader:
             return np.random.default_rng((self.seed, epoch)).permutation(self._examples)
         return np.arange(self._examples)
 
-    def _batches(self, order: np.ndarray) -> Iterator[Batch]:
-        for start in range(0, len(self) * self.batch_size, self.batch_size):
-            # Indexing by an array copies; a slice would hand out a view of the user's data.
-            chosen = order[start : start + self.batch_size]
-            yield self._structure.unflatten([leaf[chosen] for leaf in self._leaves])
+    def _choices(self) -> Iterator[np.ndarray]:
+        """Start the next epoch; iterate over the examples of its batches."""
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        order = self._order(epoch)
+        # Indexing by an array copies; a slice would hand out a view of the user's data.
+        return (order[i : i + self.batch_size] for i in range(0, len(self) * self.batch_size, self.batch_size))
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:
