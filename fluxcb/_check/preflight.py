@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph, moment_name
-from fluxcb._declare.access import Append, dotted, overlap, writes
+from fluxcb._declare.access import Append, Permission, dotted, overlap, writes
 from fluxcb._declare.declared import Declared, Handler, declare
 from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
@@ -104,21 +104,23 @@ def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[s
 
 def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
     """Find shared state that is read and that no callback writes, hence none creates."""
-    written = [
-        (path, permission)
-        for d in declared
-        for path, permission, _ in d.accesses()
-        if path[0] == "cbstate" and len(path) > 1 and writes(permission)
-    ]
+    written: dict[str, list[tuple[StatePath, Permission]]] = {}  # by the entry's name: others share nothing
+    for d in declared:
+        for path, permission, _ in d.accesses():
+            if path[0] == "cbstate" and len(path) > 1 and writes(permission):
+                written.setdefault(path[1], []).append((path, permission))
     return [
-        _missing(d, path, where, [p for p, _ in written])
+        _missing(d, path, where, [p for entries in written.values() for p, _ in entries])
         for d in declared
         for path, permission, where in d.accesses()
         if path[0] == "cbstate"
         and len(path) > 1
         and not writes(permission)
         # An Append to a whole hub may add any name, but promises none.
-        and not any(overlap(p, path) and not (isinstance(by, Append) and len(p) < len(path)) for p, by in written)
+        and not any(
+            overlap(p, path) and not (isinstance(by, Append) and len(p) < len(path))
+            for p, by in written.get(path[1], ())
+        )
     ]
 
 

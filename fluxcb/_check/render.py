@@ -12,6 +12,9 @@ __all__ = ["explain", "mermaid"]
 def explain(graph: CallbackGraph) -> str:
     """Return per moment the handlers in order, each with the reasons it stands behind others."""
     lines: list[str] = []
+    before: dict[int, list[int]] = {}
+    for earlier, later in graph.edges:
+        before.setdefault(later, []).append(earlier)
     position = {event: i for i, event in enumerate(BUILTIN_EVENTS)}
     phases = {phase: i for i, phase in enumerate(graph.phases)}
     moments = sorted(
@@ -21,9 +24,12 @@ def explain(graph: CallbackGraph) -> str:
         kind = "traced" if issubclass(moment[0], TracedEvent) else "host"
         lines.append(f"{moment_name(moment)} ({kind})")
         handlers = graph.orders[moment]
+        numbers = {handler.declared.position: number for number, handler in enumerate(handlers, 1)}
         for number, handler in enumerate(handlers, 1):
             lines.append(f"  {number}. {handler.declared.label}.{handler.name}{_due(handler)}")
-            lines += [f"       {reason}" for reason in _reasons(graph, handler, handlers[: number - 1])]
+            earlier = [p for p in before.get(handler.declared.position, ()) if numbers.get(p, number) < number]
+            earlier.sort(key=numbers.__getitem__)
+            lines += [f"       {reason}" for reason in _reasons(graph, handler, earlier)]
     return "\n".join(lines)
 
 
@@ -31,13 +37,12 @@ def _due(handler: Handler) -> str:
     return f"  [{', '.join(map(repr, handler.schedules))}]" if handler.schedules else ""
 
 
-def _reasons(graph: CallbackGraph, handler: Handler, earlier: tuple[Handler, ...]) -> list[str]:
+def _reasons(graph: CallbackGraph, handler: Handler, earlier: list[int]) -> list[str]:
     found = []
-    for before in earlier:
-        edge = graph.edges.get((before.declared.position, handler.declared.position))
-        reasons = edge.at.get((handler.event, handler.phase)) if edge is not None else None
+    for position in earlier:
+        reasons = graph.edges[position, handler.declared.position].at.get((handler.event, handler.phase))
         if reasons:
-            found.append(f"after {before.declared.label}: {'; '.join(reasons)}")
+            found.append(f"after {graph.declared[position].label}: {'; '.join(reasons)}")
     return found
 
 

@@ -20,7 +20,7 @@ from fluxcb._compile.carried import below, part_of
 from fluxcb._compile.fetch import Fetch, empty_buffers, store
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.step import TracedStep
-from fluxcb._typing import Batch, PyTree, Rows, StatePath
+from fluxcb._typing import PyTree, Rows, StatePath
 
 __all__ = ["Outputs", "Program", "ProgramKind", "compile_program"]
 
@@ -51,12 +51,13 @@ class Program:
     """A compiled program.
 
     Attributes:
-        call: `(carry, batch) -> (carry, Outputs)`, or `(carry, buffer, length)` with an int32[] for a window; the carry
-            is donated. Called with other shapes it raises TypeError or ValueError, and donates nothing.
+        call: `(carry, batch) -> (carry, Outputs)`, or `(carry, buffer, length)` with a uint32[] for a window; the
+            carry is donated. Called with other shapes it raises TypeError or ValueError, and donates nothing.
         step: The step it runs.
         fetch: What it brings back.
         steps: Length of the buffer (steps); 1 for the single-step program.
         seconds: What compiling it took (s).
+        on_host: Whether its device is the host's CPU.
     """
 
     call: Callable[..., tuple[PyTree, Outputs]]
@@ -64,6 +65,7 @@ class Program:
     fetch: Fetch
     steps: int
     seconds: float
+    on_host: bool
 
 
 def compile_program(
@@ -92,16 +94,20 @@ def compile_program(
     began = time.perf_counter()
     maker = _Maker(step, fetch, hyperparams, by_hand, isinstance(batches, Rows))
     program = maker.straight if kind == "straight" else maker.loop if steps == 1 else maker.window
-    length = () if steps == 1 else (jnp.int32(1),)
+    length = () if steps == 1 else (jnp.uint32(1),)
     lowered = jax.jit(program, donate_argnums=0).lower(carry, _arguments(batches), *length)
     call = lowered.compile(compiler_options=_options(lowered, carry))
     if isinstance(batches, Rows):
         compiled, call = call, lambda carry, batch, *length: compiled(carry, _arguments(batch), *length)
-    return Program(call, step, fetch, steps, time.perf_counter() - began)
+    return Program(call, step, fetch, steps, time.perf_counter() - began, _platform(carry) == "cpu")
 
 
 def _arguments(batches: Any) -> Any:
     return (batches.arrays, batches.rows) if isinstance(batches, Rows) else batches
+
+
+def _platform(carry: PyTree) -> str:
+    return next(iter(carry["counters"].devices())).platform
 
 
 def _options(lowered: Any, carry: PyTree) -> dict[str, Any] | None:
@@ -110,8 +116,7 @@ def _options(lowered: Any, carry: PyTree) -> dict[str, Any] | None:
     XLA's CPU backend hands independent kernels to a thread pool. With a few dozen kernels of a microsecond each, the
     handing over doubles the step's time (28 to 80 us for a 64-64-10 MLP with a guard, jax 0.10.2); bits are the same.
     """
-    platform = next(iter(carry["counters"].devices())).platform
-    if platform != "cpu":
+    if _platform(carry) != "cpu":
         return None
     # Without it, a while loop copies each part of the carry that a guard (`step.skip`) reads beside its new value.
     options = {"xla_cpu_copy_insertion_use_region_analysis": True}
@@ -134,7 +139,7 @@ class _Maker:
     def straight(self, carry: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
         """Run the plain step, outside any loop."""
         going = carry["counters"][3] == 0
-        new, values = self.step.run(carry, self._resident_batch(batch))
+        new, values = self.step.run(carry, self._gathered(batch))
         if "stop" in self.step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
             new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
         rows, buffers = self._packed(new, values, going)
@@ -143,20 +148,16 @@ class _Maker:
     def loop(self, carry: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
         """Run one step inside the loop."""
         # 1, but the compiler does not know it: a loop that runs once for sure is inlined, and the bits may differ.
-        length = jnp.where(carry["counters"][0] >= 0, 1, 0)
-        if self.resident:
-            arrays, rows = batch
-            buffer = (arrays, _padded(rows))
-        else:
-            buffer = jax.tree.map(_padded, batch)
-        carry, out = self._run(carry, buffer, length, _PADDED)
+        length = jnp.where(carry["counters"][0] >= 0, jnp.uint32(1), jnp.uint32(0))
+        carry, out = self._run(carry, jax.tree.map(_padded, self._gathered(batch)), length, _PADDED)
         first = jax.tree.map(lambda b: b[0], (out.rows, out.buffers))
         return carry, Outputs(first[0], first[1], out.last, out.values)
 
     def window(self, carry: PyTree, batches: Any, length: Any) -> tuple[PyTree, Outputs]:
         """Run the first `length` steps of a buffer."""
-        steps = (batches[1] if self.resident else jax.tree.leaves(batches)[0]).shape[0]
-        return self._run(carry, batches, length, steps)
+        # Resident rows are gathered for the whole window at once: in the loop it takes three times as long (on CPU).
+        batches = self._gathered(batches)
+        return self._run(carry, batches, length, jax.tree.leaves(batches)[0].shape[0])
 
     def _run(self, carry: PyTree, batches: Any, length: Any, steps: int) -> tuple[PyTree, Outputs]:
         last = [_zeros(spec) for spec in self.fetch.last.values()]
@@ -168,26 +169,22 @@ class _Maker:
 
         def body(state: Any) -> Any:
             i, carry, held, _, _ = state
-            carry, values = self.step.run(carry, self._batch_at(batches, i))
+            batch = jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, i, keepdims=False), batches)
+            carry, values = self.step.run(carry, batch)
             held = store(held, i, self._packed(carry, values, True))
             return i + 1, carry, held, self._last(carry, values), {name: values[name] for name in self.by_hand}
 
-        state = (jnp.int32(0), carry, empty_buffers(self.fetch, steps), last, raw)
+        # Unsigned, because a signed index is first checked for being negative: a kernel at each use.
+        state = (jnp.uint32(0), carry, empty_buffers(self.fetch, steps), last, raw)
         _, carry, (rows, buffers), last, raw = jax.lax.while_loop(condition, body, state)
         return carry, Outputs(rows, buffers, last, raw)
 
-    def _batch_at(self, batches: Any, i: Any) -> Batch:
-        if self.resident:
-            arrays, rows = batches
-            return self._resident_batch((arrays, jax.lax.dynamic_index_in_dim(rows, i, keepdims=False)))
-        return jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, i, keepdims=False), batches)
-
-    def _resident_batch(self, batch: Any) -> Batch:
+    def _gathered(self, batches: Any) -> Any:
         if not self.resident:
-            return batch
-        arrays, rows = batch
-        # The loader knows that rows are in bounds; what jnp would check for costs as much as the gathering.
-        return jax.tree.map(lambda a: a.at[rows].get(mode="promise_in_bounds"), arrays)
+            return batches
+        arrays, rows = batches
+        # Rows are in bounds; the other modes look for negative ones, too, which takes twice as long (on CPU).
+        return jax.tree.map(lambda a: jnp.take(a, rows, axis=0, mode="clip"), arrays)
 
     def _packed(self, carry: PyTree, values: Mapping[str, Any], ran: Any) -> tuple[Any, list[Any]]:
         return self.fetch.pack(self._value_at(carry, values), ran, carry["counters"][3])

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.extend.core import get_opaque_trace_state
 
@@ -122,9 +123,9 @@ class TraceState:
         counters = self._counters
         stop = self.values.get(("step", "stop"))
         trains = int(type(self.phase).trains)
-        # By index rather than by slices: one kernel instead of three.
-        place = jnp.arange(len(counters))
-        counters = counters + jnp.where(place == 0, trains, jnp.where(place == 2, 1, 0))
+        # By constants rather than by slices: one kernel instead of three.
+        place = np.arange(len(counters))
+        counters = counters + np.where(place == 0, trains, np.where(place == 2, 1, 0)).astype(np.int32)
         if stop is not None:
             counters = jnp.where(place == 3, stop.astype(jnp.int32), counters)
         return {

@@ -57,9 +57,13 @@ def source_of(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__qualname__", repr(function))
-    path = code.co_filename
-    relative = os.path.relpath(path) if os.path.isabs(path) else path
-    return f"{path if relative.startswith('..') else relative}:{code.co_firstlineno}"
+    return f"{_relative(code.co_filename, os.getcwd())}:{code.co_firstlineno}"
+
+
+@functools.lru_cache(maxsize=256)
+def _relative(path: str, folder: str) -> str:
+    relative = os.path.relpath(path, folder) if os.path.isabs(path) else path
+    return path if relative.startswith("..") else relative
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,9 @@ AHEAD = 32
 LONGEST = 128
 """Steps of a window where the engine chooses; more would only make the last handlers of an epoch wait longer."""
 
+WINDOW_SECONDS = 0.1
+"""How long a window lasts at most: two are under way at a time, and bars, clocks and Ctrl-C stay alive (s)."""
+
 _WORTHWHILE = 0.05  # calling the program is worth avoiding if it takes this share of a step's time
 
 
@@ -57,6 +60,7 @@ class Caller:
         many: The window program, or None as long as there is none.
         calls: How often a program was called.
         spent: Time spent on calling the single-step program where that mattered (s).
+        step_seconds: What a step took lately (s), or 0 if that is not known.
     """
 
     def __init__(self, engine: Host, phase: Phase) -> None:
@@ -68,7 +72,7 @@ class Caller:
         self.many: Program | None = None
         self._stacker: Stacker | None = None
         self.calls = 0
-        self.spent = 0.0
+        self.spent = self.step_seconds = 0.0
 
     @property
     def plan(self) -> WindowPlan | None:
@@ -87,6 +91,7 @@ class Caller:
 
     def took(self, window: Window, seconds: float) -> None:
         """Note how long a window took (s): when calling single steps has cost enough, windows are compiled."""
+        self.step_seconds = seconds / window.length
         if window.calling > _WORTHWHILE * seconds:
             self.spent += window.calling
 
@@ -124,46 +129,54 @@ class Caller:
         held = self.many or program()
         window.began = time.perf_counter()
         try:
-            state.carry, outputs = held.call(state.carry, buffer, np.int32(count))
+            state.carry, outputs = held.call(state.carry, buffer, np.uint32(count))
         except (TypeError, ValueError):  # a callback has moved the carry to another place; nothing was donated
             if (other := program()) is held:
                 raise
             held = other
-            state.carry, outputs = held.call(state.carry, buffer, np.int32(count))
+            state.carry, outputs = held.call(state.carry, buffer, np.uint32(count))
         self.many = held
-        window.came_from(held, outputs)
+        window.calls.append(outputs)
+        window.came_from(held)
         self.calls += 1
         return True
 
     def _call_single(self, window: Window, feed: Feed | None, *, by_hand: bool) -> None:
         """Call the single-step program for each batch."""
-        state, done = self._state, 0
+        state = self._state
+        carry, calls = state.carry, window.calls
         program = None if by_hand else self.single
+        failure: BaseException | None = None
         try:
             if program is None:
                 program = self._single_program(window.batches[0], by_hand=by_hand)
-            window.began = time.perf_counter()
+            call, window.began = program.call, time.perf_counter()
             for batch in window.batches:
                 try:
-                    state.carry, outputs = program.call(state.carry, batch)
+                    carry, outputs = call(carry, batch)
                 except (TypeError, ValueError):
                     # Another shape than the program's; nothing was donated. A shorter last batch has its own.
-                    if done or (other := self._single_program(batch, by_hand=by_hand)) is program:
+                    if calls or (other := self._single_program(batch, by_hand=by_hand)) is program:
                         raise
-                    program, window.began = other, time.perf_counter()
-                    state.carry, outputs = program.call(state.carry, batch)
-                window.came_from(program, outputs)
-                done += 1
-        except Exception:
-            rest = window.cut(done)
-            if not done or state.carry["counters"].is_deleted():
-                give_back(feed, rest[1:])  # the batch that failed is spent; those behind it are not
-                raise
-            give_back(feed, rest)  # steps of a window have one shape, and errors their turn
+                    program, call, window.began = other, other.call, time.perf_counter()
+                    carry, outputs = call(carry, batch)
+                calls.append(outputs)
+        except BaseException as error:
+            failure = error
+        state.carry = carry
+        window.calling = time.perf_counter() - window.began
         if not by_hand:
             self.single = program
-        self.calls += done
-        window.calling = time.perf_counter() - window.began
+        if calls and program is not None:
+            window.came_from(program)
+            self.calls += len(calls)
+        rest = window.cut(len(calls))
+        if isinstance(failure, Exception) and (not calls or carry["counters"].is_deleted()):
+            give_back(feed, rest[1:])  # the batch that failed is spent; those behind it are not
+            raise failure
+        give_back(feed, rest)  # steps of a window have one shape, and errors their turn
+        if failure is not None and not isinstance(failure, Exception):
+            raise failure
 
     def _single_program(self, batch: Batch, *, by_hand: bool) -> Program:
         engine = self._engine
@@ -184,19 +197,19 @@ class Caller:
         if programs.steps_per_call != "auto":
             return programs.steps_per_call > 1
         # Another program is compiled when calling this one has cost as much: at most, the cost is doubled.
-        if isinstance(batch, Rows) or programs.has_windows(self.single.step):
+        if programs.has_windows(self.single.step):
             return True
-        return self.spent > self.single.seconds
+        # Who keeps the data on the device asks for windows; they begin once it is known how long a step takes.
+        return self.calls > AHEAD if isinstance(batch, Rows) else self.spent > self.single.seconds
 
     def buffer_length(self, batch: Batch) -> int:
         """Return how many steps a window program's buffer has."""
         programs, plan = self._engine.programs, self.plan
+        each = nbytes_of(batch_spec(batch)) + (plan.fetch.bytes_each if plan is not None else 0)
+        most = programs.window_bytes // max(1, each)
         if programs.steps_per_call != "auto":
-            steps = programs.steps_per_call
-        elif isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger):
-            steps = max(LONGEST, self._state.steps_in_epoch)
-        else:
-            steps = LONGEST
-        each = nbytes_of(batch.rows if isinstance(batch, Rows) else batch_spec(batch))
-        each += plan.fetch.bytes_each if plan is not None else 0
-        return min(steps, programs.window_bytes // max(1, each))
+            return min(most, programs.steps_per_call)
+        alone = isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger)
+        steps = max(LONGEST, self._state.steps_in_epoch) if alone else LONGEST
+        in_time = int(2 * WINDOW_SECONDS / self.step_seconds) if self.step_seconds else steps
+        return min(most, steps, in_time)

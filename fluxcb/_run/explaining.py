@@ -10,7 +10,8 @@ from fluxcb._declare.access import dotted
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always
 from fluxcb._run.assembly import Assembly
-from fluxcb._run.stepping import WINDOW_SECONDS, Steps
+from fluxcb._run.calling import WINDOW_SECONDS
+from fluxcb._run.stepping import Steps
 
 __all__ = ["explain_windows"]
 

@@ -41,7 +41,7 @@ class Stacker:
     def stack(self, batches: Sequence[Batch]) -> tuple[Any, int]:
         """Return a buffer that begins with as many of the batches as have the right shapes, and how many these are.
 
-        What stands behind them in the buffer is not defined.
+        What stands behind them in the buffer is not defined; of resident arrays, it is rows that exist.
         """
         rows = [batch.rows for batch in self._of_same_arrays(batches)] if self._rows else batches
         fitting = []
@@ -81,6 +81,8 @@ class Stacker:
         buffer = _aligned((self.steps, *shape), dtype)
         for i, leaf in enumerate(column):
             buffer[i] = leaf
+        if self._rows:
+            buffer[len(column) :] = 0
         return buffer
 
 

@@ -28,9 +28,6 @@ from fluxcb._typing import Batch, StatePath
 
 __all__ = ["Steps"]
 
-WINDOW_SECONDS = 0.1
-"""How long a window lasts at most: two are under way at a time, and bars, clocks and Ctrl-C stay alive (s)."""
-
 _STEP_BEGIN, _STEP_END, _TRIGGER = StepBegin(), StepEnd(), Trigger()
 
 
@@ -68,7 +65,6 @@ class Steps:
         self._live_calls = tuple(bound.call for bound in self.look_before)
         self.caller = calling.Caller(engine, phase)
         self.windows = self.steps = 0
-        self._step_seconds = 0.0
         self._ended = 0.0
 
     # -- the loop ---------------------------------------------------------------------------
@@ -97,7 +93,7 @@ class Steps:
             if length <= 0:
                 return
             try:
-                window = Window(pull(feed, length, goes_on, seconds=WINDOW_SECONDS), state.meter)
+                window = Window(pull(feed, length, goes_on, seconds=calling.WINDOW_SECONDS), state.meter)
             except BaseException as error:
                 self._finish(pending, feed, error)
                 raise
@@ -118,6 +114,8 @@ class Steps:
                 self._dispatch(window, ahead, feed)
             except BaseException as error:
                 self._finish(pending, feed, error)
+                if window.calls and state.alive:  # interrupted between two of its calls
+                    self._catch_up(window, feed)
                 raise
             if pending is not None:
                 self._look(pending, feed, behind=window)
@@ -139,7 +137,7 @@ class Steps:
     @property
     def _slow(self) -> bool:
         """Whether a step takes so long, or is so new, that nothing is won by running ahead of its handlers."""
-        return not 0 < self._step_seconds < WINDOW_SECONDS / 2
+        return not 0 < self.caller.step_seconds < calling.WINDOW_SECONDS / 2
 
     def _number(self) -> int:
         """Return how many steps schedules count as finished: the training's, or the epoch's where none train."""
@@ -149,14 +147,15 @@ class Steps:
         """Return how many steps the next window has, and whether StepBegin must run before its step."""
         number, epoch = self._number() + ahead, self._state.epoch
         length = 1
-        if self._step_seconds:
-            length = max(1, min(self.caller.longest, int(WINDOW_SECONDS / self._step_seconds)))
+        caller = self.caller
+        if caller.step_seconds:
+            length = max(1, min(caller.longest, int(calling.WINDOW_SECONDS / caller.step_seconds)))
         due = bound_at(self._live_calls, number, epoch)
         if due is not None:
             if due == number + 1:
                 return 1, True
             length = min(length, due - number - 1)
-        plan = self.caller.plan
+        plan = caller.plan
         for bound in plan.bounds if plan is not None else ():
             due = bound_at((bound.call,), number, epoch)
             if due is not None:
@@ -240,7 +239,6 @@ class Steps:
         now = time.perf_counter()
         seconds = now - max(window.began, self._ended)
         self._ended = now
-        self._step_seconds = seconds / window.length
         self.caller.took(window, seconds)
         if ran < window.length or stopped:
             window.stopped = stopped

@@ -31,6 +31,7 @@ class Window:
     Attributes:
         length: How many steps it has; fewer than were dispatched once a handler has stopped it.
         plan: What bounds it and is fetched; known once it was dispatched, as is `program`.
+        calls: What each call of a program brings back.
         live: Whether its StepBegin handlers ran before it.
         calling: Time that calling the single-step program took (s).
         reached: How many of its steps handlers have seen.
@@ -51,6 +52,7 @@ class Window:
         self.length = len(batches)
         self.plan: WindowPlan
         self.program: Program
+        self.calls: list[Outputs] = []
         self.live = False
         self.calling = 0.0
         self.reached = 0
@@ -64,7 +66,6 @@ class Window:
         self.overwritten: set[StatePath] = set()
         self.began = 0.0
         self._fetch: Fetch | None = None
-        self._calls: list[Outputs] = []
         self._stacked = False
         self._rows: np.ndarray | None = None
         self._buffers: dict[int, Sequence[Any]] = {}
@@ -72,13 +73,15 @@ class Window:
 
     # -- dispatching ------------------------------------------------------------------------
 
-    def came_from(self, program: Program, outputs: Outputs) -> None:
-        """Note what a call of a program brings back, and start moving it."""
+    def came_from(self, program: Program) -> None:
+        """Note which program was called, and start moving what it brings back."""
         self.program, self._fetch, self._stacked = program, program.fetch, program.steps > 1
-        self._calls.append(outputs)
-        if self._stacked:
-            for array in jax.tree.leaves((outputs.rows, outputs.buffers, outputs.last)):
-                array.copy_to_host_async()
+        if (
+            self._stacked or not program.on_host
+        ):  # a single step's values are on the host already, where that is the CPU
+            for outputs in self.calls:
+                for array in jax.tree.leaves((outputs.rows, outputs.buffers, outputs.last)):
+                    array.copy_to_host_async()
 
     def cut(self, length: int) -> list[Batch]:
         """Drop the steps behind `length`, and return their batches."""
@@ -98,7 +101,7 @@ class Window:
         Raises:
             JaxRuntimeError: The device failed.
         """
-        rows = self._calls[-1].rows
+        rows = self.calls[-1].rows
         rows.block_until_ready()  # unlike np.asarray, this lets signals through
         if self._stacked:
             ran = int(self.rows[: self.length, 0].sum())
@@ -109,7 +112,7 @@ class Window:
         return ran, bool(ran and self._head(ran - 1)[1])
 
     def _head(self, i: int) -> Any:
-        return self.rows[i] if self._stacked else np.asarray(self._calls[i].rows)
+        return self.rows[i] if self._stacked else np.asarray(self.calls[i].rows)
 
     @property
     def rows(self) -> np.ndarray:
@@ -117,9 +120,9 @@ class Window:
         if self._rows is None:
             self._meter.note_read("step values")
             if self._stacked:
-                self._rows = np.asarray(self._calls[0].rows)
+                self._rows = np.asarray(self.calls[0].rows)
             else:
-                self._rows = np.stack([np.asarray(call.rows) for call in self._calls])
+                self._rows = np.stack([np.asarray(call.rows) for call in self.calls])
         return self._rows
 
     # -- looking ----------------------------------------------------------------------------
@@ -168,7 +171,7 @@ class Window:
         if held in fetch.last:
             # Only the last step's value was fetched, and readers are due only there.
             self._meter.note_read(dotted(held))
-            value = to_host(self._calls[-1].last[list(fetch.last).index(held)])
+            value = to_host(self.calls[-1].last[list(fetch.last).index(held)])
             leaves, structure = jax.tree.flatten(value)
             return structure, [_Last(leaf) for leaf in leaves], path[len(held) :]
         structure, leaves = fetch.columns(held, self.rows, self._buffer)
@@ -180,14 +183,14 @@ class Window:
         if number not in self._buffers:
             self._meter.note_read("large step values")
             if self._stacked:
-                self._buffers[number] = to_host(self._calls[0].buffers[number])
+                self._buffers[number] = to_host(self.calls[0].buffers[number])
             else:
-                self._buffers[number] = [to_host(call.buffers[number]) for call in self._calls]
+                self._buffers[number] = [to_host(call.buffers[number]) for call in self.calls]
         return self._buffers[number]
 
     def by_hand(self) -> Mapping[str, PyTree]:
         """Return the step values of a step that was run by hand, on the device."""
-        return self._calls[0].values
+        return self.calls[0].values
 
     def names(self) -> list[str]:
         """Return the names of the step's values that may be read."""

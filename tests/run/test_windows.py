@@ -3,7 +3,7 @@
 import pytest
 
 from fluxcb import Append, Callback, EverySteps, Read, Write, every, on, throttle, when
-from fluxcb._run import stepping
+from fluxcb._run import calling, stepping
 from fluxcb.events import StepBegin, StepEnd, Trigger, UpdateEnd
 from fluxcb.phases import Phase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -13,7 +13,7 @@ from fluxcb.testing import EventLog, testlearner
 def windows(monkeypatch):
     """Return a function that trains an epoch and returns (length, whether the next one waited) of its windows."""
     # Long windows are cut by the clock, too, to keep progress bars alive: not here.
-    monkeypatch.setattr(stepping, "WINDOW_SECONDS", 1e9)
+    monkeypatch.setattr(calling, "WINDOW_SECONDS", 1e9)
 
     def run(*callbacks, batches=64, **arguments):
         seen, look = [], stepping.Steps._look
