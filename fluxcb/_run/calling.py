@@ -59,7 +59,7 @@ class Caller:
         single: The single-step program last used, or None before the first step.
         many: The window program, or None as long as there is none.
         calls: How often a program was called.
-        spent: Time spent on calling the single-step program where that mattered (s).
+        spent: CPU time spent on calling the single-step program where that mattered (s).
         step_seconds: What a step took lately (s), or 0 if that is not known.
     """
 
@@ -147,10 +147,12 @@ class Caller:
         carry, calls = state.carry, window.calls
         program = None if by_hand else self.single
         failure: BaseException | None = None
+        worked = time.thread_time()
         try:
             if program is None:
                 program = self._single_program(window.batches[0], by_hand=by_hand)
-            call, window.began = program.call, time.perf_counter()
+            # CPU time, because a call waits where too many are under way already.
+            call, window.began, worked = program.call, time.perf_counter(), time.thread_time()
             for batch in window.batches:
                 try:
                     carry, outputs = call(carry, batch)
@@ -158,13 +160,14 @@ class Caller:
                     # Another shape than the program's; nothing was donated. A shorter last batch has its own.
                     if calls or (other := self._single_program(batch, by_hand=by_hand)) is program:
                         raise
-                    program, call, window.began = other, other.call, time.perf_counter()
+                    program, call = other, other.call
+                    window.began, worked = time.perf_counter(), time.thread_time()
                     carry, outputs = call(carry, batch)
                 calls.append(outputs)
         except BaseException as error:
             failure = error
         state.carry = carry
-        window.calling = time.perf_counter() - window.began
+        window.calling = time.thread_time() - worked
         if not by_hand:
             self.single = program
         if calls and program is not None:

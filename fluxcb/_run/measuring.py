@@ -13,7 +13,7 @@ from fluxcb._errors import DeclarationError
 __all__ = ["HandlerTime", "Meter", "Timings"]
 
 
-@dataclass
+@dataclass(slots=True)
 class HandlerTime:
     """What one handler has cost so far.
 

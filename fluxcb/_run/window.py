@@ -33,7 +33,7 @@ class Window:
         plan: What bounds it and is fetched; known once it was dispatched, as is `program`.
         calls: What each call of a program brings back.
         live: Whether its StepBegin handlers ran before it.
-        calling: Time that calling the single-step program took (s).
+        calling: CPU time that calling the single-step program took (s).
         reached: How many of its steps handlers have seen.
         blocks: Whether the next window must not begin before this one's handlers have run.
         at: Index of the step at hand.
