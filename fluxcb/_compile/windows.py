@@ -16,7 +16,7 @@ from fluxcb._declare.access import Append, Permission, dotted, overlap, writes
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import StepBegin, Trigger
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.schedules import EverySeconds, EverySteps
+from fluxcb._declare.schedules import EverySeconds, EverySteps, Predicate
 from fluxcb._errors import MissingStateError, did_you_mean
 from fluxcb._typing import PyTree, StatePath
 
@@ -167,10 +167,15 @@ def _with_clocks(
 ) -> WindowPlan:
     """Put the plan together; clocks are asked at the ends of windows only."""
     blocks = {id(b.call) for b in bounds if b.blocks}
-    asked = {
-        id(c): replace(c, asks=(IN_SYNC if id(c) in blocks else AT_END) if _has_clock(c) else 0)
-        for c in (*plan.begin, *plan.end, *plan.trigger)
-    }
+    ends = {id(b.call) for b in bounds}
+
+    def asks(call: HostCall) -> int:
+        counts = any(isinstance(s, EverySteps | Predicate) for s in call.schedules)
+        if not _has_clock(call) or (counts and id(call) not in ends):  # its other schedules ask for steps inside, too
+            return 0
+        return IN_SYNC if id(call) in blocks else AT_END
+
+    asked = {id(c): replace(c, asks=asks(c)) for c in (*plan.begin, *plan.end, *plan.trigger)}
 
     def exchanged(calls: Iterable[HostCall]) -> tuple[HostCall, ...]:
         return tuple(asked[id(call)] for call in calls)
@@ -184,7 +189,7 @@ def _with_clocks(
         tuple(replace(b, call=asked[id(b.call)]) for b in bounds),
         fetch,
         readers,
-        all(any(isinstance(s, EverySteps) for s in call.schedules) for call in calls),
+        all(any(isinstance(s, EverySteps) for s in call.schedules) and not _has_clock(call) for call in calls),
         batch_size,
     )
 

@@ -31,8 +31,9 @@ from fluxcb._declare.phases import (
 from fluxcb._errors import DataError, DeclarationError, FluxcbError, MissingStateError
 from fluxcb._run.engine import Engine
 from fluxcb._run.feed import Feed
+from fluxcb._run.host_backend import HostBackend
 from fluxcb._run.programs import Programs
-from fluxcb._run.state import HostBackend, HostState
+from fluxcb._run.state import HostState
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 
 __all__ = ["Assembly", "concrete"]
@@ -382,6 +383,7 @@ class Assembly:
             feed.take_over(self.feeds[name])
         self.feeds[name] = feed
         self.engine.programs.forget_shapes(name)
+        self.engine.forget_programs()
         self.state.data[name] = source
 
 

@@ -76,9 +76,7 @@ class Window:
     def came_from(self, program: Program) -> None:
         """Note which program was called, and start moving what it brings back."""
         self.program, self._fetch, self._stacked = program, program.fetch, program.steps > 1
-        if (
-            self._stacked or not program.on_host
-        ):  # a single step's values are on the host already, where that is the CPU
+        if self._stacked or not program.on_host:  # on CPU, a single step's values are on the host already
             for outputs in self.calls:
                 for array in jax.tree.leaves((outputs.rows, outputs.buffers, outputs.last)):
                     array.copy_to_host_async()
@@ -155,7 +153,7 @@ class Window:
         Raises:
             KeyError: It was not fetched.
         """
-        column = self._columns.get(path)
+        column = self._columns.get(path) if self.computed else None
         if column is None:
             column = self._columns[path] = self._column(path)
         if type(column) is tuple:

@@ -214,7 +214,7 @@ class _Touches:
 def _recorded() -> Iterator[dict[int, _Touches]]:
     """Record what all callbacks touch on the host, and whether traced handlers ask what there is; by identity."""
     from fluxcb._compile.handler_backend import HandlerBackend
-    from fluxcb._run.state import HostBackend
+    from fluxcb._run.host_backend import HostBackend
 
     touched: dict[int, _Touches] = {}
     kept = HostBackend.read, HostBackend.write, HostBackend.names, HandlerBackend.names, HostBackend.reader

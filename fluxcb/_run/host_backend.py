@@ -1,0 +1,305 @@
+"""Where the proxies of host handlers read and write: step values in the window at hand, the rest in the state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._compile.arrays import copy_tree, differences, to_host
+from fluxcb._compile.carried import below, part_of, replaced, root_of
+from fluxcb._compile.traced import name_hash
+from fluxcb._declare.access import Permission, Read, Write, dotted, writes
+from fluxcb._declare.declared import Declared
+from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._run.state import HostState
+from fluxcb._run.views import read_only
+from fluxcb._typing import PyTree, StatePath
+
+__all__ = ["HostBackend"]
+
+
+class HostBackend:
+    """Where the proxies of one callback read and write on the host.
+
+    Args:
+        state: The state.
+        declared: The callback.
+    """
+
+    def __init__(self, state: HostState, declared: Declared) -> None:
+        self._state = state
+        self._declared = declared
+
+    # -- reading ----------------------------------------------------------------------------
+
+    def read(self, path: StatePath, permission: Permission) -> Any:
+        """Return the value at a path, as the permission allows."""
+        state, first = self._state, path[0]
+        if first == "step":
+            return self._read_step(path, permission)
+        if first == "progress":
+            return self._progress(path[1])
+        if first == "cbstate" and not state.in_carry(path[1]):
+            return self._read_shared(path, permission)
+        if first in ("params", "model_state", "opt_state", "cbstate"):
+            return self._read_carry(path, permission)
+        if first == "hyperparams":
+            self._require_hyperparam(path[1], writing=False)
+            found = self._of_window(path)
+            if found is not None:
+                return found[0]
+            self._refuse_ahead(path)
+            state.meter.note_read(dotted(path))
+            return to_host(state.hyperparams.get(state.live(("opt_state",)), path[1]))
+        if first == "key":
+            key = jax.random.fold_in(jax.random.fold_in(state.run_key, state.step), state.step_in_epoch)
+            # Another name than the traced handlers of the callback have, so that the two never share a key.
+            return jax.random.fold_in(key, name_hash(f"host {self._declared.name}"))
+        if first == "data":
+            return state.data.get(path[1])
+        return getattr(state, first)
+
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        """Return a function that reads a path; those that handlers read at every step take a short way."""
+        state = self._state
+        if path[0] == "progress" and len(path) == 2:
+            return functools.partial(getattr, state, path[1])
+        if path[0] == "step" and len(path) == 2:
+            return self._step_reader(path, permission)
+        if path[0] == "cbstate" and len(path) == 2 and (writes(permission) or getattr(permission, "borrow", False)):
+            return self._live_reader(path, permission)
+        return lambda: self.read(path, permission)
+
+    def _step_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        state, name, borrow = self._state, path[1], getattr(permission, "borrow", False)
+
+        def read() -> Any:
+            window = state.window
+            if window is not None:
+                if name == "stop":
+                    return window.stop
+                if name == "batch" and borrow:
+                    return window.batch
+            return self.read(path, permission)
+
+        return read
+
+    def _live_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+        state, name = self._state, path[1]
+
+        def read() -> Any:
+            shared = state.cbstate
+            return shared[name] if name in shared else self.read(path, permission)
+
+        return read
+
+    def _read_step(self, path: StatePath, permission: Permission) -> Any:
+        window, name = self._state.window, path[1]
+        try:
+            if window is None:
+                raise KeyError(name)
+            if name in window.written:
+                return self._handed_out(below(window.written[name], path[2:]), path)
+            if name == "stop":
+                return window.stop
+            if name == "skip" and window.has(path) is None:  # nobody may skip
+                return False
+            if name != "batch":
+                return self._handed_out(window.value(path), path)
+            batch = window.batch if getattr(permission, "borrow", False) else to_host(window.batch)
+            return self._handed_out(below(batch, path[2:]), path)
+        except KeyError:
+            known = window.names() if window is not None else []
+            raise MissingStateError(
+                f"{self._declared.label} reads `{dotted(path)}`, which is not there.{did_you_mean(name, known)}",
+                where=self._declared.where,
+                why="host handlers see step values at StepBegin (the batch) and StepEnd"
+                if window is None
+                else f"this step has {', '.join(known)}",
+                fix="read it at StepEnd, in a phase that provides it",
+            ) from None
+
+    def _of_window(self, path: StatePath) -> tuple[Any] | None:
+        """Return what the window has of a part of the carry as its step left it, or None: then the carry has it."""
+        window, root = self._state.window, root_of(path)
+        if window is None or not window.computed or root in window.overwritten:
+            return None
+        if window.has(path) is not None:
+            return (window.value(path),)
+        if root in window.kept:
+            self._state.meter.note_read(dotted(path))
+            kept = {"cbstate": {root[1]: window.kept[root]}} if root[0] == "cbstate" else {root[0]: window.kept[root]}
+            return (part_of(kept, self._state.hyperparams, path),)
+        return None
+
+    def _handed_out(self, value: PyTree, path: StatePath) -> PyTree:
+        """Return a pytree in fresh containers: JAX knows those, which it would not know views to be."""
+        leaves, structure = jax.tree.flatten(value)
+        if len(leaves) == 1 and leaves[0] is value:
+            return value
+        fresh = jax.tree.unflatten(structure, leaves)
+        self._state.handed.append((self._declared.label, path, fresh, leaves, structure))
+        return fresh
+
+    def _progress(self, name: str) -> int:
+        return getattr(self._state, name)
+
+    def _read_shared(self, path: StatePath, permission: Permission) -> Any:
+        value: Any = self._state.cbstate
+        for position, part in enumerate(path[1:], 2):
+            try:
+                value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+            except (KeyError, AttributeError):
+                raise MissingStateError(
+                    f"{self._declared.label} reads `{dotted(path[:position])}`, which nobody has created."
+                    f"{did_you_mean(part, value if isinstance(value, Mapping) else vars(value))}",
+                    where=self._declared.where,
+                    why="an entry exists once a callback's `init` (or a handler before this one) has assigned it",
+                    fix="create it in `init` of the callback that writes it",
+                ) from None
+        return value if writes(permission) or getattr(permission, "borrow", False) else self._viewed(value, path)
+
+    def _viewed(self, value: Any, path: StatePath) -> Any:
+        return read_only(value, lambda: self._refusal(path))
+
+    def _refusal(self, path: StatePath) -> AccessError:
+        from fluxcb._declare.access import line_to_add
+
+        return AccessError(
+            f"{self._declared.label} declares only to read `{dotted(path)}`, and writes into it.",
+            where=self._declared.where,
+            why="order and conflicts are derived from what is declared",
+            fix=f"declare `{line_to_add(path, Write())}` in `stateaccess`",
+        )
+
+    def _read_carry(self, path: StatePath, permission: Permission) -> Any:
+        found = self._of_window(path)
+        if found is not None:
+            return self._handed_out(found[0], path)
+        self._refuse_ahead(path)
+        self._state.meter.note_read(dotted(path))
+        root = root_of(path)
+        borrowed = isinstance(permission, Read) and permission.borrow
+        value = self._state.live(root) if borrowed else self._state.copy_of(root)
+        return self._handed_out(below(value, path[len(root) :]), path)
+
+    def _refuse_ahead(self, path: StatePath) -> None:
+        """Refuse the train state at a moment inside a window, which only an event emitted by a handler can be."""
+        if self._state.ahead:
+            raise DeclarationError(
+                f"{self._declared.label} is to see `{dotted(path)}` at an event that a step's handler emits.",
+                where=self._declared.where,
+                why="the device runs ahead of the handlers, so the train state is not that of the handler's step",
+                fix=f"declare `{dotted(path)}` for the handler that emits the event, too, or emit it between epochs",
+            )
+
+    def names(self, path: StatePath) -> Iterator[str]:
+        """Iterate over the names that exist below a path."""
+        state = self._state
+        if path == ("cbstate",):
+            return iter([*state.cbstate, *(state.carry["cbstate"] if state.built else ())])
+        if path == ("step",):
+            return iter(state.window.names() if state.window is not None else ())
+        if path == ("hyperparams",):
+            return iter(state.hyperparams.names)
+        if path == ("data",):
+            return iter(state.data)
+        if path[0] == "cbstate" and not state.in_carry(path[1]):
+            value: Any = state.cbstate
+            for part in path[1:]:
+                value = value.get(part, {}) if isinstance(value, Mapping) else getattr(value, part, {})
+            return iter(value if isinstance(value, Mapping) else vars(value))
+        if path[0] == "cbstate":
+            return iter(state.live(path[:2]))
+        return iter(())
+
+    # -- writing ----------------------------------------------------------------------------
+
+    def write(self, path: StatePath, value: Any, permission: Permission) -> None:
+        """Replace the value at a path; arrays are copied, so that the user's own survive donation."""
+        state, first = self._state, path[0]
+        if first == "cbstate" and not state.in_carry(path[1]):
+            self._write_shared(path, value)
+        elif first in ("params", "model_state", "opt_state", "cbstate"):
+            self._write_carry(path, value)
+        elif first == "hyperparams":
+            self._require_hyperparam(path[1], writing=True)
+            self._refuse_ahead(path)
+            old = state.hyperparams.get(state.live(("opt_state",)), path[1])
+            if np.shape(value) != old.shape:
+                raise self._misfit(path, [f"shape {old.shape} became {np.shape(value)}"])
+            state.replace(("opt_state",), state.hyperparams.set(state.live(("opt_state",)), path[1], value))
+        elif first == "step":
+            self._write_step(path, value)
+        elif first == "data":
+            state.on_data(path[1], value)
+        elif first == "model":
+            state.on_model(value)
+        else:
+            raise AccessError(
+                f"{self._declared.label} assigns `{dotted(path)}`, which cannot be exchanged while a Learner exists.",
+                where=self._declared.where,
+                fix="build a new Learner",
+            )
+
+    def _write_shared(self, path: StatePath, value: Any) -> None:
+        target: Any = self._state.cbstate
+        for part in path[1:-1]:
+            target = target.setdefault(part, {}) if isinstance(target, MutableMapping) else getattr(target, part)
+        if isinstance(target, MutableMapping):
+            target[path[-1]] = value
+        else:
+            setattr(target, path[-1], value)
+
+    def _write_carry(self, path: StatePath, value: Any) -> None:
+        self._refuse_ahead(path)
+        root = root_of(path)
+        old = self._state.live(root)
+        new = replaced(old, path[len(root) :], value)
+        if jax.tree.structure(old) == jax.tree.structure(new):
+            new = jax.tree.map(lambda o, n: n if hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new)
+        wrong = differences(old, new)
+        if wrong:
+            raise self._misfit(path, wrong)
+        self._state.replace(root, copy_tree(new))
+
+    def _write_step(self, path: StatePath, value: Any) -> None:
+        window = self._state.window
+        if window is None:
+            raise AccessError(
+                f"{self._declared.label} writes `{dotted(path)}` outside a step.",
+                where=self._declared.where,
+                fix="write it at StepBegin or StepEnd",
+            )
+        if path[1] == "batch":
+            window.batch = value
+        elif path[1] in ("xs", "ys") and not window.computed:  # before the step: they are the batch's two parts
+            batch = window.batch
+            pair = list(batch) if isinstance(batch, tuple | list) else [batch, None]
+            pair[("xs", "ys").index(path[1])] = value
+            window.batch = tuple(pair)
+        elif window.has(path[:2]) is not None or path[1] == "stop":
+            raise AccessError(
+                f"{self._declared.label} writes `{dotted(path)}`, which the step has computed.",
+                where=self._declared.where,
+                why="the other handlers of this moment would read what never happened",
+                fix="write it in a traced handler, or under another name",
+            )
+        else:
+            window.written[path[1]] = value
+
+    def _require_hyperparam(self, name: str, *, writing: bool) -> None:
+        self._state.hyperparams.require(name, writing=writing, who=self._declared.label, where=self._declared.where)
+
+    def _misfit(self, path: StatePath, wrong: list[str]) -> DeclarationError:
+        return DeclarationError(
+            f"{self._declared.label} changes the structure, shape or dtype of `{dotted(path)}`: {wrong[0]}.",
+            where=[self._declared.where, *wrong[1:5]],
+            why="the carry of a compiled step keeps its structure, shapes and dtypes",
+            fix="assign what has the same structure, e.g. with `.astype(old.dtype)`",
+        )
