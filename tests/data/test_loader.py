@@ -174,3 +174,30 @@ def test_a_negative_seed_or_epoch_is_refused():
 
 def test_numpy_ints_are_ints():
     assert len(ArrayLoader(XS, np.int64(5), seed=np.int32(1))) == 2  # pyright: ignore[reportArgumentType]
+
+
+# -- on the device -----------------------------------------------------------------------------------------------------
+
+
+def test_resident_batches_are_the_same_and_lie_on_the_device():
+    arrays = (np.arange(20, dtype=np.float32).reshape(10, 2), np.arange(10))
+    plain, resident = ArrayLoader(arrays, 4, seed=3), ArrayLoader(arrays, 4, seed=3, device=True)
+    assert (plain.resident, resident.resident) == (False, True)
+    for _ in range(2):
+        for (xs, ys), (device_xs, device_ys) in zip(plain, resident, strict=True):
+            assert isinstance(device_xs, jax.Array)
+            np.testing.assert_array_equal(xs, device_xs)
+            np.testing.assert_array_equal(ys, device_ys)
+    assert plain.element_spec == resident.element_spec
+
+
+def test_rows_name_the_batches_of_the_epoch_and_share_the_arrays():
+    arrays = {"x": np.arange(10) * 10}
+    batches, rows = (ArrayLoader(arrays, 4, device=True) for _ in range(2))
+    batches.set_epoch(5)
+    rows.set_epoch(5)
+    found = list(rows.iter_rows())
+    assert [row.rows.dtype for row in found] == [np.int32] * 3
+    assert len({id(row.arrays) for row in [*found, *rows.iter_rows()]}) == 1
+    for batch, row in zip(batches, found, strict=True):
+        np.testing.assert_array_equal(batch["x"], np.asarray(row.arrays["x"])[row.rows])

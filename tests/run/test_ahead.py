@@ -1,0 +1,147 @@
+"""The device runs ahead of host handlers; none of them sees a train state that is not its step's."""
+
+import numpy as np
+import pytest
+
+from fluxcb import Callback, DeclarationError, EverySeconds, EverySteps, Read, Write, every, on
+from fluxcb.events import EpochEnd, HostEvent, StepBegin, StepEnd
+from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+OWNER = []
+
+
+class AtStep(Callback):
+    """Do something at an event, with an access of its own."""
+
+    def __init__(self, action, access=None, event=StepEnd):
+        self.action, self.access, self.event = action, access or {}, event
+        self.seen = []
+
+    def stateaccess(self):
+        return self.access
+
+    @on
+    def end(self, event: StepEnd, phase: TrainingPhase, learner):
+        if self.event is StepEnd:
+            self.seen.append(self.action(OWNER[0]))
+
+    @on
+    def begin(self, event: StepBegin, phase: TrainingPhase, learner):
+        if self.event is StepBegin:
+            self.seen.append(self.action(OWNER[0]))
+
+    @on
+    def epoch(self, event: EpochEnd, phase: TrainingPhase, learner):
+        if self.event is EpochEnd:
+            self.seen.append(self.action(OWNER[0]))
+
+
+def run(callback, *others, batches=4, **arguments):
+    OWNER[:] = [testlearner(callback, *others, batches=batches, **arguments)]
+    OWNER[0].fit(1)
+    return callback.seen
+
+
+READS = {
+    "params": lambda learner: float(learner.params["w"]),
+    "state": lambda learner: int(learner.state["counters"][0]),
+    "hyperparams": lambda learner: learner.hyperparams["learning_rate"],
+}
+
+
+@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("event", [StepEnd, StepBegin])
+@pytest.mark.parametrize("steps_per_call", [1, 3, "auto"])
+def test_reading_the_learner_itself_inside_a_step_is_an_error_whatever_the_windows(name, event, steps_per_call):
+    with pytest.raises(DeclarationError) as raised:
+        run(AtStep(READS[name], event=event), steps_per_call=steps_per_call)
+    assert str(raised.value) == (
+        f"A step's handler reads `learner.{name}` of the Learner itself, and not of the one it was given.\n"
+        "  why:   the device runs ahead of the handlers, so the train state is not that of the handler's step\n"
+        "  fix:   declare it in `stateaccess`, and read it from the handler's argument"
+    )
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 3])
+def test_a_handler_that_blocks_is_in_step_with_the_device(steps_per_call):
+    blocks = AtStep(READS["state"], {"hyperparams": {"learning_rate": Write()}})
+    assert run(blocks, steps_per_call=steps_per_call) == [1, 2, 3, 4]
+    assert run(AtStep(READS["state"], event=EpochEnd), steps_per_call=steps_per_call) == [4]
+
+
+def test_validation_inside_a_step_needs_a_declaration():
+    def validate(learner):
+        return learner.run_epoch(ValidationPhase())
+
+    with pytest.raises(DeclarationError) as raised:
+        run(AtStep(validate))
+    assert str(raised.value).splitlines()[0] == (
+        "An epoch of ValidationPhase was asked for by a handler that does not declare what it reads."
+    )
+    losses = AtStep(validate, {"hyperparams": Write()})
+    assert run(losses) == [2, 2, 2, 2]
+
+
+class Asked(HostEvent):
+    """An event of a user's own."""
+
+
+class Listens(Callback):
+    def __init__(self, access):
+        self.access, self.seen = access, []
+
+    def stateaccess(self):
+        return self.access
+
+    @on
+    def listen(self, event: Asked, phase: Phase, learner):
+        self.seen.append(float(learner.params["w"]) if "params" in self.access else learner.progress.step)
+
+
+def test_an_event_that_a_handler_emits_shows_counters_but_no_future_state():
+    counts = Listens({})
+    run(AtStep(lambda learner: learner.emit(Asked(), TrainingPhase())), counts, steps_per_call=2)
+    assert counts.seen == [1, 2, 3, 4]
+    with pytest.raises(DeclarationError) as raised:
+        run(AtStep(lambda learner: learner.emit(Asked(), TrainingPhase())), Listens({"params": Read()}))
+    assert str(raised.value).startswith(
+        "Listens() is to see `params` at an event that a step's handler emits.\n  where: Listens.stateaccess"
+    )
+
+
+def test_an_event_emitted_by_a_handler_that_blocks_shows_its_steps_state():
+    listens, plain = Listens({"params": Read()}), []
+    emits = AtStep(lambda learner: learner.emit(Asked(), TrainingPhase()), {"hyperparams": Write()})
+    run(emits, listens, steps_per_call=3)
+    reference = testlearner(batches=4)
+    for _ in range(4):
+        reference.fit(steps=1, steps_per_epoch=4)
+        plain.append(float(reference.params["w"]))
+    np.testing.assert_array_equal(listens.seen, plain)
+
+
+def test_clocks_with_other_schedules_are_asked_at_their_steps(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("fluxcb._declare.schedules.time.monotonic", lambda: clock[0])
+
+    class Ticks(Callback):
+        """A second passes at each step; asked first, and so before the others' clocks."""
+
+        @on
+        def tick(self, event: StepEnd, phase: TrainingPhase, learner):
+            clock[0] += 1
+
+    class Notes(Callback):
+        def __init__(self):
+            self.seen = []
+
+        @on(StepEnd, TrainingPhase, when=EverySteps(5))
+        def note(self, event, phase, learner):
+            self.seen.append(learner.progress.step)
+
+    notes = Notes()
+    testlearner(Ticks(), every(notes, seconds=7), batches=40, validation_batches=0, steps_per_call=10).fit(1)
+    # The clock starts when it is first asked, at step 5, and has struck at 15, 25 and 35 (7 s after each).
+    assert notes.seen == [15, 25, 35]
+    assert EverySeconds(7).next_due(3, 1) is None
