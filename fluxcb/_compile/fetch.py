@@ -86,11 +86,6 @@ class Fetch:
         """Bytes that are fetched for each step."""
         return 4 * self.row + sum(nbytes_of(spec) for spec in self.buffers)
 
-    @property
-    def bytes_last(self) -> int:
-        """Bytes that are fetched once per window."""
-        return sum(nbytes_of(spec) for spec in self.last.values())
-
     def covering(self, path: StatePath) -> StatePath | None:
         """Return the fetched path that a path is or lies in, or None."""
         for end in range(len(path), 0, -1):

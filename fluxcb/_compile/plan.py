@@ -8,7 +8,7 @@ from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.protect import Backend, make_proxy
-from fluxcb._declare.access import Access, overlap, writes
+from fluxcb._declare.access import Access
 from fluxcb._declare.declared import Declared, Handler
 from fluxcb._declare.events import Event, StepBegin, StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
@@ -49,13 +49,11 @@ class PhasePlan:
         begin: Host calls at StepBegin.
         end: Host calls at StepEnd.
         trigger: Host calls at Trigger that are due inside the epoch.
-        stops: Whether some traced handler may set `step.stop`.
     """
 
     begin: tuple[HostCall, ...]
     end: tuple[HostCall, ...]
     trigger: tuple[HostCall, ...]
-    stops: bool
 
 
 class Plan:
@@ -119,14 +117,7 @@ class Plan:
 
     def _plan_phase(self, phase: type[Phase]) -> PhasePlan:
         trigger = tuple(c for c in self.calls(Trigger, phase) if _inside_epoch(c)) if phase.trains else ()
-        stops = any(
-            writes(permission) and overlap(path, ("step", "stop"))
-            for (event, of), handlers in self.graph.orders.items()
-            if of is phase and issubclass(event, TracedEvent)
-            for handler in handlers
-            for path, permission in handler.access.items()
-        )
-        return PhasePlan(self.calls(StepBegin, phase), self.calls(StepEnd, phase), trigger, stops)
+        return PhasePlan(self.calls(StepBegin, phase), self.calls(StepEnd, phase), trigger)
 
     def _host_call(self, handler: Handler, phase: type[Phase]) -> HostCall:
         function = handler.function

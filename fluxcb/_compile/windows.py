@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fluxcb._compile.arrays import leading_axis, nbytes_of, spec_of
-from fluxcb._compile.carried import below, part_of, root_of
+import jax
+
+from fluxcb._compile.arrays import is_key, leading_axis, nbytes_of, spec_of
+from fluxcb._compile.carried import below, part_of
 from fluxcb._compile.fetch import Fetch
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import AT_END, IN_SYNC, HostCall, PhasePlan
@@ -127,13 +129,18 @@ def plan_windows(
         why, rare = blocks, _now_and_then(call)
         keeps: list[StatePath] = []
         for path, permission in _carry_reads(call.handler, carry, hyperparams):
+            if blocks:  # then it sees the carry itself
+                break
+            if getattr(permission, "borrow", False):
+                blocks = why = f"borrows `{dotted(path)}` of the carry"
+                break
             size = _bytes_at(carry, hyperparams, path)
-            if not writes(permission) and size <= (_SPARSE_BYTES if rare else _EACH_BYTES):
+            if size <= (_SPARSE_BYTES if rare else _EACH_BYTES) and not _has_keys(carry, hyperparams, path):
                 each.setdefault(path, []).append(call)
                 continue
             why = why or f"reads `{dotted(path)}`, {_size(size)} of the carry"
-            blocks = blocks or (why if size > _KEPT_BYTES or _has_clock(call) else "")
-            keeps.append(root_of(path))
+            blocks = why if size > _KEPT_BYTES or _has_clock(call) else ""
+            keeps.append(path)
         if why:
             kept = () if blocks else tuple(dict.fromkeys(keeps))
             bounds.append(Bound(call, why, bool(blocks), kept))
@@ -155,7 +162,9 @@ def plan_windows(
         return spec_of(part_of(carry, hyperparams, path))
 
     fetch = Fetch({p: spec_at(p) for p in _outermost(each)}, {p: spec_at(p) for p in _outermost(last)})
-    return _with_clocks(plan, bounds, fetch, readers, leading_axis(step.batch_spec))
+    before = {id(bound.call) for bound in must_look_before(plan.begin, carry)}  # never behind their step
+    late = replace(plan, begin=tuple(call for call in plan.begin if id(call) not in before))
+    return _with_clocks(late, bounds, fetch, readers, leading_axis(step.batch_spec))
 
 
 def _with_clocks(
@@ -204,7 +213,8 @@ def _why_blocks(call: HostCall, carry: Mapping[str, Any]) -> str:
     for path, permission in handler.access.items():
         if not writes(permission):
             continue
-        if path[0] == "step" and handler.event is StepBegin and not isinstance(permission, Append):
+        appends = isinstance(permission, Append) and path[1:2] not in (("batch",), ("xs",), ("ys",))
+        if path[0] == "step" and handler.event is StepBegin and not appends:
             return f"writes `{dotted(path)}` before the step"
         if any(overlap(path, p) for p in _STEP_READS):
             return f"writes `{dotted(path)}`, which the step reads"
@@ -239,6 +249,10 @@ def _bytes_at(carry: Mapping[str, Any], hyperparams: HyperparamIndex, path: Stat
         return nbytes_of(part_of(carry, hyperparams, path))
     except (LookupError, AttributeError, TypeError):  # not there yet; reading it will say so
         return float("inf")
+
+
+def _has_keys(carry: Mapping[str, Any], hyperparams: HyperparamIndex, path: StatePath) -> bool:
+    return any(map(is_key, jax.tree.leaves(part_of(carry, hyperparams, path))))
 
 
 def _step_reads(call: HostCall, step: TracedStep) -> Iterator[StatePath]:

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
-from fluxcb._compile.arrays import copy_tree, describe, spec_of
+from fluxcb._compile.arrays import copy_tree, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import Plan
 from fluxcb._compile.step import TracedStep
@@ -31,12 +30,13 @@ from fluxcb._declare.phases import (
 from fluxcb._errors import DataError, DeclarationError, FluxcbError, MissingStateError
 from fluxcb._run.engine import Engine
 from fluxcb._run.feed import Feed
+from fluxcb._run.given import check_params, concrete, sources, together
 from fluxcb._run.host_backend import HostBackend
 from fluxcb._run.programs import Programs
 from fluxcb._run.state import HostState
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 
-__all__ = ["Assembly", "concrete"]
+__all__ = ["Assembly"]
 
 
 class Assembly:
@@ -81,7 +81,7 @@ class Assembly:
         self._example_batch = example_batch
         self._waiting_for_batch = False
         self._items: list[Any] = []
-        for name, source in _sources(data, self.phases).items():
+        for name, source in sources(data, self.phases).items():
             self.set_data(name, source)
         state.on_data = self.set_data
         self._build_carry()
@@ -122,7 +122,7 @@ class Assembly:
                     return
                 raise
         params = copy_tree(params)
-        _check_params(params)
+        check_params(params)
         opt_state = copy_tree(state.optimizer.init(params))
         state.hyperparams = HyperparamIndex(opt_state)
         state.carry = {
@@ -172,6 +172,7 @@ class Assembly:
                 state.verify_handed()
         riding = _riding(graph, state.cbstate)
         state.carry = {**state.carry, "cbstate": {name: copy_tree(state.cbstate.pop(name)) for name in riding}}
+        state.carry = together(state.carry)
         self._require_created(graph)
         meter = state.meter
         plan = Plan(graph, lambda d: backends[d.position], meter.timed if meter.on else None)
@@ -189,6 +190,7 @@ class Assembly:
             if batch is not None:
                 step = programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
                 programs.windows(plan, phase, step, self.state)  # says which values host handlers would miss
+        programs.prune()
         self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
 
     def traced(self, phase: Phase) -> TracedStep | None:
@@ -383,50 +385,7 @@ class Assembly:
             feed.take_over(self.feeds[name])
         self.feeds[name] = feed
         self.engine.programs.forget_shapes(name)
-        self.engine.forget_programs()
         self.state.data[name] = source
-
-
-def _sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
-    if data is None:
-        return {}
-    names = {type(p).name for p in phases}
-    if isinstance(data, Mapping):
-        for name in data:
-            if name not in names:
-                raise DataError(
-                    f"`data` has {name!r}, but no phase is called so.",
-                    fix=f"use {' or '.join(map(repr, sorted(names)))}",
-                )
-        return dict(data)
-    if isinstance(data, tuple) and len(data) == 2:
-        return {
-            name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
-        }
-    return {"training": data}
-
-
-def concrete(batch: Batch) -> Batch:
-    """Return zeros of the batch's shapes: models are initialised from shapes, not from values."""
-    return jax.tree.map(
-        lambda x: (
-            jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.zeros_like(jnp.asarray(x))
-        ),
-        batch,
-    )
-
-
-def _check_params(params: PyTree) -> None:
-    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
-    if not leaves:
-        raise DeclarationError("The model has no parameters.", fix="check what its `init` returns")
-    for path, leaf in leaves:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise DeclarationError(
-                f"The parameter `params{jax.tree_util.keystr(path)}` is {describe(leaf)}; it must be floating-point.",
-                why="there is no gradient with respect to an integer",
-                fix="keep it in `model_state`, or in the loss function's closure",
-            )
 
 
 def _riding(graph: CallbackGraph, cbstate: Mapping[str, Any]) -> list[str]:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import jax
 import numpy as np
 
-from fluxcb._compile.arrays import batch_spec, nbytes_of
+from fluxcb._compile.arrays import nbytes_of
 from fluxcb._compile.plan import Plan
 from fluxcb._compile.program import Program
 from fluxcb._compile.traced import StepSetup
@@ -25,6 +26,9 @@ __all__ = ["Caller"]
 
 AHEAD = 32
 """Single-step calls in a window: JAX runs at most 32 computations ahead (measured on CPU)."""
+
+AHEAD_SHARDED = 8
+"""The same where the carry lies on several devices: with more, XLA's collectives on CPU wait for each other in vain."""
 
 LONGEST = 128
 """Steps of a window where the engine chooses; more would only make the last handlers of an epoch wait longer."""
@@ -87,7 +91,22 @@ class Caller:
     @property
     def longest(self) -> int:
         """Steps of a window at most."""
-        return self.many.steps if self.many is not None else AHEAD
+        if self.many is not None:
+            return self.many.steps
+        several = len(self._state.carry["counters"].devices()) > 1
+        return max(1, min(AHEAD_SHARDED if several else AHEAD, self._most()))
+
+    def forget(self) -> None:
+        """Look the programs up anew: the model or the data was exchanged."""
+        self.single = self.many = self._stacker = None
+
+    def _most(self) -> int:
+        """Return how many steps' batches and fetched values may be held in memory."""
+        if self.single is None:
+            return 1
+        step = self.single.step
+        each = nbytes_of(step.batch_spec) + self.plan_of(self.single).fetch.bytes_each
+        return self._engine.programs.window_bytes // max(1, each)
 
     def took(self, window: Window, seconds: float) -> None:
         """Note how long a window took (s): when calling single steps has cost enough, windows are compiled."""
@@ -104,7 +123,7 @@ class Caller:
             by_hand: Whether the step is run by hand.
 
         Raises:
-            Exception: Its first step failed, and is spent.
+            Exception: Its first step failed; the window has all its batches still.
         """
         if by_hand or not self._call_window(window, feed):
             self._call_single(window, feed, by_hand=by_hand)
@@ -173,11 +192,9 @@ class Caller:
         if calls and program is not None:
             window.came_from(program)
             self.calls += len(calls)
-        rest = window.cut(len(calls))
         if isinstance(failure, Exception) and (not calls or carry["counters"].is_deleted()):
-            give_back(feed, rest[1:])  # the batch that failed is spent; those behind it are not
             raise failure
-        give_back(feed, rest)  # steps of a window have one shape, and errors their turn
+        give_back(feed, window.cut(len(calls)))  # steps of a window have one shape, and errors their turn
         if failure is not None and not isinstance(failure, Exception):
             raise failure
 
@@ -190,7 +207,8 @@ class Caller:
         """Return what stacks batches for the window program, or None if there is to be none."""
         if self._stacker is None and self.single is not None and self._pays(batch):
             steps = self.buffer_length(batch)
-            self._stacker = Stacker(batch, steps) if steps > 1 else None
+            if steps > 1 and jax.tree.leaves(self.single.step.batch_spec):
+                self._stacker = Stacker(batch, steps)
         return self._stacker
 
     def _pays(self, batch: Batch) -> bool:
@@ -207,9 +225,7 @@ class Caller:
 
     def buffer_length(self, batch: Batch) -> int:
         """Return how many steps a window program's buffer has."""
-        programs, plan = self._engine.programs, self.plan
-        each = nbytes_of(batch_spec(batch)) + (plan.fetch.bytes_each if plan is not None else 0)
-        most = programs.window_bytes // max(1, each)
+        programs, most = self._engine.programs, self._most()
         if programs.steps_per_call != "auto":
             return min(most, programs.steps_per_call)
         alone = isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger)

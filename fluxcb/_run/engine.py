@@ -83,7 +83,7 @@ class Engine:
 
     def _due(self, call: HostCall, phase: Phase, event: Event) -> bool:
         state = self.state
-        if call.asks and state.window is not None and call.asks > state.window.open:
+        if call.asks > state.open:
             return False
         number = state.step if type(phase).trains else state.step_in_epoch
         if isinstance(event, StepBegin):
@@ -147,9 +147,9 @@ class Engine:
             )
         if self.running and state.ahead:
             raise DeclarationError(
-                f"An epoch of {type(phase).__name__} was asked for by a handler that does not declare what it reads.",
+                f"A step's handler asks for an epoch of {type(phase).__name__}, and the next steps do not wait for it.",
                 why="the device has gone on meanwhile, so the train state is not that of the handler's step",
-                fix='declare `{"params": Read()}` for this handler; the next steps then wait for it',
+                fix='declare `{"params": Read(borrow=True)}` for this handler; the next steps then wait for it',
             )
         outer = state.step_in_epoch, state.steps_in_epoch, state.window, state.batch_size
         self.running += 1
@@ -221,7 +221,8 @@ class Engine:
 
     def forget_programs(self) -> None:
         """Look programs up anew: what they were made of has changed."""
-        self._steps = {}
+        for steps in self._steps.values():  # one of them may be running
+            steps.caller.forget()
 
     def use(self, plan: Plan, setup: Callable[[Phase], StepSetup]) -> None:
         """Run with another plan from now on."""

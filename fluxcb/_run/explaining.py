@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from fluxcb._compile.arrays import leading_axis
 from fluxcb._compile.plan import HostCall
 from fluxcb._compile.windows import Bound, WindowPlan
 from fluxcb._declare.access import dotted
@@ -23,8 +24,9 @@ def explain_windows(parts: Assembly) -> str:
 
 def _phase(parts: Assembly, phase: Phase) -> Iterator[str]:
     yield type(phase).__name__
-    if not parts.state.built:
-        yield "  unknown until the first batch has told the shapes"
+    if not parts.state.alive:
+        gone = "the train state is gone: the call it was given to failed"
+        yield f"  {gone if parts.state.built else 'unknown until the first batch has told the shapes'}"
         return
     if type(phase).name not in parts.feeds and parts.traced(phase) is None:
         yield f"  has no data: `data.{type(phase).name}` is not set"
@@ -40,8 +42,11 @@ def _phase(parts: Assembly, phase: Phase) -> Iterator[str]:
     if plan is not None:
         yield from _lines("fetched", list(_fetched(plan)) or ["nothing"])
     compiled = [program for program in parts.engine.programs.compiled if program.step.phase == phase]
+    usual = compiled[0].step if compiled else None
     programs = [
-        f"{'single steps' if p.steps == 1 else f'windows of up to {p.steps}'}, {p.seconds:.2f} s" for p in compiled
+        f"{'single steps' if p.steps == 1 else f'windows of up to {p.steps}'}"
+        f"{'' if p.step is usual else f' with batches of {leading_axis(p.step.batch_spec)}'}, {p.seconds:.2f} s"
+        for p in compiled
     ]
     yield from _lines("compiled", programs or ["nothing yet"])
     if steps.steps:
@@ -73,7 +78,12 @@ def _program(parts: Assembly, steps: Steps, phase: Phase) -> str:
 def _length(parts: Assembly, steps: Steps) -> Iterator[str]:
     programs, caller = parts.engine.programs, steps.caller
     asked = f"steps_per_call={programs.steps_per_call!r}"
-    if caller.many is not None:
+    step = caller.single.step if caller.single is not None else None
+    if programs.steps_per_call == 1:
+        yield f"1 step in a call, up to {caller.longest} calls ahead ({asked})"
+    elif step is not None and programs.kind_of(step, parts.state.carry) == "straight":
+        yield f"1 step in a call, because the program is straight, up to {caller.longest} calls ahead ({asked})"
+    elif caller.many is not None:
         yield f"up to {caller.many.steps} steps in a call ({asked})"
     elif programs.steps_per_call == "auto" and caller.single is not None:
         yield (

@@ -112,11 +112,12 @@ class Feed:
                 fix="give something that can be iterated again: a list, a dataset, a class with `__iter__`",
             )
         self._passes = epoch if epoch is not None else self._passes + 1
+        self._failure = None  # that of an earlier pass
         set_epoch = getattr(self.source, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self._passes)
         self._pulled = len(self._waiting)
-        resident = getattr(self.source, "resident", False)
+        resident = getattr(self.source, "resident", False) is True and hasattr(self.source, "iter_rows")
         iterator = self._iterator = self.source.iter_rows() if resident else iter(self.source)
         return iterator
 
@@ -151,6 +152,12 @@ class Feed:
                 raise _empty(self.name) from None
             self._used_up = self._one_shot
             return None
+        if batch is None:
+            raise DataError(
+                f"`{self.name}` yields None, which is no batch.",
+                why="a batch is a pytree of arrays",
+                fix="leave out what has no batch; an iterator ends by StopIteration",
+            )
         self._pulled += 1
         return _copied(batch) if self._copies else batch
 
@@ -159,6 +166,11 @@ class Feed:
         if not goes_on and not self._one_shot:
             self._iterator = self._failure = None
             self._waiting.clear()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether batches were put back."""
+        return bool(self._waiting)
 
     def fail_later(self, error: BaseException) -> None:
         """Raise what the source raised when the batches before it are spent."""
@@ -222,6 +234,9 @@ def pull(feed: Feed, length: int, goes_on: bool, *, seconds: float) -> list[Batc
         if not batches:
             raise
         feed.fail_later(error)
+    except BaseException:
+        feed.push_back(batches)
+        raise
     return batches
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import copy_tree, differences, to_host
-from fluxcb._compile.carried import below, part_of, replaced, root_of
+from fluxcb._compile.carried import below, replaced, root_of
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
@@ -131,10 +131,10 @@ class HostBackend:
             return None
         if window.has(path) is not None:
             return (window.value(path),)
-        if root in window.kept:
-            self._state.meter.note_read(dotted(path))
-            kept = {"cbstate": {root[1]: window.kept[root]}} if root[0] == "cbstate" else {root[0]: window.kept[root]}
-            return (part_of(kept, self._state.hyperparams, path),)
+        for end in range(len(path), 0, -1):
+            if path[:end] in window.kept:
+                self._state.meter.note_read(dotted(path))
+                return (below(window.kept[path[:end]], path[end:]),)
         return None
 
     def _handed_out(self, value: PyTree, path: StatePath) -> PyTree:
@@ -178,13 +178,13 @@ class HostBackend:
         )
 
     def _read_carry(self, path: StatePath, permission: Permission) -> Any:
-        found = self._of_window(path)
+        borrowed = isinstance(permission, Read) and permission.borrow
+        found = self._of_window(path) if not borrowed else None
         if found is not None:
             return self._handed_out(found[0], path)
         self._refuse_ahead(path)
         self._state.meter.note_read(dotted(path))
         root = root_of(path)
-        borrowed = isinstance(permission, Read) and permission.borrow
         value = self._state.live(root) if borrowed else self._state.copy_of(root)
         return self._handed_out(below(value, path[len(root) :]), path)
 

@@ -19,10 +19,11 @@ from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase, split_batch
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
-from fluxcb._run.assembly import Assembly, concrete
+from fluxcb._run.assembly import Assembly
 from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, run_fit
+from fluxcb._run.given import concrete
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.state import HostState
@@ -164,7 +165,7 @@ class Learner:
             items = with_defaults(items) if default_callbacks else items
         self._parts = parts
         self._state = parts.state
-        self._state.on_model = self.set_model
+        self._state.on_model = self._exchange_model
         self._callbacks = CallbackSet(
             items if isinstance(items, list) else [], parts.reinstall, parts.measure, parts.state.meter.timings
         )
@@ -333,6 +334,10 @@ class Learner:
         Raises:
             DeclarationError: Its parameters have another structure, shape or dtype.
         """
+        self._parts.refuse_while_running("set_model(...)")
+        self._exchange_model(model)
+
+    def _exchange_model(self, model: Any) -> None:
         if self._parts.adapter is None:
             raise DeclarationError("This Learner has no model.", fix="assign `learner.state` instead")
         adapter = adapt(model)
@@ -384,6 +389,8 @@ class Learner:
     def cbstate(self) -> Mapping[str, Any]:
         """What callbacks share, by name: for looking at, in notebooks and tests."""
         state = self._state
+        if state.built and state.carry["cbstate"]:
+            self._parts.refuse_ahead("cbstate")
         riding = copy_tree(state.carry["cbstate"]) if state.built else {}
         return {**state.cbstate, **riding}
 
@@ -408,7 +415,7 @@ class Learner:
     def compile_counts(self) -> dict[str, int]:
         """How often a step was traced and a program compiled: `{"traces": 2, "compiles": 2}`."""
         programs = self._parts.engine.programs
-        return {"traces": programs.traces, "compiles": len(programs.compiled)}
+        return {"traces": programs.traces, "compiles": programs.compiles}
 
     def __repr__(self) -> str:
         return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks>"

@@ -42,18 +42,20 @@ class Programs:
     Attributes:
         asked_kind: The kind of program that the user asked for, or None.
         traces: How often a phase's step was traced.
-        compiled: The programs, in the order in which they were compiled.
+        compiled: The programs at hand, in the order in which they were compiled.
+        compiles: How often a program was compiled.
     """
 
     def __init__(self, kind: ProgramKind | None, steps_per_call: StepsPerCall, window_bytes: int) -> None:
         if kind not in (None, "loop", "straight"):
             raise DeclarationError(f"`program` is 'loop', 'straight' or None, not {kind!r}.")
-        if steps_per_call != "auto":
-            if isinstance(steps_per_call, str):
+        if isinstance(steps_per_call, str):
+            if steps_per_call != "auto":
                 raise DeclarationError(
                     f"`steps_per_call` is a number of steps or 'auto', not {steps_per_call!r}.", fix="write 'auto'"
                 )
-            positive(steps_per_call, "`steps_per_call`")
+        else:
+            steps_per_call = positive(steps_per_call, "`steps_per_call`")
         self.asked_kind: ProgramKind | None = kind
         self.steps_per_call: StepsPerCall = steps_per_call
         self.window_bytes = positive(window_bytes, "`window_bytes`")
@@ -63,6 +65,7 @@ class Programs:
         self._first: dict[Phase, PyTree] = {}
         self.traces = 0
         self.compiled: list[Program] = []
+        self.compiles = 0
 
     def traced(
         self, setup: StepSetup, plan: Plan, phase: Phase, carry: PyTree, batch: Batch, *, checked: bool = True
@@ -173,11 +176,19 @@ class Programs:
                 by_hand=names,
             )
             self.compiled.append(self._compiled[key])
+            self.compiles += 1
         return self._compiled[key]
 
     def has_windows(self, step: TracedStep) -> bool:
         """Tell whether a window program of this step has been compiled already."""
         return any(program.step is step and program.steps > 1 for program in self.compiled)
+
+    def prune(self) -> None:
+        """Drop what was made for traced handlers that are gone."""
+        steps = {step for _, step in self._steps.values()}
+        self._windows = {step: held for step, held in self._windows.items() if step in steps}
+        self._compiled = {key: program for key, program in self._compiled.items() if program.step in steps}
+        self.compiled = [program for program in self.compiled if program.step in steps]
 
     def forget_shapes(self, name: str) -> None:
         """Let the next batch of the phases of this name have any shape: their data was exchanged."""

@@ -80,7 +80,8 @@ class Stacker:
     def _buffer(self, column: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         buffer = _aligned((self.steps, *shape), dtype)
         for i, leaf in enumerate(column):
-            buffer[i] = leaf
+            # Numbers wrap as they do where JAX takes them; of arrays, NumPy wraps the elements itself.
+            buffer[i] = leaf if shape else np.asarray(leaf).astype(dtype)
         if self._rows:
             buffer[len(column) :] = 0
         return buffer

@@ -11,6 +11,7 @@ import numpy as np
 
 from fluxcb._compile.arrays import copy_tree
 from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.plan import IN_SYNC
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.access import dotted
 from fluxcb._errors import AccessError, MissingStateError, StateLostError
@@ -32,6 +33,7 @@ class HostState:
         epochs: Number of the epoch this fit ends with; 0 where unknown.
         steps_in_epoch: Steps this epoch will have; 0 where unknown.
         batch_size: Examples in the batch of the step at hand; 0 between steps.
+        open: Which clocks may be asked at the moment at hand; see `HostCall.asks`.
         window: The window whose handlers run, or None between windows.
         ahead: Whether the train state is ahead of the step whose handlers run.
         meter: Counts reads of the device, and measures handlers if it is asked to.
@@ -47,6 +49,7 @@ class HostState:
         self.step = self.epoch = self.step_in_epoch = self.epochs = self.steps_in_epoch = self.batch_size = 0
         self.window: Window | None = None
         self.ahead = False
+        self.open = IN_SYNC
         self.meter = Meter()
         self.handed: list[tuple[str, StatePath, Any, list[Any], Any]] = []
         self.hyperparams = HyperparamIndex({})

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 
 from fluxcb._compile.arrays import copy_tree, leading_axis
+from fluxcb._compile.carried import part_of
 from fluxcb._compile.plan import AT_END, IN_SYNC, HostCall
 from fluxcb._compile.windows import WindowPlan, bound_at, must_look_before
 from fluxcb._declare.control import Cancel, CancelStep
@@ -66,6 +67,7 @@ class Steps:
         self.caller = calling.Caller(engine, phase)
         self.windows = self.steps = 0
         self._ended = 0.0
+        self._feed: Feed | None = None
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -78,6 +80,9 @@ class Steps:
             goes_on: Whether the data stream runs on from epoch to epoch.
         """
         state = self._state
+        if feed is not self._feed:  # the data was exchanged, and its batches may be of another shape
+            self._feed = feed
+            self.caller.forget()
         pending: Window | None = None
         while True:
             ahead = pending.length if pending is not None else 0
@@ -96,22 +101,31 @@ class Steps:
                 window = Window(pull(feed, length, goes_on, seconds=calling.WINDOW_SECONDS), state.meter)
             except BaseException as error:
                 self._finish(pending, feed, error)
-                raise
-            if pending is not None and (self._slow or not window.length):
-                try:
-                    self._look(pending, feed)
-                except BaseException:
-                    feed.push_back(window.cut(0))
+                if not (feed.waiting and isinstance(error, Exception)):
                     raise
-                pending, ahead = None, 0
-                if not window.length:
-                    continue  # a handler that stopped it may have given batches back
+                pending = None  # the window before was stopped, and gave batches back that come first
+                feed.fail_later(error)
+                continue
+            if pending is not None and (self._slow or not window.length):
+                # These batches are at hand when their turn comes; a stop may put others before them.
+                feed.push_back(window.cut(0))
+                self._look(pending, feed)
+                pending = None
+                continue
             if not window.length:
                 return
             if live and not self._begin_live(window):
                 continue
             try:
                 self._dispatch(window, ahead, feed)
+            except Exception:
+                if pending is None or not state.alive:
+                    feed.push_back(window.cut(0)[1:])  # the batch that failed is spent; those behind it are not
+                    raise
+                feed.push_back(window.cut(0))  # it fails in its turn, once the steps before it have been looked at
+                self._look(pending, feed)
+                pending = None
+                continue
             except BaseException as error:
                 self._finish(pending, feed, error)
                 if window.calls and state.alive:  # interrupted between two of its calls
@@ -171,7 +185,8 @@ class Steps:
         except CancelStep:
             return False
         finally:
-            state.window = None
+            state.window, state.batch_size = None, 0
+        window.overwritten.clear()  # what was written is what the step began with
         window.live = True
         return True
 
@@ -204,7 +219,8 @@ class Steps:
                 window.blocks |= bound.blocks
                 kept += bound.keeps
         if not window.blocks:  # the device may go on before these handlers have run, so they get copies
-            window.kept = {root: copy_tree(state.live(root)) for root in dict.fromkeys(kept)}
+            parts = {path: part_of(state.carry, state.hyperparams, path) for path in kept}
+            window.kept = {path: copy_tree(part) for path, part in parts.items()}
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -256,7 +272,7 @@ class Steps:
         begin, end, trigger = plan.begin if not window.live else (), plan.inner, plan.trigger
         length, sparse = window.length, plan.sparse
         last = length - 1
-        state.batch_size = plan.batch_size
+        state.batch_size, state.open = plan.batch_size, 0
         done = 0
         try:
             while done < length:
@@ -270,9 +286,9 @@ class Steps:
                 state.window = window
                 window.at = done
                 if done == last:
-                    window.open = IN_SYNC if window.blocks or window.stopped else AT_END
+                    state.open = IN_SYNC if window.blocks or window.stopped else AT_END
                     end = plan.end
-                state.ahead = window.open != IN_SYNC
+                state.ahead = state.open != IN_SYNC
                 if begin:
                     # What the step computed is here already, but was not when the step began.
                     window.computed = False
@@ -294,7 +310,7 @@ class Steps:
                     with contextlib.suppress(CancelStep):
                         run_calls(trigger, _TRIGGER, phase)
         finally:
-            state.window, state.ahead, state.batch_size = None, False, 0
+            state.window, state.ahead, state.batch_size, state.open = None, False, 0, IN_SYNC
             state.step += (length - done) if trains else 0
             state.step_in_epoch += length - done
             window.reached = done

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -38,9 +38,8 @@ class Window:
         blocks: Whether the next window must not begin before this one's handlers have run.
         at: Index of the step at hand.
         computed: Whether handlers may see what the step computed (StepEnd), or only its batch (StepBegin).
-        open: Which clocks may be asked at this step; see `HostCall.asks`.
         stopped: Whether a traced handler stopped the window at its last step.
-        kept: Copies of parts of the carry as the window left it.
+        kept: Copies of parts of the carry as the window left it, by path.
         written: Step values that host handlers put there.
         overwritten: Parts of the carry that a handler has replaced since.
         began: When it was dispatched (s, of `time.perf_counter`).
@@ -59,7 +58,6 @@ class Window:
         self.blocks = False
         self.at = 0
         self.computed = False
-        self.open = 0
         self.stopped = False
         self.kept: dict[StatePath, PyTree] = {}
         self.written: dict[str, Any] = {}
@@ -68,7 +66,7 @@ class Window:
         self._fetch: Fetch | None = None
         self._stacked = False
         self._rows: np.ndarray | None = None
-        self._buffers: dict[int, Sequence[Any]] = {}
+        self._buffers: dict[int, Any] = {}
         self._columns: dict[StatePath, Any] = {}
 
     # -- dispatching ------------------------------------------------------------------------
@@ -169,7 +167,8 @@ class Window:
         if held in fetch.last:
             # Only the last step's value was fetched, and readers are due only there.
             self._meter.note_read(dotted(held))
-            value = to_host(self.calls[-1].last[list(fetch.last).index(held)])
+            call = self.calls[0 if self._stacked else self.length - 1]
+            value = to_host(call.last[list(fetch.last).index(held)])
             leaves, structure = jax.tree.flatten(value)
             return structure, [_Last(leaf) for leaf in leaves], path[len(held) :]
         structure, leaves = fetch.columns(held, self.rows, self._buffer)
@@ -177,11 +176,11 @@ class Window:
             return leaves[0]
         return structure, leaves, path[len(held) :]
 
-    def _buffer(self, number: int) -> Sequence[Any]:
+    def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
             self._meter.note_read("large step values")
             if self._stacked:
-                self._buffers[number] = to_host(self.calls[0].buffers[number])
+                self._buffers[number] = _Entries(to_host(self.calls[0].buffers[number]))
             else:
                 self._buffers[number] = [to_host(call.buffers[number]) for call in self.calls]
         return self._buffers[number]
@@ -204,3 +203,15 @@ class _Last:
 
     def __getitem__(self, at: int) -> Any:
         return self._value
+
+
+class _Entries:
+    """The entries of a buffer, each by itself: who keeps one does not keep the whole window."""
+
+    def __init__(self, buffer: np.ndarray) -> None:
+        self._buffer = buffer
+
+    def __getitem__(self, at: int) -> Any:
+        entry = np.array(self._buffer[at])
+        entry.flags.writeable = False
+        return entry

@@ -26,7 +26,7 @@ FLUSH_EVERY = 256
 """Steps after which step values are fetched: a window ends there."""
 
 _RING = 2 * FLUSH_EVERY  # one flush may fail to happen (another callback's CancelStep) and nothing is lost
-_LOG = {"cbstate": {"metrics_now": Read(borrow=True), "metrics_step": Write()}}
+_LOG = {"cbstate": {"metrics_now": Read(), "metrics_step": Write()}}
 
 
 class Metrics(Callback):

@@ -78,7 +78,7 @@ class ArrayLoader:
         names = [f"arrays{jax.tree_util.keystr(path)}" for path, _ in with_paths]
         self._examples = _common_length(names, self._leaves)
         if device:
-            self._leaves = [jax.numpy.asarray(leaf) for leaf in self._leaves]
+            self._leaves = [jax.numpy.array(leaf, copy=True) for leaf in self._leaves]
         self._arrays = self._structure.unflatten(self._leaves)
         self._epoch = 0
         if len(self) == 0:

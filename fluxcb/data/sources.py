@@ -1,8 +1,10 @@
 """Wrappers around batch sources: prepare each batch (`map`), put it on a device (`place`)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import Batch
@@ -134,10 +136,14 @@ class PlacedSource(_WrappedSource):
         """Take what `place` was given."""
         super().__init__(source)
         self.placement = placement
+        # JAX may take a NumPy array as it is, without copying it, and read it later than its loader writes to it again.
+        self._copies = not (isinstance(source, Sequence) or getattr(source, "fresh_batches", False))
 
     def _prepare(self, batch: Batch) -> Batch:
         import jax
 
+        if self._copies:
+            batch = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
         return jax.device_put(batch, self.placement)
 
     def __repr__(self) -> str:

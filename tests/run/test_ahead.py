@@ -77,10 +77,9 @@ def test_validation_inside_a_step_needs_a_declaration():
     with pytest.raises(DeclarationError) as raised:
         run(AtStep(validate))
     assert str(raised.value).splitlines()[0] == (
-        "An epoch of ValidationPhase was asked for by a handler that does not declare what it reads."
+        "A step's handler asks for an epoch of ValidationPhase, and the next steps do not wait for it."
     )
-    losses = AtStep(validate, {"hyperparams": Write()})
-    assert run(losses) == [2, 2, 2, 2]
+    assert run(AtStep(validate, {"params": Read(borrow=True)})) == [2, 2, 2, 2]  # as the message says
 
 
 class Asked(HostEvent):
