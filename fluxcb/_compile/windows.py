@@ -285,7 +285,7 @@ def _outermost(paths: Mapping[StatePath, list[HostCall]]) -> dict[StatePath, lis
 
 
 def _now_and_then(call: HostCall) -> bool:
-    return any(isinstance(s, EverySteps | EverySeconds) for s in call.schedules)
+    return _has_clock(call) or any(isinstance(s, EverySteps) and s.steps > 1 for s in call.schedules)
 
 
 def _has_clock(call: HostCall) -> bool:

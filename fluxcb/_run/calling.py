@@ -60,7 +60,7 @@ class Caller:
         phase: The phase.
 
     Attributes:
-        single: The single-step program last used, or None before the first step.
+        usual: The single-step program of the first batch, whose shape the others have; None before the first step.
         many: The window program, or None as long as there is none.
         calls: How often a program was called.
         spent: CPU time spent on calling the single-step program where that mattered (s).
@@ -72,7 +72,8 @@ class Caller:
         self._state = engine.state
         self._phase = phase
         self._plan = engine.plan.phase(type(phase))
-        self.single: Program | None = None
+        self.usual: Program | None = None
+        self._single: Program | None = None  # the one last used: a shorter last batch has its own
         self.many: Program | None = None
         self._stacker: Stacker | None = None
         self.calls = 0
@@ -81,7 +82,7 @@ class Caller:
     @property
     def plan(self) -> WindowPlan | None:
         """What bounds the windows, once a step's shapes are known."""
-        return self.plan_of(self.single) if self.single is not None else None
+        return self.plan_of(self.usual) if self.usual is not None else None
 
     def plan_of(self, program: Program) -> WindowPlan:
         """Return what bounds the windows of a program."""
@@ -98,14 +99,14 @@ class Caller:
 
     def forget(self) -> None:
         """Look the programs up anew: the model or the data was exchanged."""
-        self.single = self.many = self._stacker = None
+        self.usual = self._single = self.many = self._stacker = None
 
     def _most(self) -> int:
         """Return how many steps' batches and fetched values may be held in memory."""
-        if self.single is None:
+        if self.usual is None:
             return 1
-        step = self.single.step
-        each = nbytes_of(step.batch_spec) + self.plan_of(self.single).fetch.bytes_each
+        step = self.usual.step
+        each = nbytes_of(step.batch_spec) + self.plan_of(self.usual).fetch.bytes_each
         return self._engine.programs.window_bytes // max(1, each)
 
     def took(self, window: Window, seconds: float) -> None:
@@ -164,7 +165,7 @@ class Caller:
         """Call the single-step program for each batch."""
         state = self._state
         carry, calls = state.carry, window.calls
-        program = None if by_hand else self.single
+        program = None if by_hand else self._single
         failure: BaseException | None = None
         worked = time.thread_time()
         try:
@@ -188,7 +189,7 @@ class Caller:
         state.carry = carry
         window.calling = time.thread_time() - worked
         if not by_hand:
-            self.single = program
+            self._single, self.usual = program, self.usual or program
         if calls and program is not None:
             window.came_from(program)
             self.calls += len(calls)
@@ -205,23 +206,23 @@ class Caller:
 
     def _stacker_for(self, batch: Batch) -> Stacker | None:
         """Return what stacks batches for the window program, or None if there is to be none."""
-        if self._stacker is None and self.single is not None and self._pays(batch):
+        if self._stacker is None and self.usual is not None and self._pays(batch):
             steps = self.buffer_length(batch)
-            if steps > 1 and jax.tree.leaves(self.single.step.batch_spec):
+            if steps > 1 and jax.tree.leaves(self.usual.step.batch_spec):
                 self._stacker = Stacker(batch, steps)
         return self._stacker
 
     def _pays(self, batch: Batch) -> bool:
         programs = self._engine.programs
-        if self.single is None or programs.kind_of(self.single.step, self._state.carry) == "straight":
+        if self.usual is None or programs.kind_of(self.usual.step, self._state.carry) == "straight":
             return False
         if programs.steps_per_call != "auto":
             return programs.steps_per_call > 1
         # Another program is compiled when calling this one has cost as much: at most, the cost is doubled.
-        if programs.has_windows(self.single.step):
+        if programs.has_windows(self.usual.step):
             return True
         # Who keeps the data on the device asks for windows; they begin once it is known how long a step takes.
-        return self.calls > AHEAD if isinstance(batch, Rows) else self.spent > self.single.seconds
+        return self.calls > AHEAD if isinstance(batch, Rows) else self.spent > self.usual.seconds
 
     def buffer_length(self, batch: Batch) -> int:
         """Return how many steps a window program's buffer has."""

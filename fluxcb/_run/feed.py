@@ -95,7 +95,7 @@ class Feed:
         Raises:
             DataError: A one-shot iterator is used up.
         """
-        begun_by_peeking = self._pulled == len(self._waiting) and self._passes == epoch
+        begun_by_peeking = 0 < len(self._waiting) == self._pulled and self._passes == epoch
         if self._iterator is not None and (goes_on or self._one_shot or begun_by_peeking) and not self._used_up:
             return
         if self._used_up and self._waiting:  # handed back by a window that was stopped

@@ -100,7 +100,12 @@ class Steps:
             try:
                 window = Window(pull(feed, length, goes_on, seconds=calling.WINDOW_SECONDS), state.meter)
             except BaseException as error:
-                self._finish(pending, feed, error)
+                try:
+                    self._finish(pending, feed, error)
+                except Cancel:  # of a step before it: the error comes in the turn of its batch
+                    if isinstance(error, Exception):
+                        feed.fail_later(error)
+                    raise
                 if not (feed.waiting and isinstance(error, Exception)):
                     raise
                 pending = None  # the window before was stopped, and gave batches back that come first
