@@ -7,6 +7,7 @@ underscore raise AttributeError as usual, so that copying and inspecting work.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -44,17 +45,20 @@ class Backend(Protocol):
 class _View:
     """A part of the Learner as one handler may see it."""
 
-    __slots__ = ("_backend",)
+    __slots__ = ("_backend", "_where", "_who")
 
     _path: StatePath = ()
-    _who: str = ""
-    _where: str = ""
     _writable: dict[str, tuple[StatePath, Permission]] = {}
     _readable: frozenset[str] = frozenset()
     _open: Permission | None = None
 
-    def __init__(self, backend: Backend) -> None:
-        object.__setattr__(self, "_backend", backend)
+    _backend: Backend
+    _who: str
+    _where: str
+
+    def __init__(self, backend: Backend, who: str, where: str) -> None:
+        for name, value in (("_backend", backend), ("_who", who), ("_where", where)):
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:  # only what no property or slot answers
         if name.startswith("_"):
@@ -194,20 +198,29 @@ def _instance(
     writable: dict[str, tuple[StatePath, Permission]],
     open_: Permission | None,
 ) -> _View:
+    if not (attributes or children or writable or open_):  # most have nothing in most namespaces
+        return _empty_view(path)(backend, who, where)
     namespace = {
         "__slots__": tuple(children),
         "_path": path,
-        "_who": who,
-        "_where": where,
         "_writable": writable,
         "_readable": frozenset([*attributes, *(n for n, child in children.items() if child._readable or child._open)]),
         "_open": open_,
         **attributes,
     }
-    view = type("Protected" + "".join(part.title() for part in path or ("learner",)), (_View,), namespace)(backend)
+    view = type(_class_name(path), (_View,), namespace)(backend, who, where)
     for name, child in children.items():
         object.__setattr__(view, name, child)
     return view
+
+
+def _class_name(path: StatePath) -> str:
+    return "Protected" + "".join(part.title() for part in path or ("learner",))
+
+
+@functools.cache
+def _empty_view(path: StatePath) -> type[_View]:
+    return type(_class_name(path), (_View,), {"__slots__": (), "_path": path})
 
 
 def _reader(get: Callable[[], Any]) -> Callable[[_View], Any]:

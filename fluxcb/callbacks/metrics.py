@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from fluxcb._declare.access import Read, Write
 from fluxcb._declare.callback import Callback
@@ -26,6 +27,7 @@ FLUSH_EVERY = 256
 """Steps after which step values are fetched: a window ends there."""
 
 _RING = 2 * FLUSH_EVERY  # one flush may fail to happen (another callback's CancelStep) and nothing is lost
+_PACKINGS: WeakKeyDictionary[Callback, Packing] = WeakKeyDictionary()  # beside the callbacks: it is none of their state
 _LOG = {"cbstate": {"metrics_now": Read(), "metrics_step": Write()}}
 
 
@@ -258,8 +260,13 @@ class Metrics(Callback):
                 values.add(metric.name, epoch, float(metric.compute(state)))
 
     def _held(self, vectors: Mapping[str, Any], phase: Phase) -> Any:
-        packing, part = Packing(self._state()), 0 if type(phase).trains else 1
+        packing, part = self._packing(), 0 if type(phase).trains else 1
         return packing.unpack({d: vectors[d][part * size : (part + 1) * size] for d, size in packing.sizes.items()})
+
+    def _packing(self) -> Packing:
+        if self not in _PACKINGS:
+            _PACKINGS[self] = Packing(self._state())
+        return _PACKINGS[self]
 
     def _flush(self, phase: Phase, learner: Any, vectors: Mapping[str, Any]) -> None:
         import numpy as np
