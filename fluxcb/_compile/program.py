@@ -58,14 +58,17 @@ class Program:
         steps: Length of the buffer (steps); 1 for the single-step program.
         seconds: What compiling it took (s).
         on_host: Whether its device is the host's CPU.
+        bare: Whether it brings back nothing but rows, and these by themselves instead of `Outputs`: a call is 0.5 us
+            cheaper then.
     """
 
-    call: Callable[..., tuple[PyTree, Outputs]]
+    call: Callable[..., tuple[PyTree, Any]]
     step: TracedStep
     fetch: Fetch
     steps: int
     seconds: float
     on_host: bool
+    bare: bool
 
 
 def compile_program(
@@ -95,11 +98,22 @@ def compile_program(
     maker = _Maker(step, fetch, hyperparams, by_hand, isinstance(batches, Rows))
     program = maker.straight if kind == "straight" else maker.loop if steps == 1 else maker.window
     length = () if steps == 1 else (jnp.uint32(1),)
-    lowered = jax.jit(program, donate_argnums=0).lower(carry, _arguments(batches), *length)
+    bare = not (fetch.buffers or fetch.last or by_hand)
+    lowered = jax.jit(_only_rows(program) if bare else program, donate_argnums=0).lower(
+        carry, _arguments(batches), *length
+    )
     call = lowered.compile(compiler_options=_options(lowered, carry))
     if isinstance(batches, Rows):
         compiled, call = call, lambda carry, batch, *length: compiled(carry, _arguments(batch), *length)
-    return Program(call, step, fetch, steps, time.perf_counter() - began, _platform(carry) == "cpu")
+    return Program(call, step, fetch, steps, time.perf_counter() - began, _platform(carry) == "cpu", bare)
+
+
+def _only_rows(program: Callable[..., tuple[PyTree, Outputs]]) -> Callable[..., Any]:
+    def with_rows(carry: PyTree, *arguments: Any) -> tuple[PyTree, Any]:
+        carry, outputs = program(carry, *arguments)
+        return carry, outputs.rows
+
+    return with_rows
 
 
 def _arguments(batches: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from fluxcb._compile.arrays import to_host
 from fluxcb._compile.carried import below
 from fluxcb._compile.fetch import Fetch
-from fluxcb._compile.program import Outputs, Program
+from fluxcb._compile.program import Program
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.access import dotted
 from fluxcb._run.measuring import Meter
@@ -31,7 +32,8 @@ class Window:
     Attributes:
         length: How many steps it has; fewer than were dispatched once a handler has stopped it.
         plan: What bounds it and is fetched; known once it was dispatched, as is `program`.
-        calls: What each call of a program brings back.
+        calls: What each call of a program brings back: `Outputs`, or rows alone.
+        stacked: Whether the window program ran it, and not single-step calls.
         live: Whether its StepBegin handlers ran before it.
         calling: CPU time that calling the single-step program took (s).
         reached: How many of its steps handlers have seen.
@@ -51,7 +53,7 @@ class Window:
         self.length = len(batches)
         self.plan: WindowPlan
         self.program: Program
-        self.calls: list[Outputs] = []
+        self.calls: list[Any] = []
         self.live = False
         self.calling = 0.0
         self.reached = 0
@@ -64,7 +66,8 @@ class Window:
         self.overwritten: set[StatePath] = set()
         self.began = 0.0
         self._fetch: Fetch | None = None
-        self._stacked = False
+        self.stacked = False
+        self._rows_of: Callable[[Any], Any] = _itself
         self._rows: np.ndarray | None = None
         self._buffers: dict[int, Any] = {}
         self._columns: dict[StatePath, Any] = {}
@@ -73,11 +76,11 @@ class Window:
 
     def came_from(self, program: Program) -> None:
         """Note which program was called, and start moving what it brings back."""
-        self.program, self._fetch, self._stacked = program, program.fetch, program.steps > 1
-        if self._stacked or not program.on_host:  # on CPU, a single step's values are on the host already
-            for outputs in self.calls:
-                for array in jax.tree.leaves((outputs.rows, outputs.buffers, outputs.last)):
-                    array.copy_to_host_async()
+        self.program, self._fetch, self.stacked = program, program.fetch, program.steps > 1
+        self._rows_of = _itself if program.bare else operator.attrgetter("rows")
+        if self.stacked or not program.on_host:  # on CPU, a single step's values are on the host already
+            for array in jax.tree.leaves(self.calls):
+                array.copy_to_host_async()
 
     def cut(self, length: int) -> list[Batch]:
         """Drop the steps behind `length`, and return their batches."""
@@ -97,9 +100,9 @@ class Window:
         Raises:
             JaxRuntimeError: The device failed.
         """
-        rows = self.calls[-1].rows
+        rows = self._rows_of(self.calls[-1])
         rows.block_until_ready()  # unlike np.asarray, this lets signals through
-        if self._stacked:
+        if self.stacked:
             ran = int(self.rows[: self.length, 0].sum())
         elif np.asarray(rows)[0]:
             ran = self.length
@@ -108,17 +111,17 @@ class Window:
         return ran, bool(ran and self._head(ran - 1)[1])
 
     def _head(self, i: int) -> Any:
-        return self.rows[i] if self._stacked else np.asarray(self.calls[i].rows)
+        return self.rows[i] if self.stacked else np.asarray(self._rows_of(self.calls[i]))
 
     @property
     def rows(self) -> np.ndarray:
         """The rows of all its steps, int32[steps, words]."""
         if self._rows is None:
             self._meter.note_read("step values")
-            if self._stacked:
-                self._rows = np.asarray(self.calls[0].rows)
+            if self.stacked:
+                self._rows = np.asarray(self._rows_of(self.calls[0]))
             else:
-                self._rows = np.stack([np.asarray(call.rows) for call in self.calls])
+                self._rows = np.stack([np.asarray(self._rows_of(call)) for call in self.calls])
         return self._rows
 
     # -- looking ----------------------------------------------------------------------------
@@ -167,7 +170,7 @@ class Window:
         if held in fetch.last:
             # Only the last step's value was fetched, and readers are due only there.
             self._meter.note_read(dotted(held))
-            call = self.calls[0 if self._stacked else self.length - 1]
+            call = self.calls[0 if self.stacked else self.length - 1]
             value = to_host(call.last[list(fetch.last).index(held)])
             leaves, structure = jax.tree.flatten(value)
             return structure, [_Last(leaf) for leaf in leaves], path[len(held) :]
@@ -179,7 +182,7 @@ class Window:
     def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
             self._meter.note_read("large step values")
-            if self._stacked:
+            if self.stacked:
                 self._buffers[number] = _Entries(to_host(self.calls[0].buffers[number]))
             else:
                 self._buffers[number] = [to_host(call.buffers[number]) for call in self.calls]
@@ -193,6 +196,10 @@ class Window:
         """Return the names of the step's values that may be read."""
         fetched = [] if self._fetch is None or not self.computed else [*self._fetch.each, *self._fetch.last]
         return ["batch", "stop", *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written])]
+
+
+def _itself(rows: Any) -> Any:
+    return rows
 
 
 class _Last:

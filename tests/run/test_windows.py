@@ -74,8 +74,9 @@ def test_what_bounds_windows(windows, callbacks, expected):
     assert windows(*callbacks, steps_per_call=1) == expected
 
 
-@pytest.mark.parametrize(("kib", "waits"), [(3, None), (32, False), (128, True)])
-def test_parts_of_the_carry_are_fetched_copied_or_waited_for_by_their_size(windows, kib, waits):
+@pytest.mark.parametrize("every_step", [True, False])
+@pytest.mark.parametrize("kib", [3, 32, 128])
+def test_parts_of_the_carry_are_fetched_copied_or_waited_for_by_their_size(windows, kib, every_step):
     import jax.numpy as jnp
 
     class Holds(Callback):
@@ -92,14 +93,17 @@ def test_parts_of_the_carry_are_fetched_copied_or_waited_for_by_their_size(windo
         def add(self, event: UpdateEnd, phase: TrainingPhase, learner):
             learner.cbstate.held = learner.cbstate.held + 1
 
-        @on(StepEnd, TrainingPhase, access={"cbstate": {"held": Read()}})
+        @on(StepEnd, TrainingPhase, access={"cbstate": {"held": Read()}}, when=None if every_step else EverySteps(5))
         def look(self, event, phase, learner):
             self.seen.append((learner.progress.step, learner.cbstate.held[-1]))
 
     holds = Holds()
-    every_step = windows(holds, batches=20, steps_per_call=10)
-    assert holds.seen == [(step, step) for step in range(1, 21)]
-    assert every_step == ([(1, False), (10, False), (9, False)] if waits is None else [(1, waits)] * 20)
+    seen = windows(holds, batches=20, steps_per_call=10)
+    assert holds.seen == [(step, step) for step in range(1, 21, 1) if every_step or step % 5 == 0]
+    if every_step:
+        assert seen == ([(1, False), (10, False), (9, False)] if kib == 3 else [(1, True)] * 20)
+    else:
+        assert seen == [(1, False), (4, kib == 128), *[(5, kib == 128)] * 3]
 
 
 def ends(seen):
