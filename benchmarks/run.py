@@ -1,6 +1,7 @@
 """What fluxcb costs, beside the same training written by hand and by others.
 
-    uv run --with-requirements benchmarks/peers.txt python benchmarks/run.py [--rounds N] [--only per_step,windows,...] [--json FILE] [--write]
+    uv run --with-requirements benchmarks/peers.txt python benchmarks/run.py
+        [--rounds N] [--only per_step,windows,...] [--json FILE] [--write]
 
 Each group of measurements runs in a process of its own. Every ratio is one of figures that were taken in turns, in one
 process and one round; medians with quartiles over the rounds. Machines are noisy: read the quartiles.
