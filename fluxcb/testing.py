@@ -256,7 +256,8 @@ def check_callback(
     1. It trains with the callbacks it needs and nobody else, and beside the default callbacks.
     2. What it declares it touches, and it touches nothing else (that would be an AccessError).
     3. The order of the callbacks list does not matter: the train state is the same bit for bit.
-    4. Windows do not matter: beside a callback that may cancel at every step, the train state is the same bit for bit.
+    4. Windows do not matter: with several steps in one call, and beside a callback that may cancel at every step, the
+       train state is the same bit for bit.
     5. An epoch after the first traces and compiles nothing.
     6. `init` run twice leaves what `init` run once leaves, also after training.
     7. `load_state_dict` takes what `state_dict` gave, and restores every field that changes during training.

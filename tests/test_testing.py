@@ -324,10 +324,11 @@ class Numbered(Callback):
 
 def test_training_that_differs_from_run_to_run():
     lines = broken(Numbered).splitlines()
-    assert lines[0] == "Numbered() breaks 3 laws of callbacks."
+    assert lines[0] == "Numbered() breaks 4 laws of callbacks."
     assert lines[1].startswith("  The train state differs when the callbacks list is turned round: ")
     assert lines[2].startswith("  The train state differs when the callbacks list is rotated: ")
     assert lines[3].startswith("  The train state differs when every step is a window of its own: ")
+    assert lines[4].startswith("  The train state differs when three steps run in one call: ")
     assert "['params']['w']" in lines[1]
 
 

@@ -67,6 +67,7 @@ class Laws:
             ("when every step is a window of its own", [_MayCancel], lambda items: items),
         ):
             self._same_state(reference, law, makers, reorder)
+        self._same_state(reference, "when three steps run in one call", [], lambda items: items, steps_per_call=3)
 
     def _fresh(self) -> tuple[Callback, list[Callback]]:
         callback = self.make()
@@ -118,11 +119,15 @@ class Laws:
         law: str,
         others: Sequence[Callable[[], Callback]],
         reorder: Callable[[list[Any]], Any],
+        *,
+        steps_per_call: int | None = None,
     ) -> None:
         _, items = self._fresh()
         with _quiet():
             try:
                 learner = self.learner(*reorder([*items, *(make() for make in others)]), default_callbacks=False)
+                if steps_per_call is not None:  # not by argument: who builds the Learner need not have one
+                    learner._parts.engine.programs.steps_per_call = steps_per_call
                 learner.fit(1)
                 if self.epochs > 1:
                     learner.fit(self.epochs - 1)
