@@ -77,7 +77,8 @@ class Engine:
                 error.add_note(self._note(call, event, phase))
             raise
         finally:
-            state.forget_copies()
+            if state.copies:
+                state.forget_copies()
             if state.handed:  # by a handler that raised
                 state.handed = []
 

@@ -37,6 +37,7 @@ class HostState:
         window: The window whose handlers run, or None between windows.
         ahead: Whether the train state is ahead of the step whose handlers run.
         meter: Counts reads of the device, and measures handlers if it is asked to.
+        copies: Copies of parts of the carry that the handlers of a moment share.
         handed: Containers that handlers were given, to see whether they wrote into them.
     """
 
@@ -59,8 +60,8 @@ class HostState:
         self.on_model: Callable[[Any], None] = lambda model: None
         self._carry: dict[str, Any] | None = None
         self._lost: BaseException | None = None
-        self._copies: dict[Any, Any] = {}
-        self._copies_of: Any = None
+        self.copies: dict[Any, Any] = {}
+        self._copies_from: Any = None
 
     # -- the carry --------------------------------------------------------------------------
 
@@ -128,11 +129,11 @@ class HostState:
     def copy_of(self, root: StatePath) -> PyTree:
         """Return a copy of a part of the carry; one per state of the carry, shared by its readers."""
         carry = self.carry
-        if self._copies_of is not carry:
-            self._copies, self._copies_of = {}, carry
-        if root not in self._copies:
-            self._copies[root] = copy_tree(self.live(root))
-        return self._copies[root]
+        if self._copies_from is not carry:
+            self.copies, self._copies_from = {}, carry
+        if root not in self.copies:
+            self.copies[root] = copy_tree(self.live(root))
+        return self.copies[root]
 
     def live(self, root: StatePath) -> PyTree:
         """Return a part of the carry itself."""
@@ -153,8 +154,8 @@ class HostState:
 
     def forget_copies(self) -> None:
         """Free the copies that the handlers of a moment shared."""
-        if self._copies:
-            self._copies, self._copies_of = {}, None
+        if self.copies:
+            self.copies, self._copies_from = {}, None
 
     def verify_handed(self) -> None:
         """Refuse writes into copies: they would be lost."""

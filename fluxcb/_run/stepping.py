@@ -280,6 +280,7 @@ class Steps:
         last = length - 1
         state.batch_size, state.open = plan.batch_size, 0
         done = 0
+        state.window, state.ahead, window.computed = window, True, True
         try:
             while done < length:
                 if sparse:
@@ -289,17 +290,15 @@ class Steps:
                     state.step_in_epoch += skipped
                     if done == length:
                         break
-                state.window = window
                 window.at = done
                 if done == last:
-                    state.open = IN_SYNC if window.blocks or window.stopped else AT_END
-                    end = plan.end
-                state.ahead = state.open != IN_SYNC
+                    end, state.open = plan.end, IN_SYNC if window.blocks or window.stopped else AT_END
+                    state.ahead = state.open != IN_SYNC
                 if begin:
                     # What the step computed is here already, but was not when the step began.
                     window.computed = False
                     run_calls(begin, _STEP_BEGIN, phase)
-                window.computed = True
+                    window.computed = True
                 done += 1
                 if trains:
                     state.step += 1
@@ -315,6 +314,7 @@ class Steps:
                     state.window = None
                     with contextlib.suppress(CancelStep):
                         run_calls(trigger, _TRIGGER, phase)
+                    state.window = window
         finally:
             state.window, state.ahead, state.batch_size, state.open = None, False, 0, IN_SYNC
             state.step += (length - done) if trains else 0
