@@ -20,10 +20,9 @@ from fluxcb._declare.access import dotted
 from fluxcb._errors import TraceError
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["HEAD", "Fetch", "empty_buffers", "store"]
+__all__ = ["Fetch", "empty_buffers", "store"]
 
-HEAD = 2
-"""Words at the head of a row: 1 if the step ran, and 1 if it stopped the window."""
+_HEAD = 2  # words at the head of a row: 1 if the step ran, and 1 if it stopped the window
 
 _PACKED_BYTES = 256  # a larger leaf has a buffer of its own: copying it word by word would cost more than a transfer
 
@@ -60,7 +59,7 @@ class Fetch:
     _places: Mapping[StatePath, tuple[Any, tuple[_Leaf, ...]]] = field(init=False)
 
     def __post_init__(self) -> None:
-        start, buffers = HEAD, []
+        start, buffers = _HEAD, []
         places: dict[StatePath, tuple[Any, tuple[_Leaf, ...]]] = {}
         for path, spec in self.each.items():
             leaves, structure = jax.tree.flatten(spec)

@@ -92,14 +92,15 @@ def bound_at(calls: Iterable[HostCall], step: int, epoch: int) -> int | None:
     return first
 
 
-def must_look_before(calls: Sequence[HostCall], carry: Mapping[str, Any]) -> tuple[Bound, ...]:
+def must_look_before(
+    calls: Sequence[HostCall], carry: Mapping[str, Any], hyperparams: HyperparamIndex
+) -> tuple[Bound, ...]:
     """Return the StepBegin calls that run before their step: they change it, may cancel it, or see its state."""
     bounds = []
     for call in calls:
         why = _why_blocks(call, carry)
-        touched = [path for path, _ in _carry_reads(call.handler, carry, HyperparamIndex({}), names=False)]
-        if not why and touched:
-            why = f"sees `{dotted(touched[0])}` as it is before the step"
+        for path, _ in _carry_reads(call.handler, carry, hyperparams):
+            why = why or f"sees `{dotted(path)}` as it is before the step"
         if why:
             bounds.append(Bound(call, why, blocks=True))
     return tuple(bounds)
@@ -162,7 +163,7 @@ def plan_windows(
         return spec_of(part_of(carry, hyperparams, path))
 
     fetch = Fetch({p: spec_at(p) for p in _outermost(each)}, {p: spec_at(p) for p in _outermost(last)})
-    before = {id(bound.call) for bound in must_look_before(plan.begin, carry)}  # never behind their step
+    before = {id(bound.call) for bound in must_look_before(plan.begin, carry, hyperparams)}  # never behind their step
     late = replace(plan, begin=tuple(call for call in plan.begin if id(call) not in before))
     return _with_clocks(late, bounds, fetch, readers, leading_axis(step.batch_spec))
 
@@ -224,7 +225,7 @@ def _why_blocks(call: HostCall, carry: Mapping[str, Any]) -> str:
 
 
 def _carry_reads(
-    handler: Handler, carry: Mapping[str, Any], hyperparams: HyperparamIndex, *, names: bool = True
+    handler: Handler, carry: Mapping[str, Any], hyperparams: HyperparamIndex
 ) -> Iterator[tuple[StatePath, Permission]]:
     """Iterate over the parts of the carry that a handler may read; whole namespaces give each of their names."""
     for path, permission in handler.access.items():
@@ -234,7 +235,7 @@ def _carry_reads(
         if path[0] in ("params", "model_state", "opt_state"):
             yield path, permission
         if path[:1] in (("hyperparams",), _EVERYTHING):
-            if len(path) > 1 or not names:
+            if len(path) > 1:
                 yield path, permission
             else:
                 yield from ((("hyperparams", name), permission) for name in hyperparams.names)

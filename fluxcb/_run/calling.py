@@ -207,7 +207,7 @@ class Caller:
     def _stacker_for(self, batch: Batch) -> Stacker | None:
         """Return what stacks batches for the window program, or None if there is to be none."""
         if self._stacker is None and self.usual is not None and self._pays(batch):
-            steps = self.buffer_length(batch)
+            steps = self._buffer_length(batch)
             if steps > 1 and jax.tree.leaves(self.usual.step.batch_spec):
                 self._stacker = Stacker(batch, steps)
         return self._stacker
@@ -218,13 +218,14 @@ class Caller:
             return False
         if programs.steps_per_call != "auto":
             return programs.steps_per_call > 1
-        # Another program is compiled when calling this one has cost as much: at most, the cost is doubled.
         if programs.has_windows(self.usual.step):
             return True
-        # Who keeps the data on the device asks for windows; they begin once it is known how long a step takes.
-        return self.calls > AHEAD if isinstance(batch, Rows) else self.spent > self.usual.seconds
+        if isinstance(batch, Rows):  # data on the device asks for windows, once it is known how long a step takes
+            return self.calls > AHEAD
+        # The window program is compiled when calling this one has cost as much: at most, the cost is doubled.
+        return self.spent > self.usual.seconds
 
-    def buffer_length(self, batch: Batch) -> int:
+    def _buffer_length(self, batch: Batch) -> int:
         """Return how many steps a window program's buffer has."""
         programs, most = self._engine.programs, self._most()
         if programs.steps_per_call != "auto":

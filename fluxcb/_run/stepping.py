@@ -62,7 +62,7 @@ class Steps:
         self._phase = phase
         self._trains = type(phase).trains
         self._plan = engine.plan.phase(type(phase))
-        self.look_before = must_look_before(self._plan.begin, self._state.carry)
+        self.look_before = must_look_before(self._plan.begin, self._state.carry, self._state.hyperparams)
         self._live_calls = tuple(bound.call for bound in self.look_before)
         self.caller = calling.Caller(engine, phase)
         self.windows = self.steps = 0
