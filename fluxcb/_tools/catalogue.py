@@ -1,0 +1,107 @@
+"""The callbacks that come with fluxcb, as `fluxcb list` and the docs' table show them.
+
+What each reads and writes comes from `stateaccess`, when it runs from its handlers, the words from its docstring.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import fluxcb.callbacks as library
+from fluxcb._declare.access import Append, Read, dotted, normalise, writes
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.dispatch import Entry
+from fluxcb._declare.events import BUILTIN_EVENTS, StepEnd
+
+__all__ = ["Listed", "listed"]
+
+# Those that cannot be made without arguments, as they are shown.
+_EXAMPLES: dict[str, tuple[str, Callable[[], Callback]]] = {
+    "ClipGradients": ("ClipGradients(1.0)", lambda: library.ClipGradients(1.0)),
+    "CustomCallback": (
+        'CustomCallback(fn, StepEnd, access={"step": {"loss": Read()}})',
+        lambda: library.CustomCallback(lambda learner: None, StepEnd, access={"step": {"loss": Read()}}, name="fn"),
+    ),
+    "Metrics": ("Metrics(accuracy)", lambda: library.Metrics(library.accuracy)),
+    "Scheduler": ("Scheduler({LearningRate: schedule})", lambda: library.Scheduler({library.LearningRate: abs})),
+    "ToDevice": ("ToDevice(device)", lambda: library.ToDevice(None)),
+}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A callback of the library.
+
+    Attributes:
+        name: Its class.
+        shown: How one is made.
+        what: What it does, one sentence.
+        reads: Paths it reads.
+        writes: Paths it writes; those it appends to say so.
+        runs: Event and phase of its handlers, host or traced, with schedules.
+        cost: What it costs.
+        origin: Where it comes from.
+    """
+
+    name: str
+    shown: str
+    what: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    runs: tuple[str, ...]
+    cost: str
+    origin: str
+
+
+def listed() -> list[Listed]:
+    """Return the public callbacks, by name."""
+    found = ((name, getattr(library, name)) for name in library.__all__)
+    return [_listed(name, cls) for name, cls in found if isinstance(cls, type) and issubclass(cls, Callback)]
+
+
+def _listed(name: str, cls: Callable[[], Callback]) -> Listed:
+    shown, make = _EXAMPLES.get(name, (f"{name}()", cls))
+    callback = make()
+    access = normalise(callback.stateaccess(), owner=name, where="")
+    return Listed(
+        name,
+        shown,
+        inspect.cleandoc(cls.__doc__ or "").splitlines()[0],
+        tuple(dotted(path) for path, permission in access.items() if not writes(permission)),
+        tuple(
+            f"{dotted(path)} (appends)" if isinstance(permission, Append) else dotted(path)
+            for path, permission in access.items()
+            if writes(permission)
+        ),
+        _runs(callback),
+        _section(cls, "Cost"),
+        _section(cls, "Source"),
+    )
+
+
+def _section(cls: Any, title: str) -> str:
+    """Return a section of a class's docstring as one line."""
+    found = re.search(rf"^{title}:\n((?:    .*\n|\n)+)", inspect.cleandoc(cls.__doc__ or "") + "\n", re.MULTILINE)
+    return " ".join(found[1].split()) if found else ""
+
+
+def _runs(callback: Callback) -> tuple[str, ...]:
+    """Return the events and phases a callback has handlers for, those that differ in the event alone together."""
+    position = {event: i for i, event in enumerate(BUILTIN_EVENTS)}
+    groups: dict[tuple[str, str], list[str]] = {}
+    for entry in sorted(callback.handlers(), key=lambda e: position.get(e.event, -1)):
+        groups.setdefault((entry.phase.__name__, _how(entry)), []).append(entry.event.__name__)
+    return tuple(f"{', '.join(events)} x {phase} ({kind})" for (phase, kind), events in groups.items())
+
+
+def _how(entry: Entry) -> str:
+    """Return whether a handler is traced, and its schedule."""
+    kind = "traced" if entry.traced else "host"
+    if entry.when is None:
+        return kind
+    (unit, number), *_ = vars(entry.when).items()
+    return f"{kind}, every {number} {unit}"
