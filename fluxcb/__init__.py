@@ -36,8 +36,12 @@ _HOMES = {
     "CancelStep": "fluxcb._declare.control",
     "At": "fluxcb._declare.dispatch",
     "check": "fluxcb._run.checking",
+    "DaskExecutor": "fluxcb._run.executors",
+    "SerialExecutor": "fluxcb._run.executors",
+    "ThreadExecutor": "fluxcb._run.executors",
     "inject": "fluxcb._compile.hyperparams",
     "Learner": "fluxcb._run.learner",
+    "callbacks_as_hook": "fluxcb._run.by_hand",
     "AccessError": "fluxcb._errors",
     "AmbiguityError": "fluxcb._errors",
     "CheckError": "fluxcb._errors",
@@ -51,7 +55,7 @@ _HOMES = {
     "TraceError": "fluxcb._errors",
     "UnknownStateError": "fluxcb._errors",
 }
-_MODULES = ("callbacks", "data", "events", "models", "phases", "testing")
+_MODULES = ("callbacks", "data", "events", "logging", "models", "phases", "stopping", "testing")
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]  # one list, not two
 
@@ -74,7 +78,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from fluxcb import callbacks, data, events, models, phases, testing
+    from fluxcb import callbacks, data, events, logging, models, phases, stopping, testing
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback
@@ -105,5 +109,7 @@ if TYPE_CHECKING:
         TraceError,
         UnknownStateError,
     )
+    from fluxcb._run.by_hand import callbacks_as_hook
     from fluxcb._run.checking import check
+    from fluxcb._run.executors import DaskExecutor, SerialExecutor, ThreadExecutor
     from fluxcb._run.learner import Learner

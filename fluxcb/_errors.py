@@ -8,6 +8,7 @@ FluxcbError
 │ ├ ConflictError         two callbacks write one place and no order is known
 │ ├ CycleError            the declared orders contradict each other
 │ ├ MissingStateError     something is read that nobody provides
+│ ├ UndeclaredAccessError a handler's source touches what it does not declare
 │ └ UnknownStateError     a state path that does not exist
 ├ AccessError             a handler touched what it did not declare (never an AttributeError)
 ├ TraceError              a step or a traced handler cannot be compiled as written
@@ -33,6 +34,7 @@ __all__ = [
     "MissingStateError",
     "StateLostError",
     "TraceError",
+    "UndeclaredAccessError",
     "UnknownStateError",
     "did_you_mean",
 ]
@@ -115,6 +117,10 @@ class CycleError(CheckError):
 
 class MissingStateError(CheckError):
     """State is read that nobody creates, or before it exists."""
+
+
+class UndeclaredAccessError(CheckError):
+    """The source of a handler touches state that it does not declare: when the line runs, it raises AccessError."""
 
 
 class UnknownStateError(CheckError):

@@ -14,7 +14,7 @@ from fluxcb._compile.carried import conforming, root_of
 from fluxcb._declare.access import Append, Permission, dotted
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import Event
-from fluxcb._declare.state import writable_at
+from fluxcb._declare.state import STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, TraceError, did_you_mean
 from fluxcb._typing import StatePath
 
@@ -26,10 +26,17 @@ __all__ = ["HandlerBackend", "Touched"]
 
 @dataclass
 class Touched:
-    """Paths a traced handler really read and wrote, as the dry run saw them."""
+    """What a handler really accessed: of traced ones the dry run sees it, of host ones who asks for it.
+
+    Attributes:
+        read: Paths that were read, or asked for what there is below them.
+        written: Paths that were assigned.
+        changeable: Paths whose live object was handed out: it may have been changed in place.
+    """
 
     read: set[StatePath] = field(default_factory=set)
     written: set[StatePath] = field(default_factory=set)
+    changeable: set[StatePath] = field(default_factory=set)
 
 
 class HandlerBackend:
@@ -71,7 +78,7 @@ class HandlerBackend:
             return state.setup.hyperparams.get(state.values["opt_state",], path[1])
         if path[0] in ("loss_fn", "optimizer", "model"):
             return getattr(state.setup, path[0])
-        if isinstance(permission, Append) and path in (("step", "skip"), ("step", "stop")):
+        if isinstance(permission, Append) and path in STEP_FLAGS:
             return state.values.get(path, jnp.bool_(False))
         self._require(path, state)
         return self._hand_out(path, state.get(path))
@@ -140,7 +147,7 @@ class HandlerBackend:
                 why="elsewhere the write would have no effect, or another one than it seems",
                 fix=f"move it to a handler of {allowed}" if events else "write what it is computed from",
             )
-        if path in (("step", "skip"), ("step", "stop")):
+        if path in STEP_FLAGS:
             self._set_flag(state, path, value)
         elif path[0] == "step":
             self._set_step(state, path, value)
@@ -187,4 +194,5 @@ class HandlerBackend:
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names below `step` or `cbstate`."""
         state = self._live()
+        self._touched.read.add(path)
         return iter([p[1] for p in state.values if p[0] == path[0] and len(p) == 2])

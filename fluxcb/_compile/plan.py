@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
@@ -63,6 +63,7 @@ class Plan:
         graph: The checked graph.
         backend: Makes the way of one callback's proxies into the host's state.
         timed: Wraps a handler's function in one that notes its time, given what to call it; None to measure nothing.
+        adapted: Makes of a host call what it is on this process; None to take it as it is.
     """
 
     def __init__(
@@ -70,17 +71,20 @@ class Plan:
         graph: CallbackGraph,
         backend: Callable[[Declared], Backend],
         timed: Callable[[Callable[..., None], str, str], Callable[..., None]] | None = None,
+        adapted: Callable[[HostCall], HostCall] | None = None,
     ) -> None:
         self.graph = graph
         self._backend = backend
         self._timed = timed
+        self._adapted = adapted
         self._calls: dict[tuple[type[Event], type[Phase]], tuple[HostCall, ...]] = {}
         self._phases: dict[type[Phase], PhasePlan] = {}
+        self._after_epoch: dict[type[Phase], tuple[HostCall, ...]] = {}
         self._proxies: dict[tuple[int, int], Any] = {}
 
     def again(self, timed: Callable[[Callable[..., None], str, str], Callable[..., None]] | None) -> Plan:
         """Return the same plan, measured otherwise."""
-        return Plan(self.graph, self._backend, timed)
+        return Plan(self.graph, self._backend, timed, self._adapted)
 
     def proxy(self, declared: Declared, access: Access) -> Any:
         """Return the protected learner for this access of a callback."""
@@ -106,8 +110,11 @@ class Plan:
         return self.graph.handlers(event, phase)
 
     def epoch_triggers(self, phase: type[Phase]) -> tuple[HostCall, ...]:
-        """Return the calls of the Trigger after an epoch: those without a schedule of their own inside it."""
-        return tuple(c for c in self.calls(Trigger, phase) if not _inside_epoch(c))
+        """Return the calls of the Trigger after an epoch: those whose schedules do not all lie inside it."""
+        if phase not in self._after_epoch:
+            calls = self.calls(Trigger, phase)
+            self._after_epoch[phase] = tuple(c for call in calls if (c := _after_epoch(call)) is not None)
+        return self._after_epoch[phase]
 
     def phase(self, phase: type[Phase]) -> PhasePlan:
         """Return what happens around the steps of a phase."""
@@ -125,14 +132,23 @@ class Plan:
             moment = f"{handler.event.__name__} x {phase.__name__}"
             function = self._timed(function, f"{handler.declared.label}.{handler.name}", moment)
         at_stopped_steps_only = handler.event is StepEnd and ("step", "stop") in handler.access
-        return HostCall(
+        call = HostCall(
             handler,
             function,
             self.proxy(handler.declared, handler.access),
             tuple(schedule.for_handler() for schedule in handler.schedules),
             ("control",) in handler.access and not at_stopped_steps_only,
         )
+        return call if self._adapted is None or issubclass(handler.event, TracedEvent) else self._adapted(call)
 
 
 def _inside_epoch(call: HostCall) -> bool:
     return any(isinstance(s, EverySteps | EverySeconds) for s in call.handler.schedules)
+
+
+def _after_epoch(call: HostCall) -> HostCall | None:
+    """Return a call of Trigger as it is asked after an epoch, or None if it is asked inside only."""
+    schedules = [schedule.after_epoch() for schedule in call.schedules]
+    if any(schedule is None for schedule in schedules):
+        return None
+    return replace(call, schedules=tuple(schedule for schedule in schedules if schedule is not None))

@@ -28,7 +28,7 @@ from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import ComputeEnd, Event, TracedEvent, UpdateEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
-from fluxcb._declare.state import CARRY
+from fluxcb._declare.state import CARRY, STEP_FLAGS
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
 from fluxcb._typing import LossFn, ModelAdapter, PyTree, StatePath
 
@@ -101,6 +101,7 @@ class TraceState:
         self.touched: dict[Handler, Touched] = {}
         self._counters = carry["counters"]
         self._initial_model_state = carry["model_state"]
+        self._replaced_losses: list[tuple[Any, Handler]] = []
         self._level = get_opaque_trace_state()
 
     # -- what a phase's step does -----------------------------------------------------------
@@ -152,6 +153,7 @@ class TraceState:
             self._level = get_opaque_trace_state()
             loss = function(x)
             check_loss(loss)
+            self._refuse_ignored(loss)
             changed = {
                 p: jax.tree.map(jnp.asarray, value)
                 for p, value in self.values.items()
@@ -163,6 +165,18 @@ class TraceState:
         self._level = level
         self.values = before | changed
         return gradients
+
+    def _refuse_ignored(self, loss: Any) -> None:
+        """Refuse to differentiate the loss that a handler has replaced: what it wrote would be lost silently."""
+        for replaced_loss, handler in self._replaced_losses:
+            if loss is replaced_loss:
+                raise TraceError(
+                    f"`{type(self.phase).__name__}.step` differentiates the loss that "
+                    f"{handler.declared.label} has replaced.",
+                    where=[f"{type(self.phase).__name__}.step", handler.where],
+                    why="the gradients would not follow what the handler wrote to `step.loss`",
+                    fix="return `learner.step.loss` from the function that is given to `learner.grad`",
+                )
 
     def _part(self, path: StatePath, wrt: str) -> PyTree:
         try:
@@ -195,7 +209,7 @@ class TraceState:
         return outputs
 
     def apply_updates(self) -> None:
-        """Let the optimizer update the parameters, honour `step.skip`, emit UpdateEnd."""
+        """Let the optimizer update the parameters, honour `step.skip` and `step.hold`, emit UpdateEnd."""
         if ("step", "grads") not in self.values:
             raise TraceError(
                 f"`{type(self.phase).__name__}.step` calls `learner.apply_updates()` before `step.grads` exists.",
@@ -216,9 +230,11 @@ class TraceState:
         new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state}
         old = {"params": params, "opt_state": old_opt}
         new = conforming(old, new, "The optimizer changes the shape or dtype of the train state")
+        hold, skip = (self.values.get(("step", flag)) for flag in ("hold", "skip"))
+        if hold is not None:
+            new = jax.tree.map(lambda n, o: jnp.where(hold, o, n), new, old)
         new["model_state"] = self.values["model_state",]
         old["model_state"] = self._initial_model_state
-        skip = self.values.get(("step", "skip"))
         if skip is not None:
             new = jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, old)
         self.values |= {(name,): value for name, value in new.items()}
@@ -243,7 +259,10 @@ class TraceState:
                 fix='differentiate with `learner.grad(function, wrt="params")`, and emit outside other transformations',
             )
         for handler in self.setup.handlers(type(event)):
+            loss = self.values.get(("step", "loss"))
             self._run(handler, event)
+            if loss is not None and self.values["step", "loss"] is not loss:
+                self._replaced_losses.append((loss, handler))
 
     def inside_foreign_transformation(self) -> bool:
         """Tell whether a transformation that was not opened here (a plain `jax.grad`, ...) is being traced."""
@@ -259,7 +278,7 @@ class TraceState:
             due &= self._due(schedule, handler)
         keys = self._writable(handler)
         for key in keys:
-            if key[0] == "step" and key[1] in ("skip", "stop"):
+            if key in STEP_FLAGS:
                 self.values.setdefault(key, jnp.bool_(False))
         keys = [key for key in keys if key in self.values]  # the others belong to other events of this callback
         before, level = dict(self.values), self._level

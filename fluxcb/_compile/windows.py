@@ -22,7 +22,7 @@ from fluxcb._declare.schedules import EverySeconds, EverySteps, Predicate
 from fluxcb._errors import MissingStateError, did_you_mean
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["Bound", "WindowPlan", "bound_at", "must_look_before", "plan_windows"]
+__all__ = ["Bound", "WindowPlan", "bound_at", "carry_reads", "must_look_before", "plan_windows"]
 
 _EACH_BYTES = 4096  # parts of the carry up to this size are fetched for each step
 _SPARSE_BYTES = 256  # ... up to this size also if their readers are due now and then only
@@ -32,7 +32,7 @@ _KEPT_BYTES = 65536  # up to this size, a copy is kept of what a due handler rea
 _STEP_READS = (("params",), ("model_state",), ("opt_state",), ("key",), ("hyperparams",), ("data",), ("model",))
 
 _EVERYTHING = ("*",)
-_HOST_ONLY = ("batch", "stop", "skip")
+_HOST_ONLY = ("batch", "stop", "skip", "hold")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def must_look_before(
     bounds = []
     for call in calls:
         why = _why_blocks(call, carry)
-        for path, _ in _carry_reads(call.handler, carry, hyperparams):
+        for path, _ in carry_reads(call.handler, carry, hyperparams):
             why = why or f"sees `{dotted(path)}` as it is before the step"
         if why:
             bounds.append(Bound(call, why, blocks=True))
@@ -129,7 +129,7 @@ def plan_windows(
         blocks = _why_blocks(call, carry)
         why, rare = blocks, _now_and_then(call)
         keeps: list[StatePath] = []
-        for path, permission in _carry_reads(call.handler, carry, hyperparams):
+        for path, permission in carry_reads(call.handler, carry, hyperparams):
             if blocks:  # then it sees the carry itself
                 break
             if getattr(permission, "borrow", False):
@@ -224,7 +224,7 @@ def _why_blocks(call: HostCall, carry: Mapping[str, Any]) -> str:
     return ""
 
 
-def _carry_reads(
+def carry_reads(
     handler: Handler, carry: Mapping[str, Any], hyperparams: HyperparamIndex
 ) -> Iterator[tuple[StatePath, Permission]]:
     """Iterate over the parts of the carry that a handler may read; whole namespaces give each of their names."""

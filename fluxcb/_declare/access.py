@@ -51,7 +51,13 @@ class Write(Permission):
 
 @dataclass(frozen=True)
 class Append(Permission):
-    """Permission to write where order does not matter: log records, counters, or-ed flags."""
+    """Permission to write where order does not matter: log records, counters, or-ed flags.
+
+    Args:
+        optional: Whether the entry of `cbstate` may be missing; ask for it: `"monitors" in learner.cbstate`.
+    """
+
+    optional: bool = False
 
 
 Access: TypeAlias = dict[StatePath, Permission]

@@ -31,6 +31,9 @@ class Callback:
         on: The class's handler table, a `functools.singledispatchmethod`; calling
             `callback.on(event, phase, learner)` runs the handler of that moment, if any.
         name: What the callback is called in messages and what its random keys are folded from.
+        main_thread: Whether its host handlers run by themselves, on the thread that called `fit`, also where others run
+            on threads (`ThreadExecutor`): for signals, windows of a desktop, and for handlers that run an epoch.
+        chief_only: Whether its host handlers run on process 0 only, under `jax.distributed`; `init` runs on all.
 
     Example:
         >>> from fluxcb import Callback, Read, on
@@ -48,6 +51,8 @@ class Callback:
 
     on: ClassVar[HandlerTable]
     name: str | None = None
+    main_thread: bool = False
+    chief_only: bool = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

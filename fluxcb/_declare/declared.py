@@ -9,6 +9,7 @@ from typing import Any
 
 from fluxcb._declare.access import Access, Permission, dotted, line_to_add, lookup, normalise, writes
 from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.chief import check_chief_only
 from fluxcb._declare.dispatch import Entry, source_of
 from fluxcb._declare.events import Event
 from fluxcb._declare.phases import Phase
@@ -103,7 +104,7 @@ class Declared:
             self.access_of(entry),
             schedules,
             entry.traced,
-            self._place(entry),
+            self.place_of(entry),
         )
 
     def access_of(self, entry: Entry) -> Access:
@@ -123,15 +124,16 @@ class Declared:
             if entry.access is not None:
                 for path, permission in self.access_of(entry).items():
                     if path not in self.access:
-                        yield path, permission, self._place(entry)
+                        yield path, permission, self.place_of(entry)
 
-    def _place(self, entry: Entry) -> str:
+    def place_of(self, entry: Entry) -> str:
+        """Return `Class.method  file:line` of a handler."""
         function = entry.bind(unwrap(self.callback))
         return f"{self.cls.__name__}.{entry.name}  {source_of(getattr(function, '__func__', function))}"
 
     def _narrowed(self, entry: Entry) -> Access:
         owner = f"{self.cls.__name__}.{entry.name}"
-        where = self._place(entry)
+        where = self.place_of(entry)
         access = normalise(entry.access, owner=f"@on(access=...) of {owner}", where=where)
         for path, permission in access.items():
             allowed = lookup(self.access, path)
@@ -166,6 +168,7 @@ def declare(callbacks: Iterable[Any]) -> tuple[list[Declared], list[tuple[int, i
         label = _numbered(repr(callback), label_counts, " #")
         name = _numbered(callback.name or type(unwrap(callback)).__name__, name_counts, "#")
         declared.append(_declare_one(callback, position, label, name))
+    check_chief_only(declared)
     return declared, ordered
 
 

@@ -22,7 +22,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import AmbiguityError, DeclarationError
 
-__all__ = ["At", "Entry", "HandlerTable", "Pair", "check_pair", "most_specific", "source_of"]
+__all__ = ["At", "Entry", "HandlerTable", "Pair", "check_pair", "most_specific", "shown_path", "source_of"]
 
 Pair = tuple[type[Event], type[Phase]]
 
@@ -57,7 +57,12 @@ def source_of(function: Any) -> str:
     code = getattr(function, "__code__", None)
     if code is None:
         return getattr(function, "__qualname__", repr(function))
-    return f"{_relative(code.co_filename, os.getcwd())}:{code.co_firstlineno}"
+    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def shown_path(path: str) -> str:
+    """Return a file's path, relative to the working directory if it is inside."""
+    return _relative(path, os.getcwd())
 
 
 @functools.lru_cache(maxsize=256)

@@ -14,7 +14,17 @@ from typing import Any
 
 from fluxcb._errors import DeclarationError
 
-__all__ = ["Always", "EveryEpochs", "EverySeconds", "EverySteps", "Predicate", "Schedule", "positive"]
+__all__ = [
+    "Always",
+    "EveryEpochs",
+    "EverySeconds",
+    "EverySteps",
+    "Periodic",
+    "Predicate",
+    "Schedule",
+    "StepsOrEpochs",
+    "positive",
+]
 
 
 def positive(value: Any, what: str) -> int:
@@ -49,6 +59,10 @@ class Schedule:
 
     def for_handler(self) -> Schedule:
         """Return the schedule that one handler asks; a clock shared by several would strike for the first to ask."""
+        return self
+
+    def after_epoch(self) -> Schedule | None:
+        """Return the schedule of the Trigger that follows an epoch; None if Triggers come inside epochs only."""
         return self
 
 
@@ -86,6 +100,40 @@ class EverySteps(Schedule):
         """Return the next multiple of the period after `step`."""
         return (step // self.steps + 1) * self.steps
 
+    def after_epoch(self) -> Schedule | None:
+        """Return None: its Triggers come where their step ends."""
+        return None
+
+
+@dataclass(frozen=True)
+class StepsOrEpochs(EverySteps):
+    """For Trigger: due at every `steps`-th step, and after every `epochs`-th epoch that no due step has ended.
+
+    Args:
+        steps: Period (steps).
+        epochs: Period (epochs).
+    """
+
+    epochs: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self.epochs, "The period of `StepsOrEpochs` (epochs)")
+
+    def after_epoch(self) -> Schedule:
+        """Return the other part."""
+        return _EpochsBesideSteps(self.steps, self.epochs)
+
+
+@dataclass(frozen=True)
+class _EpochsBesideSteps(Schedule):
+    steps: int
+    epochs: int
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Tell whether the epoch is due, and its last step was not."""
+        return epoch > 0 and epoch % self.epochs == 0 and step % self.steps != 0
+
 
 @dataclass(frozen=True)
 class EveryEpochs(Schedule):
@@ -107,6 +155,33 @@ class EveryEpochs(Schedule):
     def next_due(self, step: int, epoch: int) -> int | None:
         """Return the next step in a due epoch, None in the others (where it is never due)."""
         return step + 1 if self.due(step, epoch, None) else None
+
+
+@dataclass(frozen=True)
+class Periodic(Schedule):
+    """Due at every `steps`-th step, in every `epochs`-th epoch and, with a period in epochs, in the fit's last one.
+
+    Args:
+        steps: Period (steps), or None.
+        epochs: Period (epochs), or None.
+    """
+
+    steps: int | None = None
+    epochs: int | None = None
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Tell whether one of the periods is over, or the epoch is the last one (unknown if the fit counts steps)."""
+        if self.steps is not None and step % self.steps == 0:
+            return True
+        if self.epochs is None or epoch == 0:
+            return False
+        return epoch % self.epochs == 0 or epoch == learner.progress.epochs
+
+    def next_due(self, step: int, epoch: int) -> int | None:
+        """Return the next step where any may be due: only a learner knows which epoch is the last one."""
+        if self.epochs is not None:
+            return step + 1
+        return None if self.steps is None else (step // self.steps + 1) * self.steps
 
 
 @dataclass(frozen=True)
@@ -152,6 +227,10 @@ class EverySeconds(Schedule):
         """Return a clock of the handler's own."""
         return EverySeconds(self.seconds)
 
+    def after_epoch(self) -> Schedule | None:
+        """Return None: its Triggers come where a step ends."""
+        return None
+
 
 @dataclass(frozen=True)
 class Predicate(Schedule):
@@ -162,6 +241,10 @@ class Predicate(Schedule):
     """
 
     function: Callable[[Any], bool]
+    # Of the two handlers of a pair: the moment for which the first was asked, and the answer.
+    _held: dict[tuple[int, ...], bool] | None = field(default=None, repr=False, compare=False)
+    _ends: bool = field(default=False, repr=False, compare=False)
+    _by_step: bool = field(default=True, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not callable(self.function):
@@ -170,9 +253,28 @@ class Predicate(Schedule):
                 fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
             )
 
+    def pair(self, *, by_step: bool) -> tuple[Predicate, Predicate]:
+        """Return the predicate of a handler that begins something, and that of the one that ends it.
+
+        What was begun is ended, and what was not is not: the second takes the answer that the first had.
+
+        Args:
+            by_step: Whether they are handlers of steps, and not of epochs.
+        """
+        held: dict[tuple[int, ...], bool] = {}
+        return Predicate(self.function, held, False, by_step), Predicate(self.function, held, True, by_step)
+
     def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Ask the function."""
-        return bool(self.function(learner))
+        """Ask the function, or whoever was asked at the begin."""
+        if self._held is None:
+            return bool(self.function(learner))
+        moment = (epoch, step) if self._by_step else (epoch,)
+        if self._ends and moment in self._held:
+            return self._held[moment]
+        answer = bool(self.function(learner))
+        self._held.clear()
+        self._held[moment] = answer
+        return answer
 
     def next_due(self, step: int, epoch: int) -> int:
         """Return the next step: it must be asked at each."""

@@ -30,6 +30,7 @@ __all__ = [
     "FIRST_LEVEL",
     "PROGRESS",
     "PROVIDERS",
+    "STEP_FLAGS",
     "UNDECLARED",
     "available",
     "emits",
@@ -53,6 +54,7 @@ FIRST_LEVEL: Mapping[str, str] = {
     "loss_fn": "the loss function",
     "optimizer": "the optax optimizer",
     "callbacks": "the callbacks of this Learner",
+    "evaluation": "computes a phase's step on any batch, and changes nothing (host only)",
     "*": "everything",
 }
 
@@ -73,8 +75,12 @@ PROGRESS: Mapping[str, str] = {
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",
     "skip": "bool; true keeps params, opt_state and model_state as they were",
+    "hold": "bool; true keeps params and opt_state as they were: the step is good, but no update yet",
     "stop": "bool; true ends the window after this step",
 }
+
+STEP_FLAGS = (("step", "skip"), ("step", "hold"), ("step", "stop"))
+"""Paths that the engine or-s over all who write them, and that are false where nobody does."""
 
 # Who creates which shared state, for the text of a MissingStateError; a test compares it with the callbacks.
 PROVIDERS: Mapping[str, str] = {
@@ -83,6 +89,19 @@ PROVIDERS: Mapping[str, str] = {
     "metrics_epoch": "Metrics",
     "metrics_now": "Metrics",
     "ema": "ParameterEMA",
+    "inference": "InferenceRunner",
+    "monitors": "Monitors",
+    "histograms": "LogHistograms",
+    "moving_average": "MovingAverage",
+    "simple_moving_average": "SimpleMovingAverage",
+    "summaries": "LogSummaries",
+    "traces": "Traces",
+    "profiler": "Profiler",
+    "swa": "StochasticWeightAveraging",
+    "accumulation": "AccumulateGradients",
+    "non_finite": "SkipNonFinite",
+    "loss_scale": "DynamicLossScale",
+    "loss_spikes": "LossSpikeGuard",
 }
 
 _TRACED = tuple(event for event in BUILTIN_EVENTS if issubclass(event, TracedEvent))
@@ -97,6 +116,7 @@ _WRITABLE: Mapping[str, tuple[type[Event], ...]] = {
     "step.grads": (BackwardEnd,),
     "step.updates": (),
     "step.skip": (ForwardBegin, LossBegin, BackwardBegin, BackwardEnd),
+    "step.hold": (ForwardBegin, LossBegin, BackwardBegin, BackwardEnd),
     "params": (UpdateEnd, ComputeEnd),
     "model_state": (UpdateEnd, ComputeEnd),
     "opt_state": (BackwardEnd, UpdateEnd, ComputeEnd),

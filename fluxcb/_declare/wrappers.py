@@ -1,4 +1,4 @@
-"""Wrappers: they say *when*, callbacks say *what*. One mechanism, `Scheduled`, behind three spellings."""
+"""Wrappers: they say *when*, callbacks say *what*. One mechanism, `Scheduled`, behind all spellings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,48 @@ from typing import Any
 
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry
-from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd, HostEvent, TracedEvent, Trigger
+from fluxcb._declare.events import (
+    EpochBegin,
+    EpochEnd,
+    Event,
+    FitBegin,
+    FitEnd,
+    HostEvent,
+    StepBegin,
+    StepEnd,
+    TracedEvent,
+    Trigger,
+)
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.resolution import Resolution
+from fluxcb._declare.proxy import ProxyCallback
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate, Schedule
 from fluxcb._errors import DeclarationError
 
-__all__ = ["Scheduled", "every", "throttle", "when"]
+__all__ = ["OnSchedule", "Scheduled", "every", "throttle", "throttled_by", "when"]
+
+_BEGINS: Mapping[type[Event], type[Event]] = {StepEnd: StepBegin, EpochEnd: EpochBegin}
+_ENDS: Mapping[type[Event], type[Event]] = {begin: end for end, begin in _BEGINS.items()}
 
 
-class Scheduled(Callback):
-    """A callback whose handlers run only when a schedule is due; made by `every`, `throttle` and `when`.
+class Scheduled(ProxyCallback):
+    """A callback whose handlers run only when something is due; subclasses say in `schedule_for` when that is."""
 
-    Every declaration, and the saved state, is the wrapped callback's own.
+    def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
+        """Return what the handler of a moment waits for, or None where it always runs."""
+        raise NotImplementedError
+
+    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
+        """Return the wrapped callback's answer, with a schedule added where there is one."""
+        found = super().entry_for(event, phase)
+        schedule = self.schedule_for(event, phase) if found is not None else None
+        if found is None or schedule is None:
+            return found
+        owner, entry, schedules = found
+        return owner, replace(entry, when=None), (*schedules, schedule)
+
+
+class OnSchedule(Scheduled):
+    """A callback on one schedule; made by `every`, `throttle` and `when`.
 
     Args:
         callback: The callback.
@@ -40,6 +69,7 @@ class Scheduled(Callback):
                 f"A schedule wraps a callback instance, not {callback!r}.",
                 fix="pass e.g. `every(Recorder(), steps=10)`",
             )
+        super().__init__(callback)
         if (traced or (event is not None and issubclass(event, TracedEvent))) and not isinstance(
             schedule, EverySteps | EveryEpochs
         ):
@@ -48,47 +78,24 @@ class Scheduled(Callback):
                 why="the compiled step knows step and epoch numbers, but no clock and no Python",
                 fix="use `steps=` or `epochs=` for traced handlers",
             )
-        self.callback = callback
         self.schedule = schedule
         self.event = event
         self.traced = traced
-        self.name = callback.name
+        self._pairs: dict[tuple[type[Event], type[Phase]], tuple[Predicate, Predicate]] = {}
 
-    def stateaccess(self) -> Mapping[str, Any]:
-        """Return the wrapped callback's access."""
-        return self.callback.stateaccess()
+    def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
+        """Return the schedule where it applies."""
+        if not self._applies(event):
+            return None
+        begin = _BEGINS.get(event, event)
+        end = _ENDS.get(begin)
+        if isinstance(self.schedule, Predicate) and end is not None and self._handles(begin, end, phase=phase):
+            pair = self._pairs.setdefault((begin, phase), self.schedule.pair(by_step=begin is StepBegin))
+            return pair[event is end]
+        return self.schedule
 
-    def runafter(self) -> tuple[type[Callback], ...]:
-        """Return what the wrapped callback runs after."""
-        return self.callback.runafter()
-
-    def resolveconflict(self, other: Callback) -> Resolution:
-        """Ask the wrapped callback."""
-        return self.callback.resolveconflict(other)
-
-    def init(self, learner: Any) -> None:
-        """Set up the wrapped callback."""
-        self.callback.init(learner)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped callback's state."""
-        return self.callback.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand the state to the wrapped callback."""
-        self.callback.load_state_dict(state)
-
-    def handlers(self) -> list[Entry]:
-        """Return the wrapped callback's handlers."""
-        return self.callback.handlers()
-
-    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return the wrapped callback's answer, with this schedule added where it applies."""
-        found = self.callback.entry_for(event, phase)
-        if found is None or not self._applies(event):
-            return found
-        owner, entry, schedules = found
-        return owner, replace(entry, when=None), (*schedules, self.schedule)
+    def _handles(self, *events: type[Event], phase: type[Phase]) -> bool:
+        return all(self.callback.entry_for(event, phase) is not None for event in events)
 
     def _applies(self, event: type[Event]) -> bool:
         if self.event is not None:
@@ -113,7 +120,7 @@ def every(
     epochs: int | None = None,
     seconds: float | None = None,
     traced: bool = False,
-) -> Scheduled:
+) -> OnSchedule:
     """Run a callback every so many steps, epochs or seconds.
 
     With a period, a callback gets its Trigger at the period's end, and no longer at each epoch's.
@@ -141,12 +148,12 @@ def every(
         schedule = EveryEpochs(epochs)
     else:
         schedule = EverySeconds(given["seconds"])
-    return Scheduled(callback, schedule, traced=traced)
+    return OnSchedule(callback, schedule, traced=traced)
 
 
 def throttle(
     callback: Callback, event: type[Event], *, freq: int | None = None, seconds: float | None = None
-) -> Scheduled:
+) -> OnSchedule:
     """Run the handlers of one event only every `freq`-th time, or at most every `seconds`.
 
     Args:
@@ -163,18 +170,20 @@ def throttle(
         raise DeclarationError(f"`throttle` takes an event class, not {event!r}.", fix=example)
     if (freq is None) == (seconds is None):
         raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix=example)
-    schedule: Schedule
-    if freq is None:
-        schedule = EverySeconds(seconds or 0.0)
-    elif issubclass(event, EpochBegin | EpochEnd | Trigger):
-        schedule = EveryEpochs(freq)
-    else:
-        schedule = EverySteps(freq)
-    return Scheduled(callback, schedule, event=event)
+    schedule = EverySeconds(seconds or 0.0) if freq is None else throttled_by(freq, event)
+    return OnSchedule(callback, schedule, event=event)
 
 
-def when(callback: Callback, predicate: Callable[[Any], bool]) -> Scheduled:
+def throttled_by(freq: int, event: type[Event]) -> EverySteps | EveryEpochs:
+    """Return the schedule of an event that is to come every `freq`-th time only."""
+    return EveryEpochs(freq) if issubclass(event, EpochBegin | EpochEnd | Trigger) else EverySteps(freq)
+
+
+def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
     """Run a callback's host handlers only while a predicate of the learner holds.
+
+    Where a callback has handlers for both StepBegin and StepEnd, or EpochBegin and EpochEnd, the predicate is asked at
+    the first, and the answer holds for both.
 
     Args:
         callback: The callback.
@@ -183,4 +192,4 @@ def when(callback: Callback, predicate: Callable[[Any], bool]) -> Scheduled:
     Raises:
         DeclarationError: The predicate is not callable.
     """
-    return Scheduled(callback, Predicate(predicate))
+    return OnSchedule(callback, Predicate(predicate))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,13 +29,13 @@ from fluxcb._declare.phases import (
     ValidationPhase,
     split_batch,
 )
+from fluxcb._declare.state import PROVIDERS
 from fluxcb._errors import DataError, DeclarationError, FluxcbError, MissingStateError
 from fluxcb._run.engine import Engine
+from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
 from fluxcb._run.given import check_params, concrete, sources, together
-from fluxcb._run.host_backend import HostBackend
-from fluxcb._run.programs import Programs
-from fluxcb._run.state import HostState
+from fluxcb._run.timeline import recorded_timeline
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 
 __all__ = ["Assembly"]
@@ -45,14 +47,12 @@ class Assembly:
     Args:
         adapter: The model's adapter, or None if a loss function does everything.
         params: The parameters, if there is no adapter.
-        state: The state.
-        programs: The compiled programs.
+        engine: Runs events and steps.
         phases: The phases that will be run, or None for training and validation.
         data: What the user gave as data.
         example_batch: A batch, or its specs, or None.
 
     Attributes:
-        engine: Runs events and steps.
         phases: The phases.
         graph: The checked graph of the callbacks at work.
         feeds: The data, by phase name.
@@ -64,15 +64,14 @@ class Assembly:
         *,
         adapter: ModelAdapter | None,
         params: PyTree | None,
-        state: HostState,
-        programs: Programs,
+        engine: Engine,
         phases: Iterable[Phase] | None,
         data: Any,
         example_batch: Batch | None,
     ) -> None:
         self.adapter = adapter
-        self.state = state
-        self.engine = Engine(state, programs)
+        self.state = state = engine.state
+        self.engine = engine
         self.phases = self._own_phases(phases)
         self.graph: CallbackGraph
         self.feeds: dict[str, Feed] = {}
@@ -84,6 +83,7 @@ class Assembly:
         for name, source in sources(data, self.phases).items():
             self.set_data(name, source)
         state.on_data = self.set_data
+        state.evaluation = Evaluator(engine, self.known_phase)
         self._build_carry()
 
     def _own_phases(self, phases: Iterable[Phase] | None) -> tuple[Phase, ...]:
@@ -154,7 +154,7 @@ class Assembly:
             self.graph = graph
             self._waiting_for_batch = True
             return
-        backends = {d.position: HostBackend(state, d) for d in graph.declared}
+        backends = {d.position: self.engine.backend(d) for d in graph.declared}
         in_carry_before = dict(state.carry["cbstate"])
         # Everything is on the host while callbacks initialise, then what traced handlers use moves back.
         state.cbstate = {**state.cbstate, **in_carry_before}
@@ -174,8 +174,8 @@ class Assembly:
         state.carry = {**state.carry, "cbstate": {name: copy_tree(state.cbstate.pop(name)) for name in riding}}
         state.carry = together(state.carry)
         self._require_created(graph)
-        meter = state.meter
-        plan = Plan(graph, lambda d: backends[d.position], meter.timed if meter.on else None)
+        self.engine.check(graph)
+        plan = Plan(graph, lambda d: backends[d.position], state.meter.wrapper, self.engine.adapted)
         self._dry_run(plan)
         for declared in graph.declared:
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
@@ -188,7 +188,7 @@ class Assembly:
         for phase in self.phases:
             batch = self._batch_spec(phase)
             if batch is not None:
-                step = programs.traced(self._setup_for(plan, phase), plan, phase, self.state.carry, batch)
+                step = programs.traced(self._setup_for(plan, phase), plan, phase, self.state, batch)
                 programs.windows(plan, phase, step, self.state)  # says which values host handlers would miss
         programs.prune()
         self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
@@ -198,7 +198,7 @@ class Assembly:
         batch, engine = self._batch_spec(phase), self.engine
         if batch is None:
             return None
-        return engine.programs.traced(engine.setup(phase), engine.plan, phase, self.state.carry, batch)
+        return engine.programs.traced(engine.setup(phase), engine.plan, phase, self.state, batch)
 
     def window_plan(self, phase: Phase) -> WindowPlan | None:
         """Return what bounds a phase's windows, or None while the shape of its batches is unknown."""
@@ -247,18 +247,45 @@ class Assembly:
 
     def measure(self, on: bool) -> None:
         """Turn the measuring of handlers on, from zero, or off."""
-        if self.fitting or self.engine.running:
-            raise DeclarationError(
-                "Measuring cannot be turned on or off while the Learner is fitting.",
-                why="the plan of a running fit is fixed",
-                fix="call `learner.callbacks.measure()` before `fit`",
-            )
-        meter, engine = self.state.meter, self.engine
+        self._refuse_fitting("Measuring", "call `learner.callbacks.measure()` before `fit`")
+        meter = self.state.meter
         if on:
             meter.start()
         meter.on = on
+        self._plan_again()
+
+    @contextlib.contextmanager
+    def trace(self, path: str | os.PathLike[str], max_events: int) -> Iterator[None]:
+        """Record a timeline, and write it when the context is left."""
+        fix = "enter `learner.callbacks.trace(...)` before `fit`"
+        self._refuse_fitting("Tracing", fix)
+        meter = self.state.meter
+        if meter.timeline is not None:
+            raise DeclarationError(
+                "This Learner is being traced already.",
+                why="each handler is recorded once",
+                fix="leave the other `with learner.callbacks.trace(...)` first",
+            )
+        with recorded_timeline(path, self.state, max_events) as meter.timeline:
+            try:
+                self._plan_again()
+                yield
+            finally:
+                meter.timeline = None
+                self._plan_again()
+
+    def _refuse_fitting(self, what: str, fix: str) -> None:
+        if self.fitting or self.engine.running:
+            raise DeclarationError(
+                f"{what} cannot be turned on or off while the Learner is fitting.",
+                why="the plan of a running fit is fixed",
+                fix=fix,
+            )
+
+    def _plan_again(self) -> None:
+        """Wrap the handlers anew, as the meter has it."""
         if not self._waiting_for_batch:
-            engine.use(engine.plan.again(meter.timed if on else None), engine.setup)
+            self.engine.use(self.engine.plan.again(self.state.meter.wrapper), self.engine.setup)
 
     def _refuse_shared(self, graph: CallbackGraph) -> None:
         for declared in graph.declared:
@@ -291,14 +318,18 @@ class Assembly:
     def _require_created(self, graph: CallbackGraph) -> None:
         exists = {*self.state.cbstate, *self.state.carry["cbstate"]}
         for declared in graph.declared:
-            for path in declared.access:
+            for path, permission in declared.access.items():
+                if getattr(permission, "optional", False):
+                    continue
                 if path[0] == "cbstate" and len(path) > 1 and path[1] not in exists:
                     writers = dict.fromkeys(d.label for d in graph.declared for p in d.access if p[:2] == path[:2])
+                    init = f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers)}"
+                    known = PROVIDERS.get(path[1])
                     raise MissingStateError(
                         f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates.",
                         where=declared.where,
                         why="shared state must exist before the first handler runs",
-                        fix=f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers)}",
+                        fix=f"add `{known}()` to the callbacks, which creates it" if known else init,
                     )
 
     # -- what a Learner asks ------------------------------------------------------------------

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
 from fluxcb._errors import DeclarationError, did_you_mean
@@ -23,6 +26,8 @@ class CallbackSet:
         install: Checks a list and puts it to work.
         measure: Turns the measuring of handlers on or off.
         timings: Returns what was measured.
+        trace: Records a timeline of so many events, and writes it to a file.
+        graph: Returns the graph of the set at work.
     """
 
     def __init__(
@@ -31,11 +36,15 @@ class CallbackSet:
         install: Callable[[list[Any]], None],
         measure: Callable[[bool], None],
         timings: Callable[[], Timings],
+        trace: Callable[[str | os.PathLike[str], int], AbstractContextManager[None]],
+        graph: Callable[[], CallbackGraph],
     ) -> None:
         self._items = list(items)
         self._install = install
         self._measure = measure
         self._timings = timings
+        self._trace = trace
+        self._graph = graph
 
     def __iter__(self) -> Iterator[Callback]:
         for item in self._items:
@@ -52,6 +61,15 @@ class CallbackSet:
 
     def __repr__(self) -> str:
         return f"[{', '.join(map(repr, self))}]"
+
+    @property
+    def graph(self) -> CallbackGraph:
+        """The callback graph of the set at work, which can be drawn: `learner.callbacks.graph.render("svg")`."""
+        return self._graph()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return what notebooks show: the graph."""
+        return self.graph._repr_mimebundle_(include, exclude)
 
     def get(self, cls: type[C]) -> C:
         """Return the first callback of a class, looking inside wrappers.
@@ -98,6 +116,42 @@ class CallbackSet:
             [('StepEnd x TrainingPhase', 8)]
         """
         return self._timings()
+
+    def trace(self, path: str | os.PathLike[str], *, max_events: int = 1_000_000) -> AbstractContextManager[None]:
+        """Record what happens when, for chrome://tracing and ui.perfetto.dev, while the context is open.
+
+        One track shows the host: fits, epochs, pulled batches, compilations, dispatched windows, waits, and each call
+        of a host handler with its event, phase, epoch and step; fetches and reads lie inside, with who asked. The other
+        shows when the device ran which steps. Handlers of a window run after it, in a span `replay handlers`; arrows
+        lead from a window's dispatch to the device's time, and from there to its handlers.
+
+        Args:
+            path: The file to write when the context is left, also by an error; compressed if it ends in `.gz`. What was
+                there before is replaced, or kept whole.
+            max_events: How many events to keep. They take 50 bytes each while recording, and about 200 in the file
+                (15 compressed). What comes later is missing, and the timeline says so; fits, epochs and compilations
+                are always kept.
+
+        Raises:
+            DeclarationError: On entering: the file cannot be written, the Learner is being traced already, or is
+                fitting.
+
+        Example:
+            >>> import json
+            >>> from pathlib import Path
+            >>> from fluxcb.testing import EventLog, testlearner
+            >>> learner = testlearner(EventLog(), batches=8, validation_batches=0)
+            >>> with learner.callbacks.trace("trace.json"):
+            ...     learner.fit(1)
+            >>> events = json.loads(Path("trace.json").read_text())["traceEvents"]
+            >>> [
+            ...     e["args"]["step"]
+            ...     for e in events
+            ...     if e["name"] == "EventLog.record" and e["args"]["event"] == "StepEnd"
+            ... ]
+            [1, 2, 3, 4, 5, 6, 7, 8]
+        """
+        return self._trace(path, max_events)
 
     def set(self, callbacks: Iterable[Any]) -> None:
         """Replace all callbacks, defaults included.

@@ -97,6 +97,11 @@ class Caller:
         several = len(self._state.carry["counters"].devices()) > 1
         return max(1, min(AHEAD_SHARDED if several else AHEAD, self._most()))
 
+    @property
+    def window_seconds(self) -> float:
+        """How long a window lasts at most (s)."""
+        return WINDOW_SECONDS
+
     def forget(self) -> None:
         """Look the programs up anew: the model or the data was exchanged."""
         self.usual = self._single = self.many = self._stacker = None
@@ -232,5 +237,5 @@ class Caller:
             return min(most, programs.steps_per_call)
         alone = isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger)
         steps = max(LONGEST, self._state.steps_in_epoch) if alone else LONGEST
-        in_time = int(2 * WINDOW_SECONDS / self.step_seconds) if self.step_seconds else steps
+        in_time = int(2 * self.window_seconds / self.step_seconds) if self.step_seconds else steps
         return min(most, steps, in_time)

@@ -8,22 +8,27 @@ from typing import Any
 
 import jax
 
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._compile.traced import StepSetup
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
+from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, DeclarationError, StateLostError
+from fluxcb._run.calling import Caller
 from fluxcb._run.feed import Feed, expected_steps
+from fluxcb._run.host_backend import HostBackend
 from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.programs import Programs
 from fluxcb._run.state import HostState
 from fluxcb._run.stepping import Steps
+from fluxcb._run.timeline_steps import TimelineSteps
 from fluxcb._typing import Batch
 
-__all__ = ["Engine"]
+__all__ = ["TRIGGER", "Engine"]
 
-_TRIGGER = Trigger()
+TRIGGER = Trigger()
 
 
 class Engine:
@@ -48,6 +53,25 @@ class Engine:
         self.interrupt = Interrupt()
         self.running = 0
         self._steps: dict[Phase, Steps] = {}
+
+    def backend(self, declared: Declared) -> HostBackend:
+        """Return the way of one callback's proxies into the state."""
+        return HostBackend(self.state, declared)
+
+    def threads(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which handlers may have threads; here they never do."""
+        return contextlib.nullcontext()
+
+    def caller(self, phase: Phase) -> Caller:
+        """Return what calls the programs of a phase."""
+        return Caller(self, phase)
+
+    def adapted(self, call: HostCall) -> HostCall:
+        """Return a host call as it is on this process; here there is no other."""
+        return call
+
+    def check(self, graph: CallbackGraph) -> None:
+        """Check what can be known once the train state exists."""
 
     # -- events -----------------------------------------------------------------------------
 
@@ -155,7 +179,9 @@ class Engine:
         outer = state.step_in_epoch, state.steps_in_epoch, state.window, state.batch_size
         self.running += 1
         try:
-            return self._run_epoch(phase, feed, limit=limit, goes_on=goes_on)
+            name = type(phase).__name__
+            with state.meter.span(f"epoch of {name}", "epoch", phase=name):
+                return self._run_epoch(phase, feed, limit=limit, goes_on=goes_on)
         finally:
             self.running -= 1
             if not trains:  # the training epoch before or around it keeps its counts
@@ -204,7 +230,7 @@ class Engine:
     def trigger(self, phase: Phase) -> None:
         """Emit the Trigger that follows a training epoch."""
         with contextlib.suppress(CancelEpoch, CancelStep):
-            self.run_calls(self.plan.epoch_triggers(type(phase)), _TRIGGER, phase)
+            self.run_calls(self.plan.epoch_triggers(type(phase)), TRIGGER, phase)
 
     def run_single(self, phase: Phase, batch: Batch) -> dict[str, Any]:
         """Run one step on a batch given by hand.
@@ -217,7 +243,8 @@ class Engine:
     def steps(self, phase: Phase) -> Steps:
         """Return what runs the steps of a phase."""
         if phase not in self._steps:
-            self._steps[phase] = Steps(self, phase)
+            timeline = self.state.meter.timeline
+            self._steps[phase] = TimelineSteps(self, phase, timeline) if timeline is not None else Steps(self, phase)
         return self._steps[phase]
 
     def forget_programs(self) -> None:

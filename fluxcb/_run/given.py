@@ -8,12 +8,41 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fluxcb._compile.arrays import describe
+from fluxcb._compile.arrays import describe, is_key
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._typing import Batch, PyTree
 
-__all__ = ["check_params", "concrete", "sources", "together"]
+__all__ = ["as_key", "as_optimizer", "check_params", "concrete", "sources", "together"]
+
+
+def as_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer.
+
+    Raises:
+        DeclarationError: It is none.
+    """
+    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+        return optimizer
+    raise DeclarationError(
+        f"`optimizer` must be an optax optimizer, not {optimizer!r}.",
+        fix="e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+    )
+
+
+def as_key(key: Any) -> Any:
+    """Return a seed, or a typed random key of the user's, as the run's own key.
+
+    Raises:
+        DeclarationError: It is neither.
+    """
+    if isinstance(key, int) and not isinstance(key, bool):
+        return jax.random.key(key)
+    if isinstance(key, jax.Array) and is_key(key) and key.shape == ():
+        return jnp.copy(key)
+    raise DeclarationError(
+        f"`key` must be an int or a typed random key, not {key!r}.", fix="write `key=0` or `key=jax.random.key(0)`"
+    )
 
 
 def sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:

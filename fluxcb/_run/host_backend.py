@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 
 from fluxcb._compile.arrays import copy_tree, differences, to_host
 from fluxcb._compile.carried import below, replaced, root_of
+from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
@@ -20,7 +22,13 @@ from fluxcb._run.state import HostState
 from fluxcb._run.views import read_only
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["HostBackend"]
+__all__ = ["HostBackend", "watching"]
+
+watching: ContextVar[Callable[[Declared], Touched] | None] = ContextVar("watching", default=None)
+"""Says where to note what a callback touches, for the Learners that are built meanwhile; usually nobody asks."""
+
+# What cannot be changed in place: handlers get copies of it. A batch's arrays are the data source's own.
+_COPIED = frozenset(("step", "progress", "params", "model_state", "opt_state", "hyperparams", "key"))
 
 
 class HostBackend:
@@ -34,11 +42,18 @@ class HostBackend:
     def __init__(self, state: HostState, declared: Declared) -> None:
         self._state = state
         self._declared = declared
+        watch = watching.get()
+        self._touched = watch(declared) if watch is not None else None
 
     # -- reading ----------------------------------------------------------------------------
 
     def read(self, path: StatePath, permission: Permission) -> Any:
         """Return the value at a path, as the permission allows."""
+        if self._touched is not None:
+            self._note_read(path, permission, self._touched)
+        return self._value(path, permission)
+
+    def _value(self, path: StatePath, permission: Permission) -> Any:
         state, first = self._state, path[0]
         if first == "step":
             return self._read_step(path, permission)
@@ -66,6 +81,24 @@ class HostBackend:
 
     def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
         """Return a function that reads a path; those that handlers read at every step take a short way."""
+        get, touched = self._reader(path, permission), self._touched
+        if touched is None:
+            return get
+
+        def noted() -> Any:
+            self._note_read(path, permission, touched)
+            return get()
+
+        return noted
+
+    def _note_read(self, path: StatePath, permission: Permission, touched: Touched) -> None:
+        touched.read.add(path)
+        riding = path[0] == "cbstate" and self._state.in_carry(path[1])
+        copied = (path[0] in _COPIED and path[:2] != ("step", "batch")) or riding
+        if writes(permission) and not copied:
+            touched.changeable.add(path)
+
+    def _reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
         state = self._state
         if path[0] == "progress" and len(path) == 2:
             return functools.partial(getattr, state, path[1])
@@ -73,7 +106,7 @@ class HostBackend:
             return self._step_reader(path, permission)
         if path[0] == "cbstate" and len(path) == 2 and (writes(permission) or getattr(permission, "borrow", False)):
             return self._live_reader(path, permission)
-        return lambda: self.read(path, permission)
+        return lambda: self._value(path, permission)
 
     def _step_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
         state, name, borrow = self._state, path[1], getattr(permission, "borrow", False)
@@ -85,7 +118,7 @@ class HostBackend:
                     return window.stop
                 if name == "batch" and borrow:
                     return window.batch
-            return self.read(path, permission)
+            return self._value(path, permission)
 
         return read
 
@@ -94,7 +127,7 @@ class HostBackend:
 
         def read() -> Any:
             shared = state.cbstate
-            return shared[name] if name in shared else self.read(path, permission)
+            return shared[name] if name in shared else self._value(path, permission)
 
         return read
 
@@ -107,7 +140,7 @@ class HostBackend:
                 return self._handed_out(below(window.written[name], path[2:]), path)
             if name == "stop":
                 return window.stop
-            if name == "skip" and window.has(path) is None:  # nobody may skip
+            if name in ("skip", "hold") and window.has(path) is None:  # nobody writes it
                 return False
             if name != "batch":
                 return self._handed_out(window.value(path), path)
@@ -200,6 +233,8 @@ class HostBackend:
 
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names that exist below a path."""
+        if self._touched is not None:
+            self._touched.read.add(path)
         state = self._state
         if path == ("cbstate",):
             return iter([*state.cbstate, *(state.carry["cbstate"] if state.built else ())])
@@ -222,6 +257,8 @@ class HostBackend:
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Replace the value at a path; arrays are copied, so that the user's own survive donation."""
+        if self._touched is not None:
+            self._touched.written.add(path)
         state, first = self._state, path[0]
         if first == "cbstate" and not state.in_carry(path[1]):
             self._write_shared(path, value)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import optax
 
-from fluxcb._compile.arrays import copy_tree, differences, is_key
+from fluxcb._compile.arrays import copy_tree, differences
 from fluxcb._compile.program import ProgramKind
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import Callback
@@ -21,12 +20,13 @@ from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.callbackset import CallbackSet
+from fluxcb._run.choosing import choose_engine
+from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, run_fit
-from fluxcb._run.given import concrete
+from fluxcb._run.given import as_key, as_optimizer, concrete
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
-from fluxcb._run.state import HostState
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.models import adapt
@@ -62,6 +62,7 @@ class Learner:
         window_bytes: Memory that the batches and the fetched values of one call may take (bytes); two calls are under
             way at a time.
         program: `loop`, `straight`, or None to let the model decide (see docs/concepts/windows.md).
+        executor: Where host handlers run: `SerialExecutor()` (the default), `ThreadExecutor(4)` or `DaskExecutor()`.
 
     Raises:
         FluxcbError: Anything that can be known to be wrong before the first step.
@@ -97,13 +98,13 @@ class Learner:
         steps_per_call: StepsPerCall = "auto",
         window_bytes: int = WINDOW_BYTES,
         program: ProgramKind | None = None,
+        executor: Executor | None = None,
     ) -> None:
-        state = HostState(model=model, loss_fn=loss_fn, optimizer=_checked(optimizer), key=_as_key(key))
+        given = {"model": model, "loss_fn": loss_fn, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
         parts = Assembly(
             adapter=adapt(model),
             params=None,
-            state=state,
-            programs=Programs(program, steps_per_call, window_bytes),
+            engine=choose_engine(executor, Programs(program, steps_per_call, window_bytes), **given),
             phases=phases,
             data=data,
             example_batch=example_batch,
@@ -126,6 +127,7 @@ class Learner:
         steps_per_call: StepsPerCall = "auto",
         window_bytes: int = WINDOW_BYTES,
         program: ProgramKind | None = None,
+        executor: Executor | None = None,
     ) -> Learner:
         """Build a Learner from parameters and a loss of them.
 
@@ -143,13 +145,13 @@ class Learner:
             steps_per_call: See `Learner`.
             window_bytes: See `Learner`.
             program: See `Learner`.
+            executor: See `Learner`.
         """
-        state = HostState(model=None, loss_fn=loss_fn, optimizer=_checked(optimizer), key=_as_key(key))
+        given = {"model": None, "loss_fn": loss_fn, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
         parts = Assembly(
             adapter=None,
             params=params,
-            state=state,
-            programs=Programs(program, steps_per_call, window_bytes),
+            engine=choose_engine(executor, Programs(program, steps_per_call, window_bytes), **given),
             phases=phases,
             data=data,
             example_batch=example_batch,
@@ -167,7 +169,12 @@ class Learner:
         self._state = parts.state
         self._state.on_model = self._exchange_model
         self._callbacks = CallbackSet(
-            items if isinstance(items, list) else [], parts.reinstall, parts.measure, parts.state.meter.timings
+            items if isinstance(items, list) else [],
+            parts.reinstall,
+            parts.measure,
+            parts.state.meter.timings,
+            parts.trace,
+            lambda: parts.graph,
         )
         self._state.callbacks = self._callbacks
         parts.install(items)
@@ -200,7 +207,7 @@ class Learner:
         parts.ensure_built(phase)
         parts.fitting, self.stop_reason = True, None
         state.epochs = state.epoch + epochs if epochs is not None else 0
-        with caught_interrupts() as interrupt:
+        with caught_interrupts() as interrupt, state.meter.span("fit", "fit"), parts.engine.threads():
             parts.engine.interrupt = interrupt
             try:
                 self.stop_reason = run_fit(parts, phase, length)
@@ -233,7 +240,7 @@ class Learner:
         engine = self._parts.engine
         if self._parts.fitting or engine.running:  # Ctrl-C is watched around it
             return engine.run_epoch(phase, feed, limit=steps, goes_on=False)
-        with caught_interrupts() as interrupt:
+        with caught_interrupts() as interrupt, engine.threads():
             engine.interrupt = interrupt
             try:
                 ran = engine.run_epoch(phase, feed, limit=steps, goes_on=False)
@@ -419,22 +426,3 @@ class Learner:
 
     def __repr__(self) -> str:
         return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks>"
-
-
-def _checked(optimizer: Any) -> Any:
-    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
-        return optimizer
-    raise DeclarationError(
-        f"`optimizer` must be an optax optimizer, not {optimizer!r}.",
-        fix="e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
-    )
-
-
-def _as_key(key: Any) -> Any:
-    if isinstance(key, int) and not isinstance(key, bool):
-        return jax.random.key(key)
-    if isinstance(key, jax.Array) and is_key(key) and key.shape == ():
-        return jnp.copy(key)
-    raise DeclarationError(
-        f"`key` must be an int or a typed random key, not {key!r}.", fix="write `key=0` or `key=jax.random.key(0)`"
-    )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fluxcb._errors import DeclarationError
+from fluxcb._run.timeline import Timeline
 
 __all__ = ["HandlerTime", "Meter", "Timings"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -85,15 +89,17 @@ class Timings:
 
 
 class Meter:
-    """Counts reads of device values, and times handlers while it is on.
+    """Counts reads of device values, times handlers while it is on, and fills a timeline while there is one.
 
     Attributes:
         on: Whether handlers are timed.
+        timeline: Records what happens when, or None.
         reads: How often the host has read values of the device.
     """
 
     def __init__(self) -> None:
         self.on = False
+        self.timeline: Timeline | None = None
         self.reads = 0
         self._rows: dict[Any, HandlerTime] = {}
         self._engine = HandlerTime("the engine", "between the steps")
@@ -106,11 +112,38 @@ class Meter:
         self._engine = self._current = HandlerTime("the engine", "between the steps")
 
     def note_read(self, what: str) -> None:
-        """Note that the host reads a value of the device."""
+        """Note that a handler is handed a value of the device."""
+        self._count(what)
+        if self.timeline is not None:
+            self.timeline.read(what)
+
+    def fetched(self, what: str, fetch: Callable[[], T]) -> T:
+        """Fetch a value of the device, and note it."""
+        self._count(what)
+        return fetch() if self.timeline is None else self.timeline.fetched(what, fetch)
+
+    def _count(self, what: str) -> None:
         self.reads += 1
         if self.on:
             self._current.syncs += 1
             self._current.reads[what] += 1
+
+    def span(self, name: str, category: str, **facts: Any) -> contextlib.AbstractContextManager[None]:
+        """Return a context that the timeline records, if there is one."""
+        return contextlib.nullcontext() if self.timeline is None else self.timeline.span(name, category, **facts)
+
+    @property
+    def wrapper(self) -> Callable[[Callable[..., None], str, str], Callable[..., None]] | None:
+        """What plans wrap handlers in; None if nobody wants to know about them."""
+        return self._wrapped if self.on or self.timeline is not None else None
+
+    def _wrapped(self, function: Callable[..., None], handler: str, moment: str) -> Callable[..., None]:
+        wrapped = self.timed(function, handler, moment) if self.on else function
+        if self.timeline is None:
+            return wrapped
+        callback, _, method = handler.rpartition(".")
+        owner = type(getattr(function, "__self__", None)).__name__  # handlers are bound methods
+        return self.timeline.handler(wrapped, f"{owner}.{method}", callback, moment)
 
     def timed(self, function: Callable[..., None], handler: str, moment: str) -> Callable[..., None]:
         """Return a handler that notes its time."""

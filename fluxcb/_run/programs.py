@@ -68,7 +68,7 @@ class Programs:
         self.compiles = 0
 
     def traced(
-        self, setup: StepSetup, plan: Plan, phase: Phase, carry: PyTree, batch: Batch, *, checked: bool = True
+        self, setup: StepSetup, plan: Plan, phase: Phase, state: HostState, batch: Batch, *, checked: bool = True
     ) -> TracedStep:
         """Return the traced step for batches of this shape, tracing it if the traced handlers changed.
 
@@ -79,14 +79,16 @@ class Programs:
         shape = signature(batch)
         if checked:
             self._check_batch(phase, batch)
-        content = setup.model, _traced_content(plan, phase), signature(carry)
+        content = setup.model, _traced_content(plan, phase), signature(state.carry)
         held = self._steps.get((phase, shape))
         if held is not None and held[0] == content:
             return held[1]
-        step = trace_step(setup, phase, carry, batch)
+        with state.meter.span(f"trace the step of {type(phase).__name__}", "compile"):
+            step = trace_step(setup, phase, state.carry, batch)
         self.traces += 1
         self._first.setdefault(phase, step.batch_spec)
-        self._steps[phase, shape] = content, step
+        # Tracing derives the moments of a phase that was not named at construction, so this is looked up again.
+        self._steps[phase, shape] = (content[0], _traced_content(plan, phase), content[2]), step
         return step
 
     def windows(self, plan: Plan, phase: Phase, step: TracedStep, state: HostState) -> WindowPlan:
@@ -118,7 +120,7 @@ class Programs:
             DataError: The batch differs from the phase's first in more than a shorter leading axis.
             FluxcbError: The step or a handler is wrong.
         """
-        step = self.traced(setup, plan, phase, state.carry, batch, checked=not by_hand)
+        step = self.traced(setup, plan, phase, state, batch, checked=not by_hand)
         return self._program(plan, phase, step, state, batch, 1, by_hand=by_hand)
 
     def many(
@@ -142,7 +144,7 @@ class Programs:
             buffer: A buffer of such batches.
             steps: Length of the buffer.
         """
-        step = self.traced(setup, plan, phase, state.carry, batch)
+        step = self.traced(setup, plan, phase, state, batch)
         return self._program(plan, phase, step, state, buffer, steps)
 
     def _program(
@@ -165,16 +167,20 @@ class Programs:
         places = tuple(leaf.sharding for leaf in jax.tree.leaves(carry))
         key = (step, tuple(fetch.each), tuple(fetch.last), steps, names, isinstance(batches, Rows), places)
         if key not in self._compiled:
-            self._compiled[key] = compile_program(
-                step,
-                carry,
-                batches,
-                fetch=fetch,
-                kind=self.kind_of(step, carry),
-                steps=steps,
-                hyperparams=state.hyperparams,
-                by_hand=names,
-            )
+            kind = self.kind_of(step, carry)
+            with state.meter.span(
+                f"compile the step of {type(phase).__name__}", "compile", program=kind, steps_per_call=steps
+            ):
+                self._compiled[key] = compile_program(
+                    step,
+                    carry,
+                    batches,
+                    fetch=fetch,
+                    kind=kind,
+                    steps=steps,
+                    hyperparams=state.hyperparams,
+                    by_hand=names,
+                )
             self.compiled.append(self._compiled[key])
             self.compiles += 1
         return self._compiled[key]

@@ -56,6 +56,7 @@ class HostState:
         self.hyperparams = HyperparamIndex({})
         self.data: dict[str, Any] = {}
         self.callbacks: Any = None
+        self.evaluation: Any = None
         self.on_data: Callable[[str, Any], None] = lambda name, source: None
         self.on_model: Callable[[Any], None] = lambda model: None
         self._carry: dict[str, Any] | None = None

@@ -37,6 +37,10 @@ class Host(calling.Host, Protocol):
 
     interrupt: Interrupt
 
+    def caller(self, phase: Phase) -> calling.Caller:
+        """Return what calls the programs of a phase."""
+        ...
+
     def run_calls(self, calls: Sequence[HostCall], event: Event, phase: Phase) -> None:
         """Run host calls that are due."""
         ...
@@ -64,7 +68,7 @@ class Steps:
         self._plan = engine.plan.phase(type(phase))
         self.look_before = must_look_before(self._plan.begin, self._state.carry, self._state.hyperparams)
         self._live_calls = tuple(bound.call for bound in self.look_before)
-        self.caller = calling.Caller(engine, phase)
+        self.caller = engine.caller(phase)
         self.windows = self.steps = 0
         self._ended = 0.0
         self._feed: Feed | None = None
@@ -98,7 +102,7 @@ class Steps:
             if length <= 0:
                 return
             try:
-                window = Window(pull(feed, length, goes_on, seconds=calling.WINDOW_SECONDS), state.meter)
+                window = self._pull(feed, length, goes_on)
             except BaseException as error:
                 try:
                     self._finish(pending, feed, error)
@@ -156,7 +160,7 @@ class Steps:
     @property
     def _slow(self) -> bool:
         """Whether a step takes so long, or is so new, that nothing is won by running ahead of its handlers."""
-        return not 0 < self.caller.step_seconds < calling.WINDOW_SECONDS / 2
+        return not 0 < self.caller.step_seconds < self.caller.window_seconds / 2
 
     def _number(self) -> int:
         """Return how many steps schedules count as finished: the training's, or the epoch's where none train."""
@@ -168,7 +172,7 @@ class Steps:
         length = 1
         caller = self.caller
         if caller.step_seconds:
-            length = max(1, min(caller.longest, int(calling.WINDOW_SECONDS / caller.step_seconds)))
+            length = max(1, min(caller.longest, int(caller.window_seconds / caller.step_seconds)))
         due = bound_at(self._live_calls, number, epoch)
         if due is not None:
             if due == number + 1:
@@ -180,6 +184,10 @@ class Steps:
             if due is not None:
                 length = min(length, due - number)
         return length, False
+
+    def _pull(self, feed: Feed, length: int, goes_on: bool) -> Window:
+        """Pull the batches of a window: `length` of them, or fewer."""
+        return Window(pull(feed, length, goes_on, seconds=self.caller.window_seconds), self._state.meter)
 
     def _begin_live(self, window: Window) -> bool:
         """Run StepBegin before its step; tell whether the step is to run."""

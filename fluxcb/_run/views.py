@@ -6,6 +6,7 @@ and refuses every change, also one made by the object's own methods.
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -38,7 +39,13 @@ _MUTATING = {
         ),
         *("intersection_update", "symmetric_difference_update", "update"),
     ),
+    collections.deque: (
+        *("__setitem__", "__delitem__", "__iadd__", "__imul__", "append", "appendleft", "clear", "extend"),
+        *("extendleft", "insert", "pop", "popleft", "remove", "reverse", "rotate"),
+    ),
 }
+
+_ITEMS = (type({}.values()), type({}.items()))
 
 _FORWARDED = (
     *("__getitem__", "__len__", "__contains__", "__call__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"),
@@ -73,7 +80,9 @@ def read_only(value: Any, refuse: Callable[[], AccessError]) -> Any:
         return value
     if type(value) is tuple:
         return tuple(read_only(item, refuse) for item in value)
-    if isinstance(value, dict | list | set) or _is_plain_object(value):
+    if isinstance(value, _ITEMS):  # what they hand out would be live
+        return [read_only(item, refuse) for item in value]
+    if isinstance(value, dict | list | set | collections.deque) or _is_plain_object(value):
         return _view_class(type(value))(value, refuse)
     return value
 

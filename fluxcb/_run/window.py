@@ -117,12 +117,13 @@ class Window:
     def rows(self) -> np.ndarray:
         """The rows of all its steps, int32[steps, words]."""
         if self._rows is None:
-            self._meter.note_read("step values")
-            if self.stacked:
-                self._rows = np.asarray(self._rows_of(self.calls[0]))
-            else:
-                self._rows = np.stack([np.asarray(self._rows_of(call)) for call in self.calls])
+            self._rows = self._meter.fetched("step values", self._fetch_rows)
         return self._rows
+
+    def _fetch_rows(self) -> np.ndarray:
+        if self.stacked:
+            return np.asarray(self._rows_of(self.calls[0]))
+        return np.stack([np.asarray(self._rows_of(call)) for call in self.calls])
 
     # -- looking ----------------------------------------------------------------------------
 
@@ -169,24 +170,27 @@ class Window:
             raise KeyError(path)
         if held in fetch.last:
             # Only the last step's value was fetched, and readers are due only there.
-            self._meter.note_read(dotted(held))
             call = self.calls[0 if self.stacked else self.length - 1]
-            value = to_host(call.last[list(fetch.last).index(held)])
+            last = call.last[list(fetch.last).index(held)]
+            value = self._meter.fetched(dotted(held), lambda: to_host(last))
             leaves, structure = jax.tree.flatten(value)
             return structure, [_Last(leaf) for leaf in leaves], path[len(held) :]
         structure, leaves = fetch.columns(held, self.rows, self._buffer)
         if len(leaves) == 1 and jax.tree_util.treedef_is_leaf(structure):
+            if len(path) > len(held):  # an array has no parts
+                raise KeyError(path)
             return leaves[0]
         return structure, leaves, path[len(held) :]
 
     def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
-            self._meter.note_read("large step values")
-            if self.stacked:
-                self._buffers[number] = _Entries(to_host(self.calls[0].buffers[number]))
-            else:
-                self._buffers[number] = [to_host(call.buffers[number]) for call in self.calls]
+            self._buffers[number] = self._meter.fetched("large step values", lambda: self._fetch_buffer(number))
         return self._buffers[number]
+
+    def _fetch_buffer(self, number: int) -> Any:
+        if self.stacked:
+            return _Entries(to_host(self.calls[0].buffers[number]))
+        return [to_host(call.buffers[number]) for call in self.calls]
 
     def by_hand(self) -> Mapping[str, PyTree]:
         """Return the step values of a step that was run by hand, on the device."""

@@ -58,6 +58,7 @@ def test_the_tree() -> None:
         "MissingStateError": ["CheckError"],
         "StateLostError": ["FluxcbError", "RuntimeError"],
         "TraceError": ["FluxcbError", "RuntimeError"],
+        "UndeclaredAccessError": ["CheckError"],
         "UnknownStateError": ["CheckError"],
     }
     assert issubclass(AmbiguityError, DeclarationError)

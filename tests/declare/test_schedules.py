@@ -24,7 +24,7 @@ from fluxcb import (
 )
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import BUILTIN_EVENTS
-from fluxcb._declare.schedules import Always, Schedule
+from fluxcb._declare.schedules import Always, Periodic, Schedule, StepsOrEpochs
 from fluxcb._declare.wrappers import Scheduled
 from fluxcb._errors import DeclarationError
 from fluxcb.events import (
@@ -82,6 +82,72 @@ def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypa
     assert [schedule.next_due(3, 1), schedule.next_due(3, 1)] == [None, 4]  # before it strikes, and after
     assert schedule == EverySeconds(2)
     assert repr(schedule) == "EverySeconds(seconds=2)"
+
+
+def triggers(schedule: Schedule, steps_in_epoch: int, epochs: int) -> list[int]:
+    """Return the numbers of finished steps at which a loop triggers: after a step, or after an epoch."""
+    found = []
+    for step in range(1, steps_in_epoch * epochs + 1):
+        epoch = (step - 1) // steps_in_epoch + 1
+        inside = schedule.after_epoch() is not schedule
+        if inside and schedule.due(step, epoch, None):
+            found.append(step)
+        after = schedule.after_epoch()
+        if step % steps_in_epoch == 0 and after is not None and after.due(step, epoch, None):
+            found.append(step)
+    return found
+
+
+@given(PERIODS, PERIODS, st.integers(1, 7), st.integers(1, 12))
+def test_two_periods_of_trigger_are_the_union_of_both(steps: int, epochs: int, length: int, trained: int) -> None:
+    by_steps = set(range(steps, length * trained + 1, steps))
+    by_epochs = {epoch * length for epoch in range(epochs, trained + 1, epochs)}
+    assert triggers(StepsOrEpochs(steps, epochs), length, trained) == sorted(by_steps | by_epochs)
+    assert triggers(EverySteps(steps), length, trained) == sorted(by_steps)
+    assert triggers(EveryEpochs(epochs), length, trained) == sorted(by_epochs)
+    assert triggers(EverySeconds(1e9), length, trained) == []
+    assert triggers(Periodic(), length, trained) == []
+
+
+class Fit:
+    """A learner that knows its last epoch."""
+
+    def __init__(self, epochs: int) -> None:
+        self.progress = self
+        self.epochs = epochs
+
+
+@given(st.none() | PERIODS, st.none() | PERIODS, st.integers(0, 60), st.integers(1, 9), st.integers(0, 9))
+def test_periods_with_a_last_epoch_and_no_due_step_before_the_next_due_one(
+    steps: int | None, epochs: int | None, step: int, epoch: int, last: int
+) -> None:
+    schedule, fit = Periodic(steps, epochs), Fit(last)
+    by_steps = steps is not None and step in range(0, step + 1, steps)
+    by_epochs = epochs is not None and (epoch in range(epochs, epoch + 1, epochs) or epoch == last)
+    assert schedule.due(step, epoch, fit) == (by_steps or by_epochs)
+    due = [number for number in range(step + 1, step + 60) if schedule.due(number, epoch, fit)]
+    nearest = schedule.next_due(step, epoch)
+    assert not due or (nearest is not None and nearest <= due[0])
+    assert nearest == (None if steps is None and epochs is None else step + 1 if epochs is not None else due[0])
+
+
+def test_before_the_first_epoch_no_period_of_epochs_is_over() -> None:
+    assert Periodic(None, 1).due(0, 0, Fit(0)) is False
+
+
+def test_the_end_of_a_pair_takes_the_answer_of_its_begin() -> None:
+    answers = iter([True, False, False, True, True, False])
+    begin, end = Predicate(lambda learner: next(answers)).pair(by_step=True)
+    assert [begin.due(1, 1, None), end.due(1, 1, None)] == [True, True]
+    assert [begin.due(2, 1, None), end.due(2, 1, None)] == [False, False]
+    assert end.due(3, 1, None) is False  # nobody was asked at this begin
+    assert begin.due(3, 1, None) is True  # a begin that is repeated is asked again
+    assert begin.due(3, 1, None) is True
+    assert end.due(3, 2, None) is False  # the step of that number in another epoch, where steps count per epoch
+    begin, end = Predicate(lambda learner: learner).pair(by_step=False)
+    assert [begin.due(0, 1, True), end.due(8, 1, False), end.due(8, 2, False)] == [True, True, False]
+    assert begin == Predicate(begin.function) == end
+    assert begin != Predicate(callable)
 
 
 def test_each_handler_asks_a_clock_of_its_own_and_counts_are_shared() -> None:

@@ -356,3 +356,16 @@ def test_a_callback_instead_of_a_list():
         "`callbacks` must be a list of callback instances, not Counts().\n"
         "  fix:   put it into a list: `callbacks=[...]`"
     )
+
+
+def test_the_graph_is_that_of_the_set_at_work_and_notebooks_show_it():
+    learner = testlearner(Counts(), default_callbacks=False)
+    assert learner.callbacks.graph.render().splitlines() == [
+        "Callbacks at all moments: 1 callback, 0 edges",
+        "",
+        "in no order with anybody",
+        "  host    Counts()",
+    ]
+    learner.callbacks.add(Scales())
+    assert [d.label for d in learner.callbacks.graph.declared] == ["Counts()", "Scales(0.5)"]
+    assert learner.callbacks._repr_mimebundle_() == learner.callbacks.graph._repr_mimebundle_()

@@ -16,13 +16,14 @@ from fluxcb import (
     CancelEpoch,
     CancelFitting,
     DeclarationError,
+    MissingStateError,
     Read,
     Write,
     every,
     on,
 )
 from fluxcb._errors import AccessError
-from fluxcb.callbacks import Metrics, Recorder, StopOnNaNLoss
+from fluxcb.callbacks import ClipGradients, Metrics, Recorder, StopOnNaNLoss
 from fluxcb.events import EpochBegin, FitBegin, StepBegin, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase, ValidationPhase
 
@@ -339,3 +340,28 @@ def test_traced_schedules_count_as_host_schedules_do():
     learner = line((batches(2), batches(6)), every(Marks(), steps=2, traced=True))
     learner.run_epoch(CHECK)
     assert int(learner.cbstate["marks"]) == 3
+
+
+def test_a_phase_that_was_not_named_at_construction_is_compiled_once():
+    class Other(TrainingPhase):
+        name = "other"
+
+    learner = fluxcb.testing.testlearner(ClipGradients(1.0))
+    batch = (jnp.ones((8, 1)), jnp.ones((8, 1)))
+    learner.run_step(Other(), batch)
+    counts = learner.compile_counts
+    learner.run_step(Other(), batch)
+    assert learner.compile_counts == counts
+
+
+def test_an_array_has_no_parts():
+    class Looks(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": {"nope": Read()}}}
+
+        @on
+        def look(self, event: StepEnd, phase: TrainingPhase, learner):
+            return learner.step.loss.nope
+
+    with pytest.raises(MissingStateError, match=r"^Looks\(\) reads `step\.loss\.nope`, which is not there\."):
+        line(batches(2), Looks()).fit(1)

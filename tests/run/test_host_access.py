@@ -1,5 +1,6 @@
 """What a host handler may touch, and what is told where it touches more."""
 
+import collections
 import os
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from fluxcb import AccessError, Append, Callback, DeclarationError, MissingStateError, Read, Write, on
+from fluxcb._run.views import read_only
 from fluxcb.events import BackwardEnd, EpochBegin, EpochEnd, StepBegin, StepEnd, UpdateEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -397,3 +399,27 @@ def test_counters_cannot_be_written():
 
     _, text = fails(AccessError, StepEnd, {}, put)
     assert text.splitlines()[0] == ("Made() writes `progress.step`, which only the engine does.")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda held: next(iter(held["nested"].values())).append(1),
+        lambda held: next(iter(held["nested"].items()))[1].append(1),
+        lambda held: held["queue"].append(1),
+        lambda held: held["queue"].rotate(),
+        lambda held: held["queue"].__setitem__(0, 5),
+    ],
+)
+def test_no_way_leads_round_a_view(change):
+    held = {"nested": {"a": [1]}, "queue": collections.deque([1, 2])}
+
+    def refuse():
+        return AccessError("no")
+
+    with pytest.raises(AccessError):
+        change(read_only(held, refuse))
+    assert held == {"nested": {"a": [1]}, "queue": collections.deque([1, 2])}
+    view = read_only(held, refuse)
+    assert [list(values) for values in view["nested"].values()] == [[1]]
+    assert list(view["queue"]) == [1, 2]
