@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
     from fluxcb._run.learner import Learner
 
-__all__ = ["EventLog", "assert_conflict", "assert_order", "assert_valid", "check_callback", "testlearner"]
+__all__ = ["EventLog", "assert_conflict", "assert_order", "assert_valid_graph", "check_callback", "testlearner"]
 
 
 def testlearner(
@@ -143,7 +143,7 @@ class EventLog(Callback):
 # -- sets of callbacks -------------------------------------------------------------------------
 
 
-def assert_valid(callbacks: Iterable[Any], **kwargs: Any) -> CallbackGraph:
+def assert_valid_graph(callbacks: Iterable[Any], **kwargs: Any) -> CallbackGraph:
     """Assert that a set of callbacks fits together.
 
     Args:
@@ -158,7 +158,7 @@ def assert_valid(callbacks: Iterable[Any], **kwargs: Any) -> CallbackGraph:
 
     Example:
         >>> from fluxcb.events import StepBegin
-        >>> assert_valid([EventLog()]).order(StepBegin, Phase)
+        >>> assert_valid_graph([EventLog()]).order(StepBegin, Phase)
         [EventLog()]
     """
     try:
@@ -187,7 +187,7 @@ def assert_order(
         >>> from fluxcb.phases import TrainingPhase
         >>> assert_order([EventLog()], StepBegin, TrainingPhase, [EventLog])
     """
-    graph = assert_valid(callbacks, **kwargs)
+    graph = assert_valid_graph(callbacks, **kwargs)
     found = [type(unwrap(callback)) for callback in graph.order(event, phase)]
     if found != list(classes):
         raise AssertionError(

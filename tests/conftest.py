@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+# For tests/plugin; pytest reads this name in the topmost conftest.py only.
+pytest_plugins = ["pytester"]
+
 # JAX reads its variables once, at import. What the caller has set stays; the platform and the number of devices are the
 # machine's, so that the same suite runs on CPUs and on accelerators. Processes that a test starts inherit all of it.
 _SETTINGS = {

@@ -28,11 +28,12 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_errors": frozenset(),
     "_typing": frozenset(),
     "_declare": SHARED,
-    "_check": DECLARE,
+    "_draw": SHARED,
+    "_check": DECLARE | {"_draw"},
     "_compile": CHECK,
     "_run": COMPILE | {"callbacks", "data", "models"},  # `callbacks`: the Learner adds the default ones
     # the library is written against what a third party has: declarations, never the engine
-    "callbacks": DECLARE | {"data", "logging", "stopping"},
+    "callbacks": DECLARE | {"data", "logging", "models", "stopping"},
     "data": SHARED,
     "logging": DECLARE,
     "models": SHARED,
@@ -230,7 +231,11 @@ def test_no_file_names_a_machine():
     [
         pytest.param("import fluxcb", HEAVY, id="import fluxcb"),
         pytest.param("import fluxcb.events, fluxcb.phases", HEAVY, id="events and phases"),
-        pytest.param("import fluxcb._check.preflight, fluxcb._check.render", JAX | {"rich"}, id="the checker"),
+        pytest.param(
+            "import fluxcb._check.preflight, fluxcb._check.pictures, fluxcb._draw.page",
+            JAX | {"rich"},
+            id="the checker",
+        ),
         pytest.param("import fluxcb._tools.cli", JAX, id="the command line"),
         pytest.param("import fluxcb.data", JAX, id="data"),
         pytest.param(USERS_CALLBACK, JAX, id="checking a user's callbacks"),

@@ -12,7 +12,7 @@ import pytest
 from fluxcb import Append, Callback, Read, Write, on
 from fluxcb.events import BackwardEnd, EpochEnd, FitEnd, StepBegin, StepEnd, UpdateEnd
 from fluxcb.phases import Phase, TrainingPhase
-from fluxcb.testing import EventLog, assert_conflict, assert_order, assert_valid, check_callback, testlearner
+from fluxcb.testing import EventLog, assert_conflict, assert_order, assert_valid_graph, check_callback, testlearner
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -105,9 +105,9 @@ def test_order():
 
 
 def test_validity():
-    assert assert_valid([Reads(), Writes()]).order(BackwardEnd, TrainingPhase)
+    assert assert_valid_graph([Reads(), Writes()]).order(BackwardEnd, TrainingPhase)
     with pytest.raises(AssertionError) as raised:
-        assert_valid([Writes(), OtherWrites()])
+        assert_valid_graph([Writes(), OtherWrites()])
     assert str(raised.value).splitlines()[:2] == [
         "The callbacks do not fit together.",
         "ConflictError: Writes() and OtherWrites() both write `step.grads` and no order is declared.",
@@ -186,6 +186,28 @@ def test_what_is_declared_to_be_written_and_only_read():
     assert broken(OnlyReads) == (
         "OnlyReads() breaks 2 laws of callbacks.\n"
         "  It declares Read() on `step.grads`, and never reads it in 2 epochs.\n"
+        "  It declares Write() on `params`, and only reads it; declare Read()."
+    )
+
+
+class ReadsOnTheHost(Callback):
+    """Declares to write what it only reads: copies of the parameters, but a list in which it can write."""
+
+    def stateaccess(self):
+        return {"params": Write(), "cbstate": {"list": Write()}}
+
+    def init(self, learner):
+        if "list" not in learner.cbstate:
+            learner.cbstate.list = []
+
+    @on
+    def read(self, event: FitEnd, phase: TrainingPhase, learner):
+        learner.cbstate.list.append(float(learner.params["w"]))
+
+
+def test_a_copy_that_is_read_is_not_taken_for_written():
+    assert broken(ReadsOnTheHost) == (
+        "ReadsOnTheHost() breaks a law of callbacks.\n"
         "  It declares Write() on `params`, and only reads it; declare Read()."
     )
 

@@ -20,7 +20,7 @@ from fluxcb._errors import CheckError, CycleError
 if TYPE_CHECKING:
     import networkx as nx
 
-__all__ = ["CallbackGraph", "Edge", "moment_name"]
+__all__ = ["CallbackGraph", "Conflict", "Edge", "moment_name"]
 
 
 def moment_name(moment: Moment) -> str:
@@ -54,13 +54,22 @@ Relations = dict[tuple[int, int], list[str]]
 
 
 @dataclass
-class _Conflict:
-    """Two writers whose order nobody knows, and the names of the moments at which both run."""
+class Conflict:
+    """Two callbacks that cannot both run as they are.
+
+    Attributes:
+        a: A handler of the one that stands earlier in the list.
+        b: A handler of the other.
+        shared: What they share where both write and nobody knows an order; None if they may never meet.
+        moments: The moments at which both run.
+        error: What was, or will be, raised.
+    """
 
     a: Handler
     b: Handler
-    shared: Overlaps
-    moments: list[str] = field(default_factory=list)
+    shared: Overlaps | None
+    moments: list[Moment] = field(default_factory=list)
+    error: CheckError | None = None
 
 
 class CallbackGraph:
@@ -74,6 +83,7 @@ class CallbackGraph:
     Attributes:
         problems: Everything found to be wrong so far; `require()` raises it.
         edges: For position pairs `(earlier, later)`, the edge.
+        conflicts: The pairs that are in conflict, also after the problems were raised.
         orders: For each moment that has handlers, these in the order in which they run.
     """
 
@@ -87,9 +97,9 @@ class CallbackGraph:
         self.orders: dict[Moment, tuple[Handler, ...]] = {}
         self._ordered = set(ordered)
         self._runafter = self._read_runafter()
-        self._conflicts: list[_Conflict] = []
+        self.conflicts: list[Conflict] = []
         self._seen_cycles: set[frozenset[int]] = set()
-        self._related: dict[tuple[Any, ...], tuple[Relations, list[_Conflict]]] = {}
+        self._related: dict[tuple[Any, ...], tuple[Relations, list[Conflict]]] = {}
         self._outspoken = {
             d.position
             for d in self.declared
@@ -113,21 +123,60 @@ class CallbackGraph:
         """
         moment = (event, phase)
         if moment not in self.orders:
-            before = len(self.problems)
+            before, known = len(self.problems), len(self.conflicts)
             self._order(moment)
             self._report_conflicts()
             found = self.problems[before:]
             if found:  # asked again, it says the same again
                 self._forget(moment)
-                del self.problems[before:]
+                del self.problems[before:], self.conflicts[known:]
                 raise CheckError.of(found)
         return self.orders.get(moment, ())
+
+    @property
+    def moments(self) -> list[Moment]:
+        """The moments at which somebody runs: phase by phase, in loop order."""
+        position = {event: i for i, event in enumerate(BUILTIN_EVENTS)}
+        phases = {phase: i for i, phase in enumerate(self.phases)}
+        return sorted(
+            self.orders, key=lambda m: (phases.get(m[1], len(phases)), position.get(m[0], len(position)), m[0].__name__)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CallbackGraph):
+            return NotImplemented
+        from fluxcb._check.comparing import differences
+
+        return not differences(self, other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # it changes: new moments may be asked for
 
     def explain(self) -> str:
         """Return per moment who runs, in which order, and why."""
         from fluxcb._check.render import explain
 
         return explain(self)
+
+    def render(self, form: str = "tree", *, event: type[Event] | None = None, phase: type[Phase] | None = None) -> str:
+        """Return the graph as a picture, or as text; it need not be valid.
+
+        Args:
+            form: `tree` (text in stages, with reasons), `text` (the same for every order of the list, for snapshots),
+                `mermaid`, `dot` (Graphviz), `svg`, or `html` (a page with a picture per moment, and details on click).
+            event: Show only moments of this event.
+            phase: Show only moments of this phase.
+
+        Raises:
+            DeclarationError: There is no such form.
+        """
+        from fluxcb._check.pictures import render
+
+        return render(self, form, event=event, phase=phase)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """Return what notebooks show."""
+        forms = {"text/plain": "tree", "image/svg+xml": "svg", "text/vnd.mermaid": "mermaid"}
+        return {kind: self.render(form) for kind, form in forms.items()}
 
     def require(self) -> None:
         """Raise everything that was found to be wrong.
@@ -217,13 +266,13 @@ class CallbackGraph:
             self._related[key] = self._relate_anew(handlers)
         relations, conflicts = self._related[key]
         for found in conflicts:
-            found.moments.append(moment_name(moment))
+            found.moments.append(moment)
         return relations
 
-    def _relate_anew(self, handlers: Sequence[Handler]) -> tuple[Relations, list[_Conflict]]:
+    def _relate_anew(self, handlers: Sequence[Handler]) -> tuple[Relations, list[Conflict]]:
         at = {handler.declared.position: index for index, handler in enumerate(handlers)}
         relations: Relations = {}
-        conflicts: list[_Conflict] = []
+        conflicts: list[Conflict] = []
         for (i, j), reason in [*self._runafter.items(), *((pair, "in_order") for pair in self._ordered)]:
             if i in at and j in at:
                 relations.setdefault((i, j), []).append(reason)
@@ -234,18 +283,19 @@ class CallbackGraph:
         for a, b in sorted(candidates):
             clash = self._relate_pair(handlers[a], handlers[b], overlaps.get((a, b)), relations)
             if clash is not None:
-                conflicts.append(self._conflict(handlers[a], handlers[b], clash))
+                conflicts.append(self._known(clash))
         return relations, conflicts
 
-    def _conflict(self, a: Handler, b: Handler, shared: Overlaps) -> _Conflict:
-        for known in self._conflicts:  # found at another moment, beside other handlers
-            if known.a.declared is a.declared and known.b.declared is b.declared and known.shared == shared:
+    def _known(self, clash: Conflict) -> Conflict:
+        for known in self.conflicts:  # found at another moment, beside other handlers
+            same = known.a.declared is clash.a.declared and known.b.declared is clash.b.declared
+            if same and known.shared == clash.shared:
                 return known
-        self._conflicts.append(_Conflict(a, b, shared))
-        return self._conflicts[-1]
+        self.conflicts.append(clash)
+        return clash
 
-    def _relate_pair(self, a: Handler, b: Handler, shared: Overlaps | None, relations: Relations) -> Overlaps | None:
-        """Note who of a pair runs first and why; return what they share where both write it and no order is known."""
+    def _relate_pair(self, a: Handler, b: Handler, shared: Overlaps | None, relations: Relations) -> Conflict | None:
+        """Note who of a pair runs first and why; return the conflict if nobody knows."""
         i, j = a.declared.position, b.declared.position
         forward, backward = (i, j), (j, i)
         try:
@@ -253,14 +303,14 @@ class CallbackGraph:
         except CheckError as error:
             if str(error) not in map(str, self.problems):
                 self.problems.append(error)
-            return None
+            return Conflict(a, b, None, error=error)
         if settlement.first in ("a", "b"):
             relations.setdefault(forward if settlement.first == "a" else backward, []).append(settlement.reason)
         # What is stated outweighs what is derived from reads and writes.
         if shared is None or settlement.first == "any" or forward in relations or backward in relations:
             return None
         if shared.both_write:
-            return shared
+            return Conflict(a, b, shared)
         for pair, paths, writer, reader in (
             (forward, shared.a_before_b, a, b),
             (backward, shared.b_before_a, b, a),
@@ -286,8 +336,10 @@ class CallbackGraph:
     # -- telling what is wrong --------------------------------------------------------------
 
     def _report_conflicts(self) -> None:
-        self.problems += [conflict(c.a, c.b, c.shared, c.moments) for c in self._conflicts]
-        self._conflicts.clear()
+        for found in self.conflicts:
+            if found.error is None and found.shared is not None:
+                found.error = conflict(found.a, found.b, found.shared, [moment_name(m) for m in found.moments])
+                self.problems.append(found.error)
 
     def _report_cycle(self, members: set[int], relations: Relations, moment: Moment) -> None:
         import networkx as nx

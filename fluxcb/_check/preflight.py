@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph, moment_name
-from fluxcb._declare.access import Append, Permission, dotted, overlap, writes
+from fluxcb._declare.access import Append, Permission, Read, dotted, lookup, overlap, writes
+from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import Declared, Handler, declare
 from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
@@ -14,7 +15,7 @@ from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, PROV
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError, did_you_mean
 from fluxcb._typing import StatePath
 
-__all__ = ["build_graph", "phase_types"]
+__all__ = ["build_graph", "derive_graph", "phase_types"]
 
 
 def phase_types(phases: Iterable[Any]) -> tuple[type[Phase], ...]:
@@ -45,12 +46,29 @@ def build_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGrap
         DeclarationError: A declaration is wrong by itself.
         CheckError: The set does not fit together; all problems are reported at once.
     """
+    graph = derive_graph(callbacks, phases)
+    graph.require()
+    return graph
+
+
+def derive_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGraph:
+    """Derive the graph of a set of callbacks, whatever is wrong with it: to be looked at, not to be run.
+
+    Args:
+        callbacks: Callback instances and `in_order(...)` groups.
+        phases: Phases (classes or instances) that would be run.
+
+    Returns:
+        The graph; its `problems` hold everything found.
+
+    Raises:
+        DeclarationError: A declaration is wrong by itself.
+    """
     declared, ordered = declare(callbacks)
     types = phase_types(phases)
     unknown = _unknown_paths(declared, types)
     graph = CallbackGraph(declared, ordered, types)
     graph.problems = [*unknown, *graph.problems, *_missing_state(declared), *_used_too_early(graph)]
-    graph.require()
     return graph
 
 
@@ -103,11 +121,11 @@ def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[s
 
 
 def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
-    """Find shared state that is read and that no callback writes, hence none creates."""
+    """Find shared state that is read, or appended to, and that no callback creates."""
     written: dict[str, list[tuple[StatePath, Permission]]] = {}  # by the entry's name: others share nothing
     for d in declared:
         for path, permission, _ in d.accesses():
-            if path[0] == "cbstate" and len(path) > 1 and writes(permission):
+            if path[0] == "cbstate" and len(path) > 1 and writes(permission) and not _only_appends(d, path, permission):
                 written.setdefault(path[1], []).append((path, permission))
     return [
         _missing(d, path, where, [p for entries in written.values() for p, _ in entries])
@@ -115,7 +133,7 @@ def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
         for path, permission, where in d.accesses()
         if path[0] == "cbstate"
         and len(path) > 1
-        and not writes(permission)
+        and (not writes(permission) or _only_appends(d, path, permission))
         # An Append to a whole hub may add any name, but promises none.
         and not any(
             overlap(p, path) and not (isinstance(by, Append) and len(p) < len(path))
@@ -124,8 +142,14 @@ def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
     ]
 
 
+def _only_appends(d: Declared, path: StatePath, permission: Permission) -> bool:
+    """Tell whether a callback adds to a known hub that another creates: it has no `init` to create it in."""
+    appends = isinstance(permission, Append) and not permission.optional
+    return appends and path[1] in PROVIDERS and d.cls.init is Callback.init
+
+
 def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePath]) -> CheckError:
-    provider = PROVIDERS.get(path[1])
+    provider, appends = PROVIDERS.get(path[1]), writes(lookup(d.access, path) or Read())
     others = {p[: len(path)][-1] for p in written}
     hint = "" if provider else did_you_mean(path[-1], others | set(PROVIDERS))
     fix = (
@@ -134,9 +158,9 @@ def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePa
         else [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
     )
     return MissingStateError(
-        f"{d.label} reads `{dotted(path)}`, which no callback creates.{hint}",
+        f"{d.label} {'appends to' if appends else 'reads'} `{dotted(path)}`, which no callback creates.{hint}",
         where=where,
-        why="it would fail at the first handler that reads it",
+        why=f"it would fail at the first handler that {'appends to' if appends else 'reads'} it",
         fix=fix,
     )
 

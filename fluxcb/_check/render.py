@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fluxcb._check.graph import CallbackGraph, moment_name
 from fluxcb._declare.declared import Handler
-from fluxcb._declare.events import BUILTIN_EVENTS, TracedEvent
+from fluxcb._declare.events import TracedEvent
 
-__all__ = ["explain", "mermaid"]
+__all__ = ["explain"]
 
 
 def explain(graph: CallbackGraph) -> str:
@@ -15,12 +15,7 @@ def explain(graph: CallbackGraph) -> str:
     before: dict[int, list[int]] = {}
     for earlier, later in graph.edges:
         before.setdefault(later, []).append(earlier)
-    position = {event: i for i, event in enumerate(BUILTIN_EVENTS)}
-    phases = {phase: i for i, phase in enumerate(graph.phases)}
-    moments = sorted(
-        graph.orders, key=lambda m: (phases.get(m[1], len(phases)), position.get(m[0], len(position)), m[0].__name__)
-    )
-    for moment in moments:
+    for moment in graph.moments:
         kind = "traced" if issubclass(moment[0], TracedEvent) else "host"
         lines.append(f"{moment_name(moment)} ({kind})")
         handlers = graph.orders[moment]
@@ -44,15 +39,3 @@ def _reasons(graph: CallbackGraph, handler: Handler, earlier: list[int]) -> list
         if reasons:
             found.append(f"after {graph.declared[position].label}: {'; '.join(reasons)}")
     return found
-
-
-def mermaid(graph: CallbackGraph) -> str:
-    """Return the graph in Mermaid's notation, which GitHub and notebooks draw."""
-    lines = ["graph LR"]
-    lines += [f'  n{d.position}["{_quoted(d.label)}"]' for d in graph.declared]
-    lines += [f'  n{i} -- "{_quoted(edge.reasons[0])}" --> n{j}' for (i, j), edge in graph.edges.items()]
-    return "\n".join(lines)
-
-
-def _quoted(text: str) -> str:
-    return text.replace('"', "'").replace("`", "")

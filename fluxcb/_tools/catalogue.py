@@ -9,26 +9,119 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from tempfile import gettempdir
 from typing import Any
 
 import fluxcb.callbacks as library
 from fluxcb._declare.access import Append, Read, dotted, normalise, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry
-from fluxcb._declare.events import BUILTIN_EVENTS, StepEnd
+from fluxcb._declare.events import BUILTIN_EVENTS, StepEnd, Trigger
 
 __all__ = ["Listed", "listed"]
 
+
+def _nothing(learner: Any) -> None:
+    """Do nothing, as the function of an example."""
+
+
+def _example() -> Callback:
+    return library.CallbackFactory(trigger=_nothing)
+
+
 # Those that cannot be made without arguments, as they are shown.
 _EXAMPLES: dict[str, tuple[str, Callable[[], Callback]]] = {
+    "AccumulateGradients": ("AccumulateGradients(4)", lambda: library.AccumulateGradients(4)),
     "ClipGradients": ("ClipGradients(1.0)", lambda: library.ClipGradients(1.0)),
     "CustomCallback": (
         'CustomCallback(fn, StepEnd, access={"step": {"loss": Read()}})',
         lambda: library.CustomCallback(lambda learner: None, StepEnd, access={"step": {"loss": Read()}}, name="fn"),
     ),
+    "DataParallelInferenceRunner": (
+        'DataParallelInferenceRunner(data, ScalarStats("loss"))',
+        lambda: library.DataParallelInferenceRunner([0], library.ScalarStats("loss")),
+    ),
+    "GradientNoise": ("GradientNoise(0.3)", lambda: library.GradientNoise(0.3)),
+    "InferenceRunner": (
+        'InferenceRunner(data, ScalarStats("loss"))',
+        lambda: library.InferenceRunner([0], library.ScalarStats("loss")),
+    ),
     "Metrics": ("Metrics(accuracy)", lambda: library.Metrics(library.accuracy)),
     "Scheduler": ("Scheduler({LearningRate: schedule})", lambda: library.Scheduler({library.LearningRate: abs})),
+    "EarlyStopping": ("EarlyStopping(3)", lambda: library.EarlyStopping(3)),
+    "StopAfter": ("StopAfter(seconds=3600)", lambda: library.StopAfter(3600)),
+    "StochasticWeightAveraging": (
+        "StochasticWeightAveraging(start=1000)",
+        lambda: library.StochasticWeightAveraging(1000),
+    ),
+    "Freeze": ('Freeze("encoder")', lambda: library.Freeze("encoder")),
+    "HumanHyperParamSetter": (
+        "HumanHyperParamSetter(LearningRate)",
+        lambda: library.HumanHyperParamSetter(library.LearningRate),
+    ),
+    "HyperParamSetter": ("HyperParamSetter(LearningRate)", lambda: library.HyperParamSetter(library.LearningRate)),
+    "HyperParamSetterWithFunc": (
+        "HyperParamSetterWithFunc(LearningRate, func)",
+        lambda: library.HyperParamSetterWithFunc(library.LearningRate, lambda epoch, current: None),
+    ),
+    "ScheduledHyperParamSetter": (
+        "ScheduledHyperParamSetter(LearningRate, [(30, 0.01)])",
+        lambda: library.ScheduledHyperParamSetter(library.LearningRate, [(30, 0.01)]),
+    ),
+    "StatMonitorParamSetter": (
+        'StatMonitorParamSetter(LearningRate, "loss", func, 0.01, 5)',
+        lambda: library.StatMonitorParamSetter(library.LearningRate, "loss", abs, 0.01, 5),
+    ),
+    "Profiler": ('Profiler("profile", steps=(100, 120))', lambda: library.Profiler("profile", steps=(100, 120))),
+    "SendMonitorData": ('SendMonitorData(url, "loss")', lambda: library.SendMonitorData(print, "loss")),
+    "SendStat": (
+        'SendStat(["notify-send", "{loss:.3f}"], "loss")',
+        lambda: library.SendStat(["notify-send", "{loss:.3f}"], "loss"),
+    ),
+    "StepTimeout": ("StepTimeout(60)", lambda: library.StepTimeout(60)),
+    "DumpArrays": ('DumpArrays("step.outputs", folder)', lambda: library.DumpArrays("step.outputs", gettempdir())),
+    "DumpImages": ('DumpImages("params.conv", folder)', lambda: library.DumpImages("params.conv", gettempdir())),
+    "LogSummaries": (
+        'LogSummaries("step.loss", period=100)',
+        lambda: library.LogSummaries("step.loss", period=100),
+    ),
+    "LogVisualization": (
+        'LogVisualization(fn, "step.outputs")',
+        lambda: library.LogVisualization(abs, "step.outputs"),
+    ),
+    "MovingAverage": ('MovingAverage("step.loss")', lambda: library.MovingAverage("step.loss")),
+    "PrintArrays": ('PrintArrays("step.loss")', lambda: library.PrintArrays("step.loss")),
+    "ProcessArrays": ('ProcessArrays("step.loss", fn)', lambda: library.ProcessArrays("step.loss", abs)),
+    "SimpleMovingAverage": (
+        'SimpleMovingAverage("step.loss", 100)',
+        lambda: library.SimpleMovingAverage("step.loss", 100),
+    ),
+    "Traces": (
+        'Traces({"norm": fn}, access={"step": {"grads": Read()}})',
+        lambda: library.Traces({"norm": _nothing}, access={"step": {"grads": Read()}}),
+    ),
     "ToDevice": ("ToDevice(device)", lambda: library.ToDevice(None)),
+    "CallbackFactory": ("CallbackFactory(trigger=fn)", lambda: library.CallbackFactory(trigger=_nothing)),
+    "ConditionalCallback": (
+        "ConditionalCallback(callback, FrequencyThrottle(10, Trigger))",
+        lambda: library.ConditionalCallback(_example(), library.FrequencyThrottle(10, Trigger)),
+    ),
+    "EnableCallbackIf": (
+        "EnableCallbackIf(callback, pred)",
+        lambda: library.EnableCallbackIf(_example(), lambda learner: True),
+    ),
+    "HookToCallback": ("HookToCallback(hook)", lambda: library.HookToCallback(_nothing)),
+    "PeriodicCallback": (
+        "PeriodicCallback(callback, every_k_epochs=5)",
+        lambda: library.PeriodicCallback(_example(), every_k_epochs=5),
+    ),
+    "PeriodicTrigger": (
+        "PeriodicTrigger(callback, every_k_steps=500)",
+        lambda: library.PeriodicTrigger(_example(), every_k_steps=500),
+    ),
+    "ProxyCallback": ("ProxyCallback(callback)", lambda: library.ProxyCallback(_example())),
+    "RunFunction": ("RunFunction(fn)", lambda: library.RunFunction(_nothing)),
+    "StartProcOrThread": ("StartProcOrThread(make)", lambda: library.StartProcOrThread(lambda: None)),
 }
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["curve_svg"]
+__all__ = ["curve_svg", "ticks"]
 
 Points = Sequence[tuple[float, float]]
 
@@ -31,7 +31,7 @@ def curve_svg(series: Mapping[str, Points], *, title: str, x_label: str, y_label
     finite = {name: points for name, points in finite.items() if points}
     xs = [x for points in finite.values() for x, _ in points] or [0.0, 1.0]
     ys = [y for points in finite.values() for _, y in points] or [0.0, 1.0]
-    x_ticks, y_ticks = _ticks(min(xs), max(xs)), _ticks(min(*ys, 0.0), max(ys))
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(*ys, 0.0), max(ys))
     x_low, x_high, y_low, y_high = x_ticks[0], x_ticks[-1], y_ticks[0], y_ticks[-1]
 
     def at(x: float, y: float) -> tuple[float, float]:
@@ -71,7 +71,7 @@ def curve_svg(series: Mapping[str, Points], *, title: str, x_label: str, y_label
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _ticks(low: float, high: float) -> list[float]:
+def ticks(low: float, high: float) -> list[float]:
     """Return about five round numbers that enclose a range."""
     if high <= low:
         high = low + 1.0

@@ -115,17 +115,17 @@ def test_nothing_is_ordered_where_nothing_is_waited_for(written: Any, read: Any)
 
 def test_statistic_driven_setters_on_one_hub_make_no_loop() -> None:
     """Both read one metric by name and append to the hub: ordered by whole hubs, each would wait for the other."""
-    one = Host({"cbstate": {"monitors": {"loss": Read()}, "log": Append()}}, "one")
-    other = Host({"cbstate": {"monitors": {"accuracy": Read()}, "log": Append()}}, "other")
-    metrics = Host({"cbstate": {"monitors": {"loss": Write(), "accuracy": Write()}}}, "metrics")
-    whole = Host({"cbstate": {"monitors": Read()}}, "whole")
-    hub = [Host({"cbstate": {"monitors": Append()}}, f"hub{i}") for i in range(2)]
+    one = Host({"cbstate": {"hub": {"loss": Read()}, "log": Append()}}, "one")
+    other = Host({"cbstate": {"hub": {"accuracy": Read()}, "log": Append()}}, "other")
+    metrics = Host({"cbstate": {"hub": {"loss": Write(), "accuracy": Write()}}}, "metrics")
+    whole = Host({"cbstate": {"hub": Read()}}, "whole")
+    hub = [Host({"cbstate": {"hub": Append()}}, f"hub{i}") for i in range(2)]
     for one_first in (True, False):
         setters = [one, other] if one_first else [other, one]
         graph = build_graph([whole, *setters, metrics], PHASES)
         assert names(graph) == " ".join(["metrics", "whole", *map(repr, setters)])
-    named = [Host({"cbstate": {"monitors": {name: Append()}, "seen": Read()}}, name) for name in ("loss", "accuracy")]
-    seen = Host({"cbstate": {"seen": Write(), "monitors": {"loss": Read(previous=True)}}}, "seen")
+    named = [Host({"cbstate": {"hub": {name: Append()}, "seen": Read()}}, name) for name in ("loss", "accuracy")]
+    seen = Host({"cbstate": {"seen": Write(), "hub": {"loss": Read(previous=True)}}}, "seen")
     graph = build_graph([whole, *named, *hub, seen], PHASES)
     assert names(graph) == "hub0 hub1 seen loss accuracy whole"
 

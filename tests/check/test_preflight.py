@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+import fluxcb
 from fluxcb import Append, Callback, Read, Write, every, on
 from fluxcb._check.preflight import build_graph, phase_types
 from fluxcb._declare.state import PROVIDERS
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError
+from fluxcb.callbacks import Monitors
 from fluxcb.events import (
     BackwardBegin,
     BackwardEnd,
@@ -360,3 +362,19 @@ def test_one_error_holds_all_problems() -> None:
         "MissingStateError",
         "MissingStateError",
     ]
+
+
+def test_a_known_hub_that_is_appended_to_must_be_created():
+    class Puts(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"monitors": Append()}}
+
+        @on
+        def put(self, event: EpochEnd, phase, learner):
+            learner.cbstate.monitors.put_scalar("x", 1.0)
+
+    with pytest.raises(MissingStateError) as raised:
+        fluxcb.check([Puts()])
+    assert raised.value.what == "Puts() appends to `cbstate.monitors`, which no callback creates."
+    assert raised.value.fix == ("add `Monitors()` to the callbacks, which creates it",)
+    fluxcb.check([Puts(), Monitors()])

@@ -6,7 +6,7 @@ from typing import Any
 
 from fluxcb import Callback, EverySteps, Read, Write, every, in_order, on
 from fluxcb._check.preflight import build_graph
-from fluxcb._check.render import explain, mermaid
+from fluxcb._check.render import explain
 from fluxcb.events import BackwardEnd, EpochEnd, HostEvent, StepEnd
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 
@@ -90,18 +90,6 @@ StepEnd x ValidationPhase (host)
     )
 
 
-def test_mermaid_draws_nodes_in_list_order_and_edges_with_their_first_reason() -> None:
-    graph = build_graph([Printer("a"), Recorder(), Clip()], (TrainingPhase,))
-    assert mermaid(graph) == (
-        "graph LR\n"
-        "  n0[\"Printer('a')\"]\n"
-        '  n1["Recorder()"]\n'
-        '  n2["Clip()"]\n'
-        '  n2 -- "Printer.runafter names Clip" --> n0\n'
-        '  n1 -- "Recorder writes cbstate.history, Printer reads it" --> n0'
-    )
-
-
 def test_nothing_is_explained_in_no_lines() -> None:
     graph = build_graph([], (TrainingPhase,))
-    assert (explain(graph), mermaid(graph)) == ("", "graph LR")
+    assert explain(graph) == ""

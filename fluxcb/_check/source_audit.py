@@ -1,0 +1,298 @@
+"""The audit of source: what handlers touch, as their source says, compared with what they declare.
+
+Nothing runs. A problem is certain: the line raises AccessError when it runs with this callback. Where reading cannot
+follow, it says so, and claims nothing of the callback that would need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fluxcb._check.source.grants import NAMESPACES, Doubt, Grants, Refusal
+from fluxcb._check.source.reader import Reader
+from fluxcb._check.source.touches import Reading, Runs, Touch
+from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.declared import Declared, Handler
+from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
+from fluxcb._declare.schedules import Predicate
+from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
+from fluxcb._declare.wrappers import Scheduled
+from fluxcb._errors import CheckError, FluxcbError, UndeclaredAccessError, UnknownStateError, did_you_mean
+from fluxcb._typing import StatePath
+
+__all__ = ["SourceAudit", "audit_source"]
+
+_Refused = dict[StatePath, list[tuple[Touch, Refusal]]]
+
+
+@dataclass
+class SourceAudit:
+    """What the source of a set of callbacks says about their access.
+
+    Attributes:
+        problems: What handlers touch without having declared it; each raises AccessError when its line runs.
+        unused: Declared access that nothing touches, one text each.
+        unclear: Where the reading could not follow, with file and line.
+    """
+
+    problems: list[CheckError] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    unclear: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """One access, and what is read under it.
+
+    Attributes:
+        declared: The callback.
+        access: The access.
+        handler: The handler that has narrowed its access, or None for what the class declares.
+        readings: What handlers, predicates and `init` with this access touch.
+    """
+
+    declared: Declared
+    access: Access
+    handler: Handler | None
+    readings: tuple[Reading, ...]
+
+    @property
+    def where(self) -> str:
+        return self.declared.where if self.handler is None else f"access of {self.handler.where}"
+
+    def touches(self) -> Iterator[Touch]:
+        for reading in self.readings:
+            yield from reading.touches
+
+
+def audit_source(declared: Sequence[Declared]) -> SourceAudit:
+    """Compare what callbacks touch, as the source of their handlers says, with what they declare.
+
+    Handlers, `init` and predicates (`when`) are read, with the helper functions and methods that they hand the learner
+    to. Nothing runs, and nothing is imported.
+
+    Args:
+        declared: The callbacks of a set.
+    """
+    audit = SourceAudit()
+    reader = Reader()
+    seen: set[Any] = set()
+    for callback in declared:
+        scopes = _scopes(callback, reader)
+        # Callbacks of one class that read and declare the same have the same findings.
+        key = tuple((s.where, frozenset(s.access.items()), tuple(map(id, s.readings))) for s in scopes)
+        if key in seen:
+            continue
+        seen.add(key)
+        judged = [_judged(scope) for scope in scopes]
+        audit.problems += _problems(callback, scopes, [refused for refused, _ in judged])
+        audit.unclear += [f"{callback.label}: {text}" for _, doubts in judged for text in doubts]
+        audit.unused += _unused(callback, scopes, [bool(doubts) for _, doubts in judged])
+    audit.problems = _once(audit.problems)
+    audit.unclear, audit.unused = list(dict.fromkeys(audit.unclear)), list(dict.fromkeys(audit.unused))
+    return audit
+
+
+def _once(problems: Sequence[CheckError]) -> list[CheckError]:
+    """Return the problems without those of a second callback of a class at the same lines."""
+    return list({(type(problem), problem.where, problem.fix): problem for problem in reversed(problems)}.values())[::-1]
+
+
+def _scopes(declared: Declared, reader: Reader) -> list[_Scope]:
+    """Return what is read under each access of a callback: the class's, and those of handlers that have their own."""
+    callback = declared.callback
+    shared: list[Reading] = []
+    own: dict[Any, _Scope] = {}
+    if type(callback).init is not Callback.init:
+        shared.append(reader.read(callback.init, before=0, me=callback))
+    for entry in callback.handlers():
+        handler = declared.handler(entry.event, entry.phase)
+        if handler is None:
+            continue
+        me = getattr(handler.function, "__self__", callback)
+        readings = [reader.read(handler.function, before=2, me=me)]
+        readings += [
+            reader.read(schedule.function, before=0, me=None)
+            for schedule in handler.schedules
+            if isinstance(schedule, Predicate)
+        ]
+        if handler.access is declared.access:
+            shared += [reading for reading in readings if all(reading is not known for known in shared)]
+        else:
+            key = (handler.where, frozenset(handler.access.items()))
+            own.setdefault(key, _Scope(declared, handler.access, handler, tuple(readings)))
+    return [_Scope(declared, declared.access, None, tuple(shared)), *own.values()]
+
+
+def _judged(scope: _Scope) -> tuple[_Refused, list[str]]:
+    """Return the touches that are refused, by the place at which they are, and what is in doubt."""
+    grants = Grants(scope.access)
+    refused: _Refused = {}
+    doubts: list[str] = [text for reading in scope.readings for text in reading.unclear]
+    for touch in scope.touches():
+        found = None if touch.runs is Runs.NEVER else grants.judge(touch)
+        if isinstance(found, Doubt):
+            doubts.append(f"{found.what}  {touch.where}")
+        elif isinstance(found, Refusal) and touch.runs is Runs.MAYBE:
+            doubts.append(f"may {_base(found.verb)} `{dotted(found.path)}`, which is not declared  {touch.where}")
+        elif isinstance(found, Refusal):
+            refused.setdefault(found.path, []).append((touch, found))
+    return refused, list(dict.fromkeys(doubts))
+
+
+# -- undeclared access ---------------------------------------------------------------------------
+
+
+def _problems(declared: Declared, scopes: Sequence[_Scope], refused: Sequence[_Refused]) -> Iterator[CheckError]:
+    """Yield a problem for each place and the lines that touch it, whichever of the accesses lack it."""
+    groups: dict[Any, list[_Scope]] = {}
+    for scope, found in zip(scopes, refused, strict=True):
+        for path, touches in found.items():
+            groups.setdefault((path, tuple(touches)), []).append(scope)
+    for (path, touches), lacking in groups.items():
+        verbs = {refusal.verb for _, refusal in touches}
+        verb = next(verb for verb in ("deletes", "writes", "reads") if verb in verbs)
+        lines = list(dict.fromkeys(touch.where for touch, _ in touches))
+        unknown = _unknown(path)
+        if unknown is not None:
+            what, fix = f"{verb} `{dotted(path)}`, {unknown[0]}", unknown[1]
+        else:
+            what, fix = _undeclared(lacking, path, verb, touches)
+        yield (UndeclaredAccessError if unknown is None else UnknownStateError)(
+            f"{declared.label} {what}",
+            where=[*lines, *(scope.where for scope in lacking)],
+            why="it raises AccessError when that line runs" if len(lines) == 1 else "each line raises AccessError",
+            fix=fix,
+        )
+
+
+def _unknown(path: StatePath) -> tuple[str, Sequence[str]] | None:
+    """Return what is wrong with a name that does not exist, and what to do."""
+    if path == ("control",):
+        return "which is a permission, and holds nothing.", ["raise CancelStep, CancelEpoch or CancelFitting"]
+    if path[0] not in FIRST_LEVEL:
+        if path[0] in step_names((TrainingPhase, LossTrainingPhase, ValidationPhase)) | set(ENGINE_STEP_NAMES):
+            return "which is not a part of the Learner.", [f"write `learner.step.{path[0]}`"]
+        return f"which is not a part of the Learner.{did_you_mean(path[0], FIRST_LEVEL)}", []
+    if path[0] == "progress" and len(path) == 2 and path[1] not in PROGRESS:
+        return f"which is no counter.{did_you_mean(path[1], PROGRESS)}", [f"it has {', '.join(PROGRESS)}"]
+    return None
+
+
+def _undeclared(
+    lacking: Sequence[_Scope], path: StatePath, verb: str, touches: Sequence[tuple[Touch, Refusal]]
+) -> tuple[str, Sequence[str]]:
+    """Return what is wrong with a touch of something that exists, and what to do."""
+    if verb == "deletes":
+        return f"deletes `{dotted(path)}`; what the Learner holds cannot be deleted.", [
+            "assign what should stand there instead"
+        ]
+    if verb == "writes" and path[0] in UNDECLARED:
+        return f"writes `{dotted(path)}`, which only the engine does.", ["keep counts of your own in `learner.cbstate`"]
+    if verb == "writes" and len(path) == 1 and path[0] in NAMESPACES:
+        what = f"assigns `{dotted(path)}` as a whole; only its parts can be assigned."
+        return what, [f"assign them one by one: `learner.{dotted(path)}.<name> = ...`"]
+    permission: Permission = Write() if verb == "writes" else Read()
+    path = _written(path, [touch for touch, _ in touches]) if verb == "writes" else path
+    fix = [f"add `{line_to_add(path, permission)}` to {_places(lacking, path, verb)}"]
+    if lookup(lacking[0].access, path) is not None:
+        return f"declares only to read `{dotted(path)}`, and writes it.", fix
+    handler = lacking[0].handler
+    cls = lacking[0].declared.cls.__name__
+    declares = "its `stateaccess`" if handler is None else f"the `access` of `{cls}.{handler.name}`"
+    known = touches[0][1].known
+    hint = did_you_mean(path[-1], known) if len(path) > 1 and path[-1] not in known else ""
+    return f"{verb} `{dotted(path)}`, which {declares} does not declare.{hint}", fix
+
+
+def _places(lacking: Sequence[_Scope], path: StatePath, verb: str) -> str:
+    """Return where a declaration is missing: in the class's, and in those of handlers that have their own."""
+    declared = lacking[0].declared
+    cls = declared.cls.__name__
+    granted = lookup(declared.access, path)
+    places = []
+    if granted is None or (verb == "writes" and not writes(granted)):
+        # What a class of ours returns there is an argument of its constructor.
+        returned = (
+            "what `{}.stateaccess` returns" if declared.cls.__module__.startswith("fluxcb.") else "`{}.stateaccess`"
+        )
+        places.append(returned.format(cls))
+    narrowed = [f"`{cls}.{scope.handler.name}`" for scope in lacking if scope.handler is not None]
+    if narrowed:
+        places.append(f"the `access` in the `@on` of {' and '.join(dict.fromkeys(narrowed))}")
+    return ", and to ".join(places)
+
+
+def _written(refused: StatePath, touches: Iterable[Touch]) -> StatePath:
+    """Return the path to declare where something is written below the place that is refused."""
+    paths = {touch.path for touch in touches}
+    longest = max(paths, key=len)
+    if refused[0] in NAMESPACES or any(longest[: len(path)] != path for path in paths):
+        return refused
+    return longest
+
+
+def _base(verb: str) -> str:
+    return verb.removesuffix("s")
+
+
+# -- unused access -----------------------------------------------------------------------------
+
+
+def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[bool]) -> Iterator[str]:
+    """Yield a text for each permission that nothing uses, as far as everything was followed."""
+    if not _only_schedules(declared.callback):
+        return
+    cls = declared.cls.__name__
+    nowhere: set[StatePath] = set()
+    if not any(doubtful):
+        everything = [touch for scope in scopes for touch in scope.touches()]
+        for path, permission in _untouched(declared.access, everything):
+            nowhere.add(path)
+            yield _advice(
+                f"{declared.label} declares {type(permission).__name__}() on `{dotted(path)}`, and nothing in its "
+                "source touches it.",
+                where=declared.where,
+                fix=f"take it out of `{cls}.stateaccess`",
+            )
+    for scope, doubt in zip(scopes, doubtful, strict=True):
+        if scope.handler is None or doubt:
+            continue
+        for path, permission in _untouched(scope.access, list(scope.touches())):
+            if path not in nowhere:
+                yield _advice(
+                    f"The handler `{cls}.{scope.handler.name}` declares {type(permission).__name__}() on "
+                    f"`{dotted(path)}` in its own access, and does not touch it.",
+                    where=scope.handler.where,
+                    fix="take it out of the `access` in its `@on`",
+                )
+
+
+def _untouched(access: Access, touches: Sequence[Touch]) -> Iterator[tuple[StatePath, Permission]]:
+    for path, permission in access.items():
+        # To raise a Cancel is the use of `control`, and whoever is called may do that.
+        if path[0] != "control" and not any(_uses(touch, path) for touch in touches):
+            yield path, permission
+
+
+def _uses(touch: Touch, path: StatePath) -> bool:
+    """Tell whether a touch uses what is declared, and not only a name on the way to something else."""
+    on_the_way = touch.how == "reads" and not touch.part
+    if on_the_way and len(touch.path) < len(path) and path[: len(touch.path)] == touch.path:
+        return False
+    return not touch.path or overlap(touch.path, path)
+
+
+def _only_schedules(callback: Callback) -> bool:
+    """Tell whether what wraps a callback is `every`, `throttle` or `when`, which declare nothing."""
+    while isinstance(callback, Scheduled):
+        callback = callback.callback
+    return not isinstance(getattr(callback, "callback", None), Callback)
+
+
+def _advice(what: str, *, where: str, fix: str) -> str:
+    why = "what is declared decides about order, conflicts and what leaves the device, used or not"
+    return str(FluxcbError(what, where=where, why=why, fix=fix))

@@ -1,0 +1,112 @@
+"""A drawing as plain text: in stages, to be read; or sorted, to be compared."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+
+from fluxcb._draw.drawing import Drawing, Link
+from fluxcb._draw.layers import depths
+
+__all__ = ["to_text", "to_tree"]
+
+WIDTH = 100
+_KIND = "{:<8}"
+_WORDS = {"host": "host", "traced": "traced", "both": "both", "none": "idle"}
+
+
+def to_tree(drawing: Drawing) -> str:
+    """Return a drawing as text in stages: who is in one stage comes after somebody in the stage before.
+
+    Below each node stands after whom it comes, and why; what follows from that is counted only. Nodes in order with
+    nobody come last.
+    """
+    number = {node.key: i for i, node in enumerate(drawing.nodes)}
+    links: list[list[Link]] = [[] for _ in drawing.nodes]  # by the node they are told at
+    for link in drawing.links:
+        if link.kind != "conflict":
+            links[number[link.later]].append(link)
+    conflicts = [link for link in drawing.links if link.kind == "conflict"]
+    for link in conflicts:
+        links[number[link.earlier]].append(link)
+        links[number[link.later]].append(link)
+    ordered = [(number[x.earlier], number[x.later]) for x in drawing.links if x.kind != "conflict"]
+    stages = depths(len(drawing.nodes), ordered)
+    linked = {i for link in drawing.links for i in (number[link.earlier], number[link.later])}
+    lines = [f"{drawing.title}: {_count(drawing)}"]
+    for stage in range(max(stages, default=-1) + 1):
+        members = [i for i, own in enumerate(stages) if own == stage and i in linked]
+        if members:
+            lines += ["", f"stage {stage + 1}"]
+        for i in members:
+            lines.append(f"  {_KIND.format(_WORDS[drawing.nodes[i].kind])}{drawing.nodes[i].title}")
+            lines += _standing(drawing, number, i, links[i])
+    alone = [node for i, node in enumerate(drawing.nodes) if i not in linked]
+    if alone:
+        lines += ["", "in no order with anybody", *(f"  {_KIND.format(_WORDS[n.kind])}{n.title}" for n in alone)]
+    return "\n".join(lines)
+
+
+def _count(drawing: Drawing) -> str:
+    numbers = [
+        (len(drawing.nodes), "callback"),
+        (sum(link.kind != "conflict" for link in drawing.links), "edge"),
+        (sum(link.kind == "conflict" for link in drawing.links), "conflict"),
+    ]
+    return ", ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in numbers if n or word != "conflict")
+
+
+def _standing(drawing: Drawing, number: dict[str, int], own: int, links: list[Link]) -> Iterable[str]:
+    def other(link: Link) -> str:
+        i = number[link.earlier]
+        return drawing.nodes[number[link.later] if i == own else i].title
+
+    after = [link for link in links if link.kind == "order" and not link.implied]
+    implied = sum(link.implied for link in links)
+    if after:
+        more = f"; {implied} more {'follows' if implied == 1 else 'follow'} from these" if implied else ""
+        yield from _wrapped(f"after {', '.join(f'{other(x)} ({x.label})' for x in after)}{more}")
+    for link in links:
+        if link.kind == "cycle":
+            yield from _wrapped(f"! after {other(link)} ({link.label}), in a circle")
+    for link in links:
+        if link.kind == "conflict":
+            yield from _wrapped(f"! in conflict with {other(link)} ({link.label})")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=" " * 12, subsequent_indent=" " * 14, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def to_text(drawing: Drawing) -> str:
+    """Return a drawing as text that does not depend on the order of its nodes, for snapshots.
+
+    Each node stands with its access, each link with its reasons and moments.
+    """
+    titles = {node.key: node.title for node in drawing.nodes}
+    lines = [drawing.title, "", "callbacks"]
+    for node in sorted(drawing.nodes, key=lambda node: node.title):
+        lines.append(f"  {node.title}  [{_WORDS[node.kind]}]")
+        lines += [f"    reads   {path}" for path in sorted(node.reads)]
+        lines += [f"    writes  {path}" for path in sorted(node.writes)]
+    for heading, kinds in (("edges", ("order", "cycle")), ("conflicts", ("conflict",))):
+        rows = sorted(
+            (*_pair(link, titles), link.label, link.moments, link.reasons)
+            for link in drawing.links
+            if link.kind in kinds
+        )
+        if rows:
+            lines += ["", heading]
+        arrow = "--" if heading == "conflicts" else "->"
+        for one, other, label, moments, reasons in rows:
+            lines.append(f"  {one} {arrow} {other}")
+            lines += [f"    {reason}" for reason in ((label,) if heading == "conflicts" else sorted(reasons))]
+            lines.append(f"    at {', '.join(sorted(moments))}")
+    return "\n".join(lines)
+
+
+def _pair(link: Link, titles: dict[str, str]) -> tuple[str, str]:
+    one, other = titles[link.earlier], titles[link.later]
+    return (min(one, other), max(one, other)) if link.kind == "conflict" else (one, other)

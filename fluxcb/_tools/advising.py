@@ -1,0 +1,95 @@
+"""Advice: what a training shows of permissions that nothing used, and of handlers that hold the device up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from fluxcb._check.graph import moment_name
+from fluxcb._declare.declared import Handler
+from fluxcb._declare.events import StepBegin, StepEnd
+from fluxcb._declare.schedules import Always
+from fluxcb._errors import FluxcbError
+from fluxcb._tools.recording import Recording, covers, told, traced_handlers, unused
+from fluxcb._tools.trials import Trial, steps_of
+
+__all__ = ["early_end", "host_syncs", "unused_access"]
+
+# One transfer for all steps of a window, which nobody waits for at a step.
+_PER_WINDOW = ("step values", "large step values")
+
+
+def early_end(trial: Trial, steps: int) -> Iterator[str]:
+    """Yield what to know about a training that had fewer steps than it was to have."""
+    if trial.steps < steps:
+        yield _advice(
+            f"The training ended after {trial.steps} of {steps_of(steps)}: {trial.learner.stop_reason}.",
+            why="what would have come then was not audited",
+        )
+
+
+def unused_access(trial: Trial, recording: Recording) -> Iterator[str]:
+    """Yield a text for each permission that nothing used, though every handler that has it ran."""
+    learner = trial.learner
+    graph = learner._parts.graph
+    ran = {row.handler for row in learner.callbacks.timings()} | {_title(h) for h, _ in traced_handlers(learner)}
+    handlers = list(itertools.chain.from_iterable(graph.orders.values()))
+    for declared in graph.declared:
+        own = [handler for handler in handlers if handler.declared is declared]
+        for path, permission, how in unused(declared.access, recording.seen(declared.callback, learner)):
+            # Who was not due, or whose event did not come, may be the one that needs it.
+            if not all(_title(handler) in ran for handler in own if covers(path, handler.access)):
+                continue
+            fix = "declare Read()" if how == "only reads" else "take it out of `stateaccess`"
+            yield _advice(
+                f"{declared.label} declares {told(path, permission)}, and {how} it in {steps_of(trial.steps)}.",
+                where=declared.where,
+                why="what is declared decides about order, conflicts and what leaves the device, used or not",
+                fix=f"{fix}, unless a longer training needs it",
+            )
+
+
+def host_syncs(trial: Trial) -> tuple[dict[str, dict[str, int]], list[str]]:
+    """Return which values of the device the host read, by handler, and what to do about those at every step."""
+    graph = trial.learner._parts.graph
+    handlers = {
+        (_title(handler), moment_name(moment)): handler for moment, of in graph.orders.items() for handler in of
+    }
+    syncs: dict[str, dict[str, int]] = {}
+    advice = []
+    for row in trial.learner.callbacks.timings():
+        if row.reads:
+            syncs[f"{row.handler} at {row.moment}"] = dict(row.reads)
+        handler = handlers.get((row.handler, row.moment))
+        if handler is not None and _at_every_step(handler):
+            advice += _sync_advice(handler, row.moment, row.reads, row.calls)
+    return syncs, advice
+
+
+def _sync_advice(handler: Handler, moment: str, reads: Mapping[str, int], calls: int) -> Iterator[str]:
+    waited = {name: count for name, count in reads.items() if name not in _PER_WINDOW}
+    if waited:
+        names = " and ".join(f"`{name}`" for name in waited)
+        who, count = _title(handler), sum(waited.values())
+        yield _advice(
+            f"{who} makes the host read {names} from the device, {count} times in {calls} calls, at {moment}.",
+            where=handler.where,
+            why="at such a step the device waits for the host, and runs no steps ahead",
+            fix=[
+                f"run it less often: `every({handler.declared.cls.__name__}(...), steps=100)`",
+                "compute in a traced handler what it needs of them, and read that",
+            ],
+        )
+
+
+def _advice(what: str, *, where: str | Sequence[str] = (), why: str, fix: str | Sequence[str] = ()) -> str:
+    return str(FluxcbError(what, where=where, why=why, fix=fix))
+
+
+def _title(handler: Handler) -> str:
+    return f"{handler.declared.label}.{handler.name}"
+
+
+def _at_every_step(handler: Handler) -> bool:
+    scheduled = any(not isinstance(schedule, Always) for schedule in handler.schedules)
+    return issubclass(handler.event, StepBegin | StepEnd) and not scheduled

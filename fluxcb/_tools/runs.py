@@ -1,0 +1,116 @@
+"""Runs on disk: the numbers that a training left behind, read as curves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fluxcb._errors import DataError
+
+__all__ = ["Curves", "read_run"]
+
+Curves = dict[str, list[tuple[float, float]]]
+"""Points `(step, value)` by name; the step is an epoch where a run counts nothing else."""
+
+_FILES = ("history.json", "*.jsonl", "*.csv")
+_COUNTERS = ("step", "global_step", "epoch")
+_NO_VALUES = (*_COUNTERS, "time", "wall_time", "seconds")
+
+
+def read_run(path: Path) -> Curves:
+    """Read the curves of a run.
+
+    Args:
+        path: The run's folder, with `history.json` (as `fluxcb demo` writes it), JSON lines or CSV in it, or such a
+            file. A line, or row, has a counter (`step` or `epoch`) and values by name, nested mappings joined by `/`.
+
+    Raises:
+        DataError: There is no such file, or nothing in it can be drawn.
+    """
+    if not path.exists():
+        raise DataError(f"There is no run at {path}.", fix="name a run's folder, e.g. the one that `fluxcb demo` wrote")
+    files = [path] if path.is_file() else [file for pattern in _FILES for file in sorted(path.glob(pattern))]
+    if not files:
+        raise DataError(
+            f"The folder {path} holds no run.", why=f"a run has one of {', '.join(_FILES)}", fix="name a run's folder"
+        )
+    curves: Curves = {}
+    for file in files:
+        for name, points in _read(file).items():
+            curves.setdefault(name, points)
+    if not curves:
+        raise DataError(
+            f"{', '.join(str(file) for file in files)} has no values to draw.",
+            why="a value is a number beside a `step` or an `epoch`",
+        )
+    return curves
+
+
+def _read(file: Path) -> Curves:
+    try:
+        if file.suffix == ".csv":
+            with file.open(encoding="utf-8", newline="") as lines:
+                return _from_rows(csv.DictReader(lines))
+        text = file.read_text(encoding="utf-8")
+        if file.suffix != ".json":
+            return _from_rows(json.loads(line) for line in text.splitlines() if line.strip())
+        return _from_history(json.loads(text))
+    except (ValueError, csv.Error) as error:
+        raise DataError(f"{file} cannot be read: {error}.", fix="name a file of JSON, JSON lines or CSV") from error
+
+
+def _from_history(content: Any) -> Curves:
+    """Read one JSON document: columns beside `steps`, and rows of `epochs`; or a list of rows."""
+    if isinstance(content, list):
+        return _from_rows(content)
+    if not isinstance(content, Mapping):
+        return {}
+    steps, rows = content.get("steps", []), content.get("epochs", [])
+    curves: Curves = {}
+    for name, values in content.items():
+        if name not in ("steps", "epochs") and isinstance(values, list) and len(values) == len(steps):
+            curves[f"training/{name}"] = _points(zip(steps, values, strict=True))
+    per_epoch = len(steps) / len(rows) if steps and rows else 1.0
+    for name, points in _from_rows(rows).items():
+        curves.setdefault(name, [(epoch * per_epoch, value) for epoch, value in points])
+    return {name: points for name, points in curves.items() if points}
+
+
+def _from_rows(rows: Iterable[Any]) -> Curves:
+    found: dict[str, list[tuple[Any, Any]]] = {}
+    for row in rows:
+        flat = dict(_flat(row)) if isinstance(row, Mapping) else {}
+        counter = next((flat[name] for name in _COUNTERS if _number(flat.get(name)) is not None), None)
+        for name, value in flat.items():
+            if name not in _NO_VALUES and counter is not None:
+                found.setdefault(name, []).append((counter, value))
+    curves = {name: _points(pairs) for name, pairs in found.items()}
+    return {name: points for name, points in curves.items() if points}
+
+
+def _flat(row: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _points(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
+    numbers = ((_number(x), _number(y)) for x, y in pairs)
+    return [(x, y) for x, y in numbers if x is not None and y is not None]
+
+
+def _number(value: Any) -> float | None:
+    """Return a value as a finite number, or None; CSV has text only."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

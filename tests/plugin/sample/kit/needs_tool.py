@@ -1,0 +1,5 @@
+"""A module that cannot be imported, because something it needs is not installed."""
+
+import a_tool_that_is_not_installed  # tool
+
+callbacks = [a_tool_that_is_not_installed.Callback()]

@@ -1,0 +1,269 @@
+"""What a newcomer reads when a set is broken: the whole text, for each way of the sample project."""
+
+import re
+
+import pytest
+
+from fluxcb._tools.project import LEVELS
+from fluxcb._tools.pytest_plugin import pytest_addoption
+
+
+def failure(sample, name):
+    """Return the text of a set's failure, from below its heading to the summary."""
+    result = sample.runpytest_subprocess(f"pyproject.toml::{name}")
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    return re.search(rf"_+ callback set {re.escape(name)} _+\n(.*?)\n=+ short", text, re.DOTALL)[1].splitlines()
+
+
+def lines_of(sample, file, *marks):
+    lines = (sample.path / "kit" / file).read_text().splitlines()
+    return [next(n for n, line in enumerate(lines, 1) if line.endswith(f"  # {mark}")) for mark in marks]
+
+
+def defined_at(sample, file, cls, method="stateaccess"):
+    lines = (sample.path / "kit" / file).read_text().splitlines()
+    begin = lines.index(f"class {cls}(Callback):")
+    return next(n for n in range(begin, len(lines)) if lines[n].strip().startswith(f"def {method}")) + 1
+
+
+def test_a_conflict(sample):
+    assert failure(sample, "kit.broken:conflict") == [
+        "ConflictError: WarmUp() and Decay() both write `hyperparams.learning_rate` and no order is declared.",
+        f"  where: WarmUp.stateaccess  kit/train.py:{defined_at(sample, 'train.py', 'WarmUp')}",
+        f"         Decay.stateaccess  kit/train.py:{defined_at(sample, 'train.py', 'Decay')}",
+        "  why:   at ForwardBegin x TrainingPhase both run, and the result depends on which is last",
+        "  fix:   put them in the list as `in_order(WarmUp(), Decay())`",
+        "     or: make `Decay.runafter()` return `(WarmUp,)`",
+    ]
+
+
+def test_a_cycle(sample):
+    assert failure(sample, "kit.broken:cycle") == [
+        "CycleError: 2 callbacks must each run before the next, in a circle: Norm() -> Scale() -> Norm().",
+        "  where: Norm() -> Scale(): Norm writes `step.norm`, Scale reads it",
+        "         Scale() -> Norm(): Scale writes `step.grads`, Norm reads it",
+        "  why:   at BackwardEnd x TrainingPhase no order satisfies all of these",
+        "  fix:   declare `Read(previous=True)` in the reader that may see what an earlier moment left",
+        "     or: narrow a handler's access with `@on(..., access={...})` to what it really touches",
+        "     or: state the order of one pair with `in_order`, `runafter` or `resolveconflict`",
+    ]
+
+
+def test_missing_state(sample):
+    assert failure(sample, "kit.broken:missing") == [
+        "MissingStateError: Report() reads `cbstate.ema`, which no callback creates.",
+        f"  where: Report.stateaccess  kit/broken.py:{defined_at(sample, 'broken.py', 'Report')}",
+        "  why:   it would fail at the first handler that reads it",
+        "  fix:   add `ParameterEMA()` to the callbacks, which creates it",
+    ]
+
+
+def test_undeclared_access_that_no_run_was_needed_to_see(sample):
+    (line,) = lines_of(sample, "broken.py", "params")
+    (access,) = lines_of(sample, "broken.py", "watch")
+    text = failure(sample, "kit.broken:undeclared")
+    assert text[0] == "CheckError: Watch() reads `params` in `show`, and does not declare it." or text
+    assert f"kit/broken.py:{line}" in "\n".join(text)
+    assert f"kit/broken.py:{access}" in "\n".join(text)
+
+
+def test_a_module_that_needs_something_that_is_not_installed(sample):
+    (line,) = lines_of(sample, "needs_tool.py", "tool")
+    assert failure(sample, "kit.needs_tool:callbacks") == [
+        "DeclarationError: `kit.needs_tool` cannot be imported: ModuleNotFoundError: No module named "
+        "'a_tool_that_is_not_installed'.",
+        f"  where: <module>  kit/needs_tool.py:{line}",
+        "  fix:   install what provides `a_tool_that_is_not_installed`, or correct the name; the project's root is "
+        "looked in, too",
+    ]
+
+
+def test_a_name_that_is_not_there(sample):
+    assert failure(sample, "kit.train:calbacks") == [
+        "DeclarationError: `kit.train` has no `calbacks`. Did you mean `callbacks`?",
+        "  where: kit/train.py",
+    ]
+
+
+def test_the_summary_has_the_fact_first(sample):
+    result = sample.runpytest_subprocess("pyproject.toml::kit.broken:conflict")
+    result.stdout.fnmatch_lines(
+        ["FAILED pyproject.toml::kit.broken:conflict - ConflictError: WarmUp() and Decay() both write *"]
+    )
+
+
+def test_several_problems_of_one_set_are_all_told(project):
+    (project.path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
+    (project.path / "kit.py").write_text(
+        "from fluxcb import Callback, Read\n"
+        "class A(Callback):\n"
+        "    def stateaccess(self):\n"
+        '        return {"cbstate": {"ema": Read(), "nothing": Read()}}\n'
+        "callbacks = [A()]\n"
+    )
+    text = failure(project, "kit:callbacks")
+    assert [line for line in text if not line.startswith(" ")] == [
+        "MissingStateError: A() reads `cbstate.ema`, which no callback creates.",
+        "",
+        "MissingStateError: A() reads `cbstate.nothing`, which no callback creates.",
+    ]
+
+
+def test_no_failure_shows_frames_of_ours(sample):
+    text = sample.runpytest_subprocess("-m", "fluxcb").stdout.str()
+    assert "Traceback" not in text
+    assert "fluxcb/_" not in text
+
+
+# --- levels ---------------------------------------------------------------------------------------------------------
+
+SHAPES = """
+from fluxcb import Callback, Write, on
+from fluxcb.events import BackwardEnd, StepEnd
+from fluxcb.phases import AbstractTrainingPhase
+from fluxcb.testing import testlearner
+
+
+class Shortens(Callback):
+    def stateaccess(self):
+        return {"step": {"grads": Write()}}
+
+    @on
+    def shorten(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner):
+        learner.step.grads = {"w": learner.step.grads["w"]}
+
+
+class Forgets(Callback):
+    def __init__(self):
+        self.steps = 0
+
+    @on
+    def count(self, event: StepEnd, phase: AbstractTrainingPhase, learner):
+        self.steps += 1
+
+
+def shapes():
+    return [Shortens()]
+
+
+def forgets():
+    return [Forgets()]
+
+
+def learner():
+    return testlearner(Forgets())
+"""
+
+
+@pytest.fixture
+def levels(project):
+    (project.path / "pyproject.toml").write_text(
+        '[tool.fluxcb]\ncallbacks = ["kit:shapes", "kit:forgets", "kit:learner"]\n'
+    )
+    (project.path / "kit.py").write_text(SHAPES)
+    return project
+
+
+@pytest.mark.parametrize(
+    ("level", "failed"),
+    [("graph", set()), ("trace", {"kit:shapes"}), ("audit", {"kit:shapes", "kit:forgets", "kit:learner"})],
+)
+def test_levels_see_more_and_more(levels, level, failed):
+    result = levels.runpytest_subprocess("-rf", "--fluxcb-level", level)
+    found = re.findall(r"^FAILED pyproject\.toml::(\S+)", result.stdout.str(), re.MULTILINE)
+    assert set(found) == failed
+
+
+def test_the_level_of_the_project(levels):
+    file = levels.path / "pyproject.toml"
+    file.write_text(file.read_text() + 'level = "trace"\n')
+    levels.runpytest_subprocess("-k", "shapes").assert_outcomes(failed=1)
+
+
+def test_an_unknown_level(levels):
+    result = levels.runpytest_subprocess("--fluxcb-level", "deep")
+    result.stderr.fnmatch_lines([f"*invalid choice: 'deep' (choose from *{LEVELS[0]}*"])
+
+
+def test_options_are_documented(levels):
+    text = levels.runpytest_subprocess("--help").stdout.str()
+    assert "--no-fluxcb" in text
+    assert "--fluxcb-level" in text
+    assert pytest_addoption.__doc__
+
+
+# --- warnings, fixtures, comparing ----------------------------------------------------------------------------------
+
+
+def test_unused_permissions_are_warnings(project):
+    (project.path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
+    (project.path / "kit.py").write_text(
+        "from fluxcb import Callback, Read, on\n"
+        "from fluxcb.events import StepEnd\n"
+        "class Reads(Callback):\n"
+        "    def stateaccess(self):\n"
+        '        return {"step": {"loss": Read()}, "params": Read()}\n'
+        "    @on\n"
+        "    def look(self, event: StepEnd, phase, learner):\n"
+        "        print(learner.step.loss)\n"
+        "callbacks = [Reads()]\n"
+    )
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*FluxcbWarning: *`params`*"])
+    project.runpytest_subprocess("-W", "error").assert_outcomes(failed=1)
+
+
+def test_fixtures(project):
+    project.makepyfile(
+        """
+        import pytest
+        from fluxcb.callbacks import Recorder, ParameterEMA
+        from fluxcb.events import StepEnd
+        from fluxcb.phases import TrainingPhase
+
+        def test_check(fluxcb_check):
+            assert [type(c) for c in fluxcb_check([Recorder()]).order(StepEnd, TrainingPhase)] == [Recorder]
+            with pytest.raises(AssertionError, match="which no callback creates"):
+                from fluxcb import Callback, Read
+                class A(Callback):
+                    def stateaccess(self):
+                        return {"cbstate": {"nothing": Read()}}
+                fluxcb_check([A()])
+
+        def test_learner(fluxcb_learner, fluxcb_events):
+            fluxcb_learner(fluxcb_events, batches=2, validation_batches=0).fit(1)
+            sequence = "FitBegin EpochBegin StepBegin StepEnd StepBegin StepEnd EpochEnd Trigger FitEnd"
+            assert fluxcb_events.names() == sequence.split()
+        """
+    )
+    project.runpytest_subprocess().assert_outcomes(passed=2)
+
+
+def test_graphs_that_differ_are_compared_in_words(project):
+    project.makepyfile(
+        """
+        import fluxcb
+        from fluxcb import in_order
+        from fluxcb.callbacks import ClipGradients
+
+        def graph(*callbacks):
+            return fluxcb.check(callbacks, default_callbacks=False)
+
+        def test_graphs():
+            a, b = (lambda: ClipGradients(1.0)), (lambda: ClipGradients(2.0))
+            assert graph(in_order(a(), b())) == graph(in_order(b(), a()))
+        """
+    )
+    result = project.runpytest_subprocess()
+    result.stdout.fnmatch_lines(
+        [
+            "E*assert callback graphs differ in 2 edges, 1 order",
+            "E*only left: ClipGradients(1.0) -> ClipGradients(2.0) (in_order)",
+            "E*only right: ClipGradients(2.0) -> ClipGradients(1.0) (in_order)",
+            "E*BackwardEnd x TrainingPhase:",
+            "E*left:  ClipGradients(1.0), ClipGradients(2.0)",
+            "E*right: ClipGradients(2.0), ClipGradients(1.0)",
+        ]
+    )

@@ -1,0 +1,154 @@
+"""What an audit advises: of permissions that nothing uses, and of handlers that hold the device up."""
+
+import jax.numpy as jnp
+import optax
+
+from fluxcb import Append, Callback, CancelFitting, Read, Write, every, inject, on
+from fluxcb.callbacks import CustomCallback
+from fluxcb.events import EpochEnd, FitEnd, HostEvent, StepBegin, StepEnd
+from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
+
+DECIDES = "what is declared decides about order, conflicts and what leaves the device, used or not"
+
+
+class TooMuch(Callback):
+    """Declares what it does not touch, writes what it only reads, and has handlers that are not due, or never come."""
+
+    def stateaccess(self):  # too-much
+        return {
+            "step": {"loss": Read(), "grads": Read(), "updates": Read()},
+            "params": Write(),
+            "cbstate": {"note": Append(), "list": Write()},
+            "hyperparams": {"learning_rate": Write()},
+        }
+
+    def init(self, learner):
+        if "list" not in learner.cbstate:
+            learner.cbstate.list, learner.cbstate.note = [], 0
+
+    @on(StepEnd, TrainingPhase, access={"step": {"loss": Read(), "grads": Read()}, "cbstate": {"list": Write()}})
+    def look(self, event, phase, learner):
+        learner.cbstate.list.append(float(learner.step.loss))
+
+    @on(FitEnd, TrainingPhase, access={"params": Write()})
+    def end(self, event, phase, learner):
+        learner.params  # noqa: B018 - the read is the test
+
+    @on(StepEnd, ValidationPhase, access={"hyperparams": {"learning_rate": Write()}})
+    def validate(self, event, phase, learner):
+        pass
+
+
+class Rarely(Callback):
+    def stateaccess(self):
+        return {"params": Write()}
+
+    @on
+    def reset(self, event: StepEnd, phase: TrainingPhase, learner):
+        learner.params = learner.params
+
+
+class Saved(HostEvent):
+    """An event that nobody emits here."""
+
+
+class Waits(Callback):
+    def stateaccess(self):
+        return {"params": Read()}
+
+    @on
+    def wait(self, event: Saved, phase: Phase, learner):
+        learner.params  # noqa: B018 - the read is the test
+
+
+def advice_about(what, fix):
+    return (
+        f"TooMuch() declares {what} in 2 steps.\n"
+        "  where: TooMuch.stateaccess  <@too-much>\n"
+        f"  why:   {DECIDES}\n"
+        f"  fix:   {fix}, unless a longer training needs it"
+    )
+
+
+def test_permissions_that_nothing_uses(audited, advice):
+    out = "take it out of `stateaccess`"
+    advice(
+        audited(TooMuch, validation_batches=0),
+        advice_about("Read() on `step.grads`, and never reads it", out),
+        advice_about("Read() on `step.updates`, and never reads it", out),
+        advice_about("Write() on `params`, and only reads it", "declare Read()"),
+    )
+
+
+def test_who_was_not_due_may_need_what_it_declares(audited):
+    audit = audited(lambda: every(Rarely(), steps=100), Waits)
+    assert (audit.problems, audit.advice) == ([], [])
+    assert audited(Waits).advice == []
+
+
+class Norms(Callback):
+    def stateaccess(self):
+        return {"params": Read(borrow=True), "step": {"loss": Read()}}
+
+    @on(StepEnd, TrainingPhase, access={"params": Read(borrow=True)})  # norms
+    def show(self, event, phase, learner):
+        float(jnp.abs(learner.params["w"]))
+
+    @on(StepBegin, TrainingPhase, access={})
+    def begin(self, event, phase, learner):
+        pass
+
+    @on(EpochEnd, TrainingPhase, access={"params": Read(borrow=True)})
+    def end(self, event, phase, learner):
+        float(jnp.abs(learner.params["w"]))
+
+    @on(StepEnd, ValidationPhase, access={"step": {"loss": Read()}})
+    def validate(self, event, phase, learner):
+        float(learner.step.loss)
+
+
+def test_reads_of_the_device(audited, advice):
+    audit = audited(Norms)
+    assert audit.problems == []
+    assert audit.syncs == {
+        "Norms().show at StepEnd x TrainingPhase": {"params": 2},
+        "Norms().end at EpochEnd x TrainingPhase": {"params": 1},
+        "Norms().validate at StepEnd x ValidationPhase": {"step values": 2},
+    }
+    advice(
+        audit,
+        "Norms().show makes the host read `params` from the device, 2 times in 2 calls, at StepEnd x TrainingPhase.\n"
+        "  where: Norms.show  <@norms>\n"
+        "  why:   at such a step the device waits for the host, and runs no steps ahead\n"
+        "  fix:   run it less often: `every(Norms(...), steps=100)`\n"
+        "     or: compute in a traced handler what it needs of them, and read that",
+    )
+    assert audited(lambda: every(Norms(), steps=2)).advice == []
+
+
+class Ends(Callback):
+    def stateaccess(self):
+        return {"control": Append()}
+
+    @on
+    def end(self, event: StepEnd, phase: TrainingPhase, learner):
+        raise CancelFitting("enough")
+
+
+def test_a_training_that_ends_early_is_told(audited, advice):
+    advice(
+        audited(Ends),
+        "The training ended after 1 of 2 steps: enough.\n  why:   what would have come then was not audited",
+    )
+
+
+def test_a_hyperparameter_that_is_only_read(audited):
+    access = {"hyperparams": {"learning_rate": Write()}}
+    audit = audited(
+        lambda: CustomCallback(lambda learner: float(learner.hyperparams.learning_rate), EpochEnd, access=access),
+        optimizer=inject(optax.sgd, learning_rate=0.5),
+    )
+    assert [text.splitlines()[0] for text in audit.advice] == [
+        "CustomCallback(<lambda>, EpochEnd) declares Write() on `hyperparams.learning_rate`, and only reads it in 2 "
+        "steps."
+    ]

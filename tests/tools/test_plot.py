@@ -1,0 +1,174 @@
+"""Runs on disk, and their curves in a terminal."""
+
+import io
+import json
+import math
+import re
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from fluxcb import DataError, DeclarationError
+from fluxcb._tools.chart import chart
+from fluxcb._tools.plotting import plot
+from fluxcb._tools.runs import read_run
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_the_history_of_the_demo(tmp_path):
+    (tmp_path / "history.json").write_text(
+        json.dumps(
+            {
+                "steps": [1, 2, 3, 4],
+                "loss": [4.0, 3.0, 2.0, 1.0],
+                "epochs": [
+                    {"epoch": 1, "learning_rate": 0.1, "training": {"loss": 3.5}, "validation": {"loss": 3.0}},
+                    {"epoch": 2, "learning_rate": 0.2, "training": {"loss": 1.5}, "validation": {"loss": 2.0}},
+                ],
+            }
+        )
+    )
+    # Epochs end after steps 2 and 4; the training's loss is known for each step already.
+    assert read_run(tmp_path) == {
+        "training/loss": [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)],
+        "learning_rate": [(2.0, 0.1), (4.0, 0.2)],
+        "validation/loss": [(2.0, 3.0), (4.0, 2.0)],
+    }
+
+
+def test_json_lines(tmp_path):
+    lines = [
+        {"step": 10, "loss": 2.0, "time": 1.5},
+        {"step": 20, "loss": 1.0, "validation": {"loss": 3.0}, "note": "half"},
+        {"step": 30, "loss": math.nan},
+        {"message": "no counter"},
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert read_run(tmp_path) == {"loss": [(10, 2.0), (20, 1.0)], "validation/loss": [(20, 3.0)]}
+
+
+def test_csv(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("epoch,loss,accuracy\n1,0.5,\n2,0.25,0.75\n")
+    assert read_run(file) == {"loss": [(1, 0.5), (2, 0.25)], "accuracy": [(2, 0.75)]}
+
+
+def test_several_files_of_one_run(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"step": 1, "loss": 2}\n')
+    (tmp_path / "b.csv").write_text("step,accuracy\n1,0.5\n")
+    assert read_run(tmp_path) == {"loss": [(1, 2)], "accuracy": [(1, 0.5)]}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", "{", r"a\.json cannot be read: Expecting property name"),
+        ("a.jsonl", '{"step": 1}\nx\n', r"a\.jsonl cannot be read: Expecting value"),
+        ("a.csv", "step\n1\n", r"a\.csv has no values to draw\."),
+        ("a.json", "3", r"a\.json has no values to draw\."),
+        ("a.json", '{"steps": [], "epochs": []}', r"a\.json has no values to draw\."),
+    ],
+)
+def test_files_that_cannot_be_drawn(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_run(tmp_path / name)
+
+
+def test_no_run(tmp_path):
+    with pytest.raises(DataError, match=rf"^There is no run at {re.escape(str(tmp_path / 'x'))}\."):
+        read_run(tmp_path / "x")
+    with pytest.raises(DataError, match=r"holds no run\.\n  why:   a run has one of history\.json, \*\.jsonl, \*\.csv"):
+        read_run(tmp_path)
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------
+
+
+def dots(lines):
+    """Return the set dots of a chart as (column, row), from the top left, two by four in each character."""
+    found = set()
+    for row, line in enumerate(lines):
+        body = re.split("[┤│]", line.plain)
+        if len(body) < 2:
+            continue
+        for column, character in enumerate(body[1]):
+            bits = ord(character) - 0x2800 if character != " " else 0
+            for bit, (dx, dy) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
+                if bits >> bit & 1:
+                    found.add((2 * column + dx, 4 * row + dy))
+    return found
+
+
+def test_a_straight_line_is_one():
+    # Ticks are at 0, 2.5 ... 10, so labels take 3 characters and the axis 2; a character has 2 x 4 dots.
+    lines = chart([([(0, 0), (10, 10)], "")], width=15, height=2)
+    columns = 2 * (15 - 3 - 2)
+    expected = {(round(x), round(7 * (1 - x / (columns - 1)))) for x in range(columns)}
+    assert dots(lines) == expected
+    assert [line.plain[:4] for line in lines] == [" 10 ", "  0 ", "    ", "    "]
+
+
+def test_curves_have_no_gaps():
+    points = [(x, (x * 7919) % 13) for x in range(40)]
+    drawn = dots(chart([(points, "")], width=30, height=6))
+    columns = {x for x, _ in drawn}
+    assert columns == set(range(min(columns), max(columns) + 1))
+    for x, y in drawn:  # each dot but one has a neighbour
+        assert any((x + dx, y + dy) in drawn for dx in (-1, 0, 1) for dy in (-1, 0, 1) if (dx, dy) != (0, 0))
+
+
+def test_one_point_and_a_level_line():
+    assert len(dots(chart([([(3, 2.0)], "")], width=20, height=4))) == 1
+    level = dots(chart([([(0, 2.0), (5, 2.0)], "")], width=20, height=4))
+    assert len({y for _, y in level}) == 1
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "log.jsonl").write_text(
+        "".join(
+            json.dumps({"step": s, "training": {"loss": 8 / s, "accuracy": s / 8}, "validation": {"loss": 9 / s}})
+            + "\n"
+            for s in range(1, 9)
+        )
+    )
+    return tmp_path
+
+
+def shown(run, *names, out=None, colour=None):
+    console = Console(file=(file := io.StringIO()), width=60, color_system=colour, force_terminal=colour is not None)
+    plot(run, names, out, console)
+    return file.getvalue()
+
+
+def test_losses_are_drawn_unless_names_are_given(run):
+    titles = [line for line in shown(run).splitlines() if "■" in line]
+    assert [title.split()[1:] for title in titles] == [
+        ["training/loss", "last", "1"],
+        ["validation/loss", "last", "1.125"],
+    ]
+    assert [line.split()[1] for line in shown(run, "accuracy").splitlines() if "■" in line] == ["training/accuracy"]
+    assert [line.split()[1] for line in shown(run, "val*").splitlines() if "■" in line] == ["validation/loss"]
+
+
+def test_with_colours_curves_share_a_chart(run):
+    text = shown(run, colour="truecolor")
+    assert text.count("└") == 1
+    assert shown(run).count("└") == 2
+
+
+def test_an_svg_file(run, tmp_path):
+    out = tmp_path / "loss.svg"
+    assert shown(run, out=out).replace("\n", "") == f"wrote {out}"
+    lines = ElementTree.parse(out).getroot().findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.get("points").split()) for line in lines] == [8, 8]
+
+
+def test_wrong_names_and_files(run):
+    with pytest.raises(DataError, match=r"^The run has no values 'acuracy'\. Did you mean `accuracy`\?"):
+        shown(run, "acuracy")
+    with pytest.raises(DeclarationError, match=r"x\.png is no SVG file, and nothing else can be written\."):
+        shown(run, out=run / "x.png")
