@@ -1,36 +1,18 @@
-"""Where callbacks print: one console per file, so that tables and a live bar do not tear each other."""
+"""How callbacks print: lines and tables, through the one console that a file has."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import Any
 
-__all__ = ["console_for", "is_plain", "print_table"]
+from fluxcb.logging.consoles import console_for, print_line
 
-_consoles: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def console_for(file: IO[str] | None) -> Any:
-    """Return the rich console of a file; rich's own one for standard output if it is None."""
-    import rich
-    from rich.console import Console
-
-    if file is None:
-        return rich.get_console()
-    if file not in _consoles:
-        _consoles[file] = Console(file=file)
-    return _consoles[file]
+__all__ = ["aligned", "console_for", "is_plain", "print_line", "print_table"]
 
 
 def is_plain(console: Any) -> bool:
     """Tell whether plain lines are wanted: in files, pipes, notebooks and terminals without a cursor."""
     return console.is_jupyter or not console.is_terminal or console.is_dumb_terminal
-
-
-def print_line(console: Any, text: str, style: str | None = None) -> None:
-    """Print one line as it is: no markup, no highlighting, no wrapping."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_table(console: Any, header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str]) -> None:

@@ -95,8 +95,8 @@ class StepValues:
     def add(self, steps: list[int], columns: dict[str, list[float]]) -> None:
         """Add the values of some steps; a metric that is new, or missing, is NaN where it has no value."""
         nan = float("nan")
-        for name in columns.keys() - self.values.keys():
-            self.values[name] = [nan] * len(self.steps)
+        for name in columns:  # in the order of the metrics, which a set would lose
+            self.values.setdefault(name, [nan] * len(self.steps))
         for name, values in self.values.items():
             values.extend(columns.get(name) or [nan] * len(steps))
         self.steps.extend(steps)

@@ -48,6 +48,7 @@ class Metrics(Callback):
         step.batch: Read.
         step.skip: Read.
         step.loss: Read; and whatever else the metrics need: step.outputs, step.ys for a `Metric`.
+        step.metrics: Write; the step's own values by name, float32[] each, for those who read them at StepEnd.
         cbstate.metrics_now: Write; the running sums, in the carry.
         cbstate.metrics_epoch: Write.
         cbstate.metrics_step: Write.
@@ -98,7 +99,7 @@ class Metrics(Callback):
 
     def _traced_access(self) -> Mapping[str, Any]:
         step = dict.fromkeys(("batch", "skip", *self._needs), Read())
-        return {"step": step, "cbstate": {"metrics_now": Write()}}
+        return {"step": {**step, "metrics": Write()}, "cbstate": {"metrics_now": Write()}}
 
     # What a metric needs differs from instance to instance, and so does the traced handler's access.
 
@@ -161,6 +162,11 @@ class Metrics(Callback):
         begins = learner.progress.step_in_epoch == 0
         held = jax.tree.map(lambda new, old: jnp.where(begins, new, old), initial, held)
         new, row = self._updated(held, phase, learner)
+        learner.step.metrics = {
+            metric.name: row[i]
+            for i, metric in enumerate(self.metrics)
+            if self._has_what_it_needs(metric, phase, learner)
+        }
         if "skip" in learner.step:
             skip = learner.step.skip
             kept = jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, held)

@@ -60,6 +60,8 @@ class MetricsPrinter(Callback):
         FluxTraining.jl, `MetricsPrinter`; tensorpack, `ScalarPrinter`.
     """
 
+    chief_only = True  # one process prints
+
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = file
         self._table: _Table | None = None

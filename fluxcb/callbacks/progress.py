@@ -66,6 +66,8 @@ class ProgressBar(Callback):
         tensorpack, `ProgressBar`; FluxTraining.jl, `ProgressPrinter`.
     """
 
+    chief_only = True  # one process prints
+
     def __init__(self, file: IO[str] | None = None, interval: float = 0.1) -> None:
         self.file = file
         self.interval = interval

@@ -5,37 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fluxcb._declare.access import Write
+from fluxcb._declare.access import Write, normalise, overlap, writes
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.events import Event, ForwardBegin
+from fluxcb._declare.events import Event, ForwardBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import positive
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import ConflictError, DeclarationError
+from fluxcb.callbacks.hyperparameter import hyperparameter_name
 
-__all__ = ["HyperParameter", "LearningRate", "Scheduler", "onecycle"]
-
-
-class HyperParameter:
-    """A hyperparameter that optax injected; derive to name one of yours.
-
-    Attributes:
-        name: Its name in `hyperparams`, an argument of the optimizer.
-
-    Example:
-        >>> class WeightDecay(HyperParameter):
-        ...     name = "weight_decay"
-        >>> Scheduler({WeightDecay: 1e-4})
-        Scheduler(weight_decay)
-    """
-
-    name: str = ""
-
-
-class LearningRate(HyperParameter):
-    """The learning rate, `hyperparams.learning_rate`."""
-
-    name = "learning_rate"
+__all__ = ["Scheduler", "onecycle"]
 
 
 class Scheduler(Callback):
@@ -53,11 +33,13 @@ class Scheduler(Callback):
 
     Runs:
         ForwardBegin x AbstractTrainingPhase (traced).
+        Trigger x AbstractTrainingPhase (host): does nothing, and lets those be found who set the same at Trigger.
 
     Cost:
         A few scalar operations inside the step; nothing is recompiled, fetched or bounded.
 
     Raises:
+        ConflictError: Another callback sets one of the hyperparameters at Trigger, where it would never count.
         DeclarationError: Nothing is scheduled, a key names no hyperparameter, or a schedule cannot be called.
         MissingStateError: The optimizer was not built with `fluxcb.inject` (when the Learner is built).
 
@@ -88,7 +70,7 @@ class Scheduler(Callback):
             )
         self.schedules: dict[str, Callable[[Any], Any] | float] = {}
         for key, schedule in schedules.items():
-            name = _name_of(key)
+            name = hyperparameter_name(key)
             if name in self.schedules:
                 raise DeclarationError(f"`Scheduler` is given two schedules for `{name}`.")
             if not callable(schedule) and (isinstance(schedule, bool) or not isinstance(schedule, int | float)):
@@ -101,6 +83,34 @@ class Scheduler(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"hyperparams": {name: Write() for name in self.schedules}}
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Refuse who sets one of the same hyperparameters at Trigger: the next step would overwrite it in any order."""
+        for entry in other.handlers():
+            access = other.stateaccess() if entry.access is None else entry.access
+            if entry.event is Trigger:
+                for name in self.schedules:
+                    self._refuse(name, other, access)
+        return NotDefined()
+
+    def _refuse(self, name: str, other: Callback, access: Mapping[str, Any]) -> None:
+        for path, permission in normalise(access, owner=repr(other), where="").items():
+            if writes(permission) and path[0] == "hyperparams" and overlap(path, ("hyperparams", name)):
+                raise ConflictError(
+                    f"{self!r} sets `hyperparams.{name}` at every step, so what {other!r} sets at Trigger "
+                    "never counts.",
+                    where=["Scheduler.set_hyperparams, at ForwardBegin", f"{type(other).__name__}, at Trigger"],
+                    why="between a Trigger and the next update there always is a ForwardBegin, so no order would help",
+                    fix=[
+                        "leave one of the two out of the callbacks list",
+                        "for a warm-up, write `ScheduledHyperParamSetter(LearningRate, [(0, 0.0), (500, 0.1)], "
+                        '"linear", step_based=True)`, which sets nothing after its last step',
+                    ],
+                )
+
+    @on(Trigger, AbstractTrainingPhase, access={})
+    def meet(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Do nothing; only callbacks that share a moment are asked how they get on, see `resolveconflict`."""
 
     @on(ForwardBegin, AbstractTrainingPhase)
     def set_hyperparams(self, event: Event, phase: Phase, learner: Any) -> None:
@@ -149,15 +159,4 @@ def onecycle(
     positive(total_steps, "`total_steps` of `onecycle`")
     return optax.cosine_onecycle_schedule(
         total_steps, max_value, pct_start=warmup, div_factor=start_factor, final_div_factor=end_factor
-    )
-
-
-def _name_of(key: Any) -> str:
-    if isinstance(key, str) and key.isidentifier():
-        return key
-    if (isinstance(key, HyperParameter) or (isinstance(key, type) and issubclass(key, HyperParameter))) and key.name:
-        return key.name
-    raise DeclarationError(
-        f"{key!r} names no hyperparameter.",
-        fix='use LearningRate, a subclass of HyperParameter with a `name`, or a name such as "weight_decay"',
     )

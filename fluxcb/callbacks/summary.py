@@ -55,6 +55,8 @@ class ModelSummary(Callback):
         Keras, `Model.summary`; tensorpack, `describe_trainable_vars`.
     """
 
+    chief_only = True  # one process prints
+
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = file
 

@@ -4,11 +4,16 @@ import fluxcb
 from fluxcb import DeclarationError, every, in_order
 from fluxcb._declare.state import PROVIDERS
 from fluxcb.callbacks import (
+    AccumulateGradients,
+    DynamicLossScale,
+    LossSpikeGuard,
     Metrics,
     MetricsPrinter,
     ParameterEMA,
     ProgressBar,
     Recorder,
+    SkipNonFinite,
+    StochasticWeightAveraging,
     StopOnNaNLoss,
     accuracy,
     default_callbacks,
@@ -60,8 +65,19 @@ def test_the_default_set_bounds_windows_at_fetches_only(build):
 
 
 def test_shared_state_has_the_providers_that_messages_name(build):
-    learner = build([Metrics(), Recorder(), ParameterEMA()])
-    assert set(learner.cbstate) == set(PROVIDERS)
-    for callback in (Metrics(), Recorder(), ParameterEMA()):
+    callbacks = [
+        Metrics(),
+        Recorder(),
+        ParameterEMA(),
+        StochasticWeightAveraging(1, validate=False),
+        AccumulateGradients(2),
+        SkipNonFinite(),
+        DynamicLossScale(),
+        LossSpikeGuard(),
+    ]
+    learner = build(callbacks)
+    made = {type(callback).__name__ for callback in callbacks}
+    assert set(learner.cbstate) == {name for name, provider in PROVIDERS.items() if provider in made}
+    for callback in callbacks:
         names = callback.stateaccess()["cbstate"]
         assert {PROVIDERS[name] for name in names} == {type(callback).__name__}

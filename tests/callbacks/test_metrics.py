@@ -8,7 +8,7 @@ import pytest
 
 import fluxcb
 from fluxcb import Append, Callback, CancelEpoch, CancelFitting, CheckError, DeclarationError, on
-from fluxcb.callbacks import AbstractMetric, Loss, Metric, Metrics, SmoothLoss, accuracy
+from fluxcb.callbacks import AbstractMetric, Loss, Metric, Metrics, SmoothLoss, StepValues, accuracy
 from fluxcb.callbacks.metrics import FLUSH_EVERY
 from fluxcb.callbacks.packing import Packing
 from fluxcb.events import BackwardEnd, StepEnd
@@ -280,3 +280,12 @@ def test_exchanging_metrics_between_fits(build):
     assert [math.isnan(value) for value in log["accuracy"]] == [True] * 3 + [False] * 3
     assert not any(math.isnan(value) for value in log["loss"])
     assert [epoch for epoch, _ in learner.cbstate["metrics_epoch"]["training"]["accuracy"]] == [2]
+
+
+def test_metrics_that_come_later_keep_their_order():
+    values = StepValues()
+    values.add([1], {"loss": [1.0]})
+    names = [f"m{i}" for i in (3, 1, 2, 9, 5)]
+    values.add([2], {"loss": [2.0], **{name: [0.5] for name in names}})
+    assert list(values) == ["loss", *names]
+    assert str(values["m3"]) == "[nan, 0.5]"

@@ -9,8 +9,8 @@ from rich.console import Console
 import fluxcb
 from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, on
 from fluxcb.callbacks import Metrics, MetricsPrinter, ModelSummary, ProgressBar, accuracy
-from fluxcb.callbacks import console as console_module
 from fluxcb.events import StepEnd
+from fluxcb.logging.consoles import CONSOLES
 from fluxcb.phases import TrainingPhase, ValidationPhase
 
 
@@ -18,7 +18,7 @@ from fluxcb.phases import TrainingPhase, ValidationPhase
 def terminal():
     """Return a file that the callbacks take for a terminal."""
     file = io.StringIO()
-    console_module._consoles[file] = Console(file=file, force_terminal=True, width=100, legacy_windows=False)
+    CONSOLES[file] = Console(file=file, force_terminal=True, width=100, legacy_windows=False)
     return file
 
 

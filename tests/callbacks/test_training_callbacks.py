@@ -256,7 +256,7 @@ def test_onecycle_is_that_of_optax():
         ),
         (
             lambda: Scheduler({HyperParameter: 0.1}),
-            "<class 'fluxcb.callbacks.scheduler.HyperParameter'> names no hyperparameter.\n"
+            "<class 'fluxcb.callbacks.hyperparameter.HyperParameter'> names no hyperparameter.\n"
             '  fix:   use LearningRate, a subclass of HyperParameter with a `name`, or a name such as "weight_decay"',
         ),
         (

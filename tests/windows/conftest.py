@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping
+from types import FunctionType
 
 import jax
 import numpy as np
@@ -147,7 +148,8 @@ def frozen(value):
     if isinstance(value, list | tuple):
         return [frozen(item) for item in value]
     if hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        return {"": type(value).__name__, **frozen(vars(value))}
+        held = {name: item for name, item in vars(value).items() if not isinstance(item, FunctionType)}
+        return {"": type(value).__name__, **frozen(held)}  # a function is named by its address
     return repr(value)
 
 

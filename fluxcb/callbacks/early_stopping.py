@@ -1,0 +1,176 @@
+"""`EarlyStopping`: end the fit when the metrics say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fluxcb._declare.access import Append, Read
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.control import CancelFitting
+from fluxcb._declare.events import Event, FitBegin, Trigger
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb._errors import DeclarationError
+from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.stopping.criterion import Criterion, Mode
+from fluxcb.stopping.progress import NumberSinceBest
+
+__all__ = ["EarlyStopping"]
+
+_EXAMPLE = 'e.g. `EarlyStopping(3)`, `EarlyStopping(GL(5), TimeLimit(3600))`, `EarlyStopping(("accuracy", 3))`'
+
+
+class EarlyStopping(Callback):
+    """End the fit when a metric stops getting better, or another criterion of `fluxcb.stopping` says so.
+
+    It looks once per epoch, after the validation; `learner.stop_reason` says which criterion stopped. What it has seen
+    is saved with a checkpoint. A later `fit` of the same Learner goes on with it, and so ends after one epoch if there
+    is still no reason to go on; a new instance begins anew.
+
+    An epoch without a value, because nothing was validated in it, does not count. The metrics' own epoch values of
+    training are handed to the criteria as training losses, one before each out-of-sample value.
+
+    Args:
+        *criteria: Each a criterion; or a number `n` for `NumberSinceBest(n)`: no better value for `n` epochs; or a pair
+            of the name of another metric and one of these. The first that is done ends the fit.
+        metric: The metric that criteria without a name of their own look at.
+        phase: The phase whose values count: class, instance or name.
+        mode: `max` if high values of `metric` are good. Criteria in pairs say it themselves.
+        train_metric: The metric whose training values count as training losses; the same one by default.
+        train_phase: The phase whose values are training losses.
+
+    Access:
+        cbstate.metrics_epoch: Read.
+        control: Append; so it runs after what else is done at Trigger.
+
+    Runs:
+        FitBegin x Phase, Trigger x AbstractTrainingPhase (host).
+
+    Cost:
+        A few Python operations per epoch. Fetches nothing, and bounds no window.
+
+    Raises:
+        DeclarationError: No criterion, or something that is none; a metric or phase without a name; a criterion that
+            needs training losses where `phase` is the training phase. At the first Trigger: the metric does not exist.
+        MissingStateError: There is no `Metrics` (when the Learner is built).
+
+    Example:
+        >>> import jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import EarlyStopping, Metrics
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.float32(4.0)},
+        ...     lambda params, batch, key: jnp.mean((params["w"] - batch) ** 2),
+        ...     optax.sgd(0.25),  # halves the distance to 0: 2, 1, 0.5, 0.25; the best for validation is 1
+        ...     data=([jnp.zeros(1)], [jnp.ones(1)]),
+        ...     callbacks=[Metrics(), EarlyStopping(2)],
+        ...     default_callbacks=False,
+        ... )
+        >>> learner.fit(100)
+        >>> learner.epoch, learner.stop_reason
+        (4, 'validation loss: the last 2 were no better than 0')
+
+    Source:
+        FluxTraining.jl, `EarlyStopping`, where a number means `Patience`; Keras, `EarlyStopping`.
+    """
+
+    def __init__(
+        self,
+        *criteria: Criterion | int | tuple[str, Criterion | int],
+        metric: str = "loss",
+        phase: Phase | type[Phase] | str = ValidationPhase,
+        mode: Mode = "min",
+        train_metric: str | None = None,
+        train_phase: Phase | type[Phase] | str = TrainingPhase,
+    ) -> None:
+        if not criteria:
+            raise DeclarationError("`EarlyStopping` was given no criterion.", fix=_EXAMPLE)
+        if mode not in ("min", "max"):
+            raise DeclarationError(
+                f'`mode` of `EarlyStopping` must be "min" or "max", not {mode!r}.', fix='write `mode="max"`'
+            )
+        self.phase = phase_name(phase, "EarlyStopping")
+        self.train_phase = phase_name(train_phase, "EarlyStopping")
+        self.criteria = tuple(_criterion(given, mode) for given in criteria)
+        metrics = [given[0] if isinstance(given, tuple) else metric for given in criteria]
+        self._watched = tuple(Watched(self.phase, name, "EarlyStopping") for name in metrics)
+        training = [Watched(self.train_phase, train_metric or name, "EarlyStopping") for name in metrics]
+        self._training = tuple(training) if self.phase != self.train_phase else ()
+        for criterion in self.criteria:
+            if criterion.needs_training and not self._training:
+                raise DeclarationError(
+                    f"{criterion!r} needs training losses beside the values it judges, and `EarlyStopping` was told to "
+                    f"judge those of {self.phase}.",
+                    fix="leave out `phase=`, or give another criterion",
+                )
+        self.states: list[Any] = [None] * len(self.criteria)
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what it reads and writes; see the class."""
+        return {"cbstate": {"metrics_epoch": Read()}, "control": Append()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each criterion has seen."""
+        return {"states": list(self.states)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what each criterion had seen.
+
+        Raises:
+            DeclarationError: There were more criteria, or fewer.
+        """
+        if len(state["states"]) != len(self.criteria):
+            raise DeclarationError(
+                f"{self!r} has {len(self.criteria)} criteria; the saved state is that of {len(state['states'])}.",
+                fix="restore it into the same criteria as it was saved from",
+            )
+        self.states = list(state["states"])
+
+    @on(FitBegin, Phase, access={})
+    def start(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Start the clocks of the criteria that have one."""
+        self.states = [c.start(state) for c, state in zip(self.criteria, self.states, strict=True)]
+
+    @on(Trigger, AbstractTrainingPhase)
+    def judge(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Hand the epoch's values to the criteria, and end the fit if one is done."""
+        metrics, epoch = learner.cbstate.metrics_epoch, learner.progress.epoch
+        reasons = []
+        for i, (criterion, watched) in enumerate(zip(self.criteria, self._watched, strict=True)):
+            value = watched.at(metrics, epoch)
+            if value is None:
+                continue
+            state = self.states[i]
+            loss = self._training_loss(i, metrics, epoch)
+            if loss is not None:
+                state = criterion.update(state, loss, training=True)
+            self.states[i] = state = criterion.update(state, value)
+            if criterion.done(state):
+                reasons.append(f"{watched}: {criterion.message(state)}")
+        if reasons:
+            raise CancelFitting("; ".join(reasons))
+
+    def _training_loss(self, i: int, metrics: Any, epoch: int) -> float | None:
+        if not self._training:
+            return None
+        watched = self._training[i]
+        if self.criteria[i].needs_training:
+            return watched.at(metrics, epoch)
+        return metrics[watched.phase].at(epoch).get(watched.metric)
+
+    def __repr__(self) -> str:
+        parts = [
+            repr(criterion) if watched.metric == "loss" else f"({watched.metric!r}, {criterion!r})"
+            for criterion, watched in zip(self.criteria, self._watched, strict=True)
+        ]
+        return f"EarlyStopping({', '.join(parts)})"
+
+
+def _criterion(given: Any, mode: Mode) -> Criterion:
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
+        return _criterion(given[1], "min")
+    if isinstance(given, int) and not isinstance(given, bool):
+        return NumberSinceBest(given, mode=mode)
+    if not isinstance(given, Criterion):
+        raise DeclarationError(f"`EarlyStopping` takes criteria and numbers of epochs, not {given!r}.", fix=_EXAMPLE)
+    return given.with_mode(mode) if mode == "max" else given

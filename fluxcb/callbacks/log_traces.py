@@ -1,0 +1,77 @@
+"""`LogTraces`: what `Traces` record, to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fluxcb._declare.access import Append, Read
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.events import EpochEnd, Event, StepEnd
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+
+__all__ = ["LogTraces"]
+
+_TRACES = {"cbstate": {"traces": Read(), "monitors": Append()}}
+
+
+class LogTraces(Callback):
+    """Log what `Traces` record, as `training/traces/<name>`: numbers as values, arrays as histograms.
+
+    Of training, every step is logged. Of other phases the last step's value is logged when the phase ends: all their
+    steps are at one training step.
+
+    `every(LogTraces(), steps=50)` logs every 50th step.
+
+    Access:
+        cbstate.traces: Read.
+        cbstate.monitors: Append.
+
+    Runs:
+        StepEnd x AbstractTrainingPhase (host).
+        EpochEnd x Phase (host).
+
+    Cost:
+        A few microseconds per step; less with a period. Fetches nothing, and bounds no window.
+
+    Raises:
+        MissingStateError: There is no `Monitors` or no `Traces` (when the Learner is built).
+
+    Example:
+        >>> from fluxcb import Read
+        >>> from fluxcb.callbacks import LogTraces, Monitors, Traces
+        >>> from fluxcb.testing import testlearner
+        >>> squares = Traces({"square": lambda learner: learner.step.loss**2}, access={"step": {"loss": Read()}})
+        >>> learner = testlearner(squares, LogTraces(), Monitors())
+        >>> learner.fit(2)
+        >>> {name: len(learner.cbstate["monitors"].history(name)) for name in learner.cbstate["monitors"]}
+        {'training/traces/square': 8, 'validation/traces/square': 2}
+
+    Source:
+        FluxTraining.jl, `LogTraces`, which takes the backends itself.
+    """
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what it reads and writes; see the class."""
+        return _TRACES
+
+    @on(StepEnd, AbstractTrainingPhase)
+    def log_step(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Log a training step's values."""
+        self._log(phase, learner)
+
+    @on(EpochEnd, Phase)
+    def log_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Log the last values of a phase that does not train."""
+        if not type(phase).trains and learner.progress.step_in_epoch:
+            self._log(phase, learner)
+
+    def _log(self, phase: Phase, learner: Any) -> None:
+        import numpy as np
+
+        traces, monitors = learner.cbstate.traces[phase], learner.cbstate.monitors
+        for trace in traces:
+            value = traces.last(trace)
+            put = monitors.put_histogram if np.ndim(value) else monitors.put_scalar
+            put(f"{phase.name}/traces/{trace}", value)

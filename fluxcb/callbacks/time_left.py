@@ -1,0 +1,119 @@
+"""`EstimatedTimeLeft`: how long a fit will still take."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from time import monotonic
+from typing import IO, Any
+
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.events import Event, FitBegin, FitEnd, Trigger
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.schedules import positive
+from fluxcb.callbacks.console import console_for, print_line
+
+__all__ = ["EstimatedTimeLeft"]
+
+
+class EstimatedTimeLeft(Callback):
+    """Print after each epoch how long the rest of the fit will take, by the time of the last epochs.
+
+    The time of an epoch is that between two Triggers (the first from the begin of the fit), with validation and
+    whatever callbacks do. Nothing is printed after the last epoch, nor in fits whose number of epochs is unknown
+    (`fit(steps=...)`). The first epoch includes compiling, which the median hides from the third on.
+
+    Args:
+        last_k_epochs: How many epochs the estimate is made from.
+        median: Whether to take their median; else their mean.
+        file: Where to print; standard output by default.
+
+    Access:
+        Nothing.
+
+    Runs:
+        FitBegin, FitEnd x Phase, Trigger x AbstractTrainingPhase (host).
+
+    Cost:
+        One line per epoch.
+
+    Raises:
+        DeclarationError: `last_k_epochs` is no whole number of at least 1.
+
+    Example:
+        >>> import io, jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import EstimatedTimeLeft
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     optax.sgd(0.1),
+        ...     data=[jnp.ones(2)],
+        ...     callbacks=[EstimatedTimeLeft(file=(file := io.StringIO()))],
+        ...     default_callbacks=False,
+        ... )
+        >>> learner.fit(2)
+        >>> print(file.getvalue().rstrip())
+        Estimated Time Left: ... second...
+
+    Source:
+        tensorpack, `EstimatedTimeLeft`, which prints nothing when a period is put around it.
+    """
+
+    def __init__(self, last_k_epochs: int = 5, median: bool = True, *, file: IO[str] | None = None) -> None:
+        self.last_k_epochs = positive(last_k_epochs, "`last_k_epochs` of `EstimatedTimeLeft`")
+        self.median = median
+        self.file = file
+        self.seconds: list[float] = []
+        self._since: tuple[int, float] | None = None  # the epoch and the time of the last Trigger
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the times of the last epochs (seconds)."""
+        return {"seconds": list(self.seconds)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them back."""
+        self.seconds = list(state["seconds"])
+
+    @on(FitBegin, Phase)
+    def begin(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Start the clock."""
+        self._since = learner.progress.epoch, monotonic()
+
+    @on(Trigger, AbstractTrainingPhase)
+    def estimate(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Note the time, and print what is left."""
+        epoch, now = learner.progress.epoch, monotonic()
+        before, self._since = self._since, (epoch, now)
+        if before is None or epoch == before[0]:
+            return
+        # With a period around this callback, several epochs have passed.
+        self.seconds = [*self.seconds, (now - before[1]) / (epoch - before[0])][-self.last_k_epochs :]
+        typical = statistics.median(self.seconds) if self.median else statistics.fmean(self.seconds)
+        left = (learner.progress.epochs - epoch) * typical
+        if left > 0:
+            print_line(console_for(self.file), f"Estimated Time Left: {_spelt(left)}")
+
+    @on(FitEnd, Phase)
+    def end(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Stop the clock."""
+        self._since = None
+
+    def __repr__(self) -> str:
+        return f"EstimatedTimeLeft({self.last_k_epochs})"
+
+
+def _spelt(seconds: float) -> str:
+    """Return a time in words; fractions of seconds below a minute only."""
+    if seconds < 60:
+        return _counted(seconds, "second")
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = zip((days, hours, minutes, rest), ("day", "hour", "minute", "second"), strict=True)
+    return " ".join(_counted(number, unit) for number, unit in parts if number)
+
+
+def _counted(number: float, unit: str) -> str:
+    text = f"{number}" if isinstance(number, int) else f"{number:.3g}"
+    return f"{text} {unit}{'s' if number > 1 else ''}"

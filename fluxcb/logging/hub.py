@@ -1,0 +1,292 @@
+"""`MonitorHub`: where callbacks put what is to be logged, and look up what was put."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from fluxcb._declare.schedules import positive
+from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
+from fluxcb.logging.loggables import Histogram, Image, Loggable, Text, Value
+from fluxcb.logging.rows import COUNTERS
+
+__all__ = ["MonitorHub", "Put"]
+
+
+class Put(NamedTuple):
+    """Something that was put.
+
+    Attributes:
+        name: Its name.
+        loggable: The thing.
+        step: Finished training steps then.
+        epoch: Number of the epoch.
+        seconds: When that was (Unix time, s).
+    """
+
+    name: str
+    loggable: Loggable
+    step: int
+    epoch: int
+    seconds: float
+
+
+class _Series:
+    """What was put under one name: its kind, the latest, and for numbers the last ones with their steps."""
+
+    def __init__(self, kind: type[Loggable]) -> None:
+        self.kind = kind
+        self.latest: Any = None
+        # Lists, because a read-only view guards them, which it does not do with deques.
+        self.steps: list[int] = []
+        self.values: list[float] = []
+
+    def __eq__(self, other: object) -> bool:
+        # By their texts, among which NaN is the same as NaN.
+        return isinstance(other, _Series) and (self.steps, repr(self.values)) == (other.steps, repr(other.values))
+
+    def __hash__(self) -> int:
+        raise TypeError("a series changes, and cannot be hashed")
+
+
+class MonitorHub:
+    """Take what callbacks put, and keep the latest of each name and the history of numbers.
+
+    `Monitors` makes one, which is `cbstate.monitors`, and hands what was put to its backends. A callback that puts
+    declares `Append()` on `cbstate.monitors`, one that looks up declares `Read()`.
+
+    A name is for things of one kind. The same name put twice within a step is in the history twice.
+
+    Args:
+        limit: How many of the last values of a name `history` has at least; twice as many at most.
+
+    Example:
+        >>> hub = MonitorHub()
+        >>> hub.follow(lambda: (7, 2))
+        >>> hub.put_scalar("loss", 0.5)
+        >>> hub.put_scalar("loss", 0.25)
+        >>> hub.latest("loss"), hub.history("loss"), hub.names()
+        (0.25, [(7, 0.5), (7, 0.25)], ['loss'])
+
+    Source:
+        tensorpack, `Monitors`.
+    """
+
+    _clock: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 0))
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self.limit = positive(limit, "The history of a name (values)")
+        self._series: dict[str, _Series] = {}
+        self._pending: list[Put] = []
+
+    # -- putting ----------------------------------------------------------------------------
+
+    def put_scalar(self, name: str, value: Any) -> None:
+        """Put a number: a Python, numpy or JAX scalar, for which a device is waited for.
+
+        Raises:
+            DeclarationError: It is no number, or the name is none, or was of another kind so far.
+        """
+        try:
+            number = Value(value)
+        except DeclarationError as error:
+            raise _named(error, name) from error.__cause__
+        self.put(name, number)
+
+    def put_text(self, name: str, text: str) -> None:
+        """Put a text."""
+        self.put(name, _made(name, Text, text))
+
+    def put_image(self, name: str, image: Any) -> None:
+        """Put an image, or several of one size; see `Image`."""
+        self.put(name, _made(name, Image, image))
+
+    def put_histogram(self, name: str, values: Any, bins: int = 64) -> None:
+        """Put the histogram of some numbers; those that are not finite are left out."""
+        self.put(name, _made(name, Histogram.of, values, bins))
+
+    def put(self, name: str, loggable: Loggable) -> None:
+        """Put anything that can be logged.
+
+        Raises:
+            DeclarationError: It is no loggable, or the name is none, or was of another kind so far.
+        """
+        series = self._series.get(name) if isinstance(name, str) else None
+        if series is None or series.kind is not type(loggable):
+            _require_fit(name, loggable, series.kind if series is not None else None)
+        step, epoch = self._clock()
+        self._pending.append(Put(name, loggable, step, epoch, time.time()))
+        if series is None:
+            series = self._series[name] = _Series(type(loggable))
+        if isinstance(loggable, Value):
+            series.steps.append(step)
+            series.values.append(loggable.data)
+            if len(series.steps) >= 2 * self.limit:
+                del series.steps[: -self.limit], series.values[: -self.limit]
+            series.latest = loggable.data
+        else:
+            series.latest = loggable
+
+    # -- looking up -------------------------------------------------------------------------
+
+    def latest(self, name: str) -> Any:
+        """Return what was put last under a name: a float, or a loggable of another kind.
+
+        Raises:
+            MissingStateError: Nothing was put under that name.
+        """
+        return self._found(name).latest
+
+    def history(self, name: str) -> list[tuple[int, float]]:
+        """Return the numbers that were put under a name, each with its step, oldest first.
+
+        Raises:
+            MissingStateError: Nothing was put under that name.
+            DeclarationError: It is no number that was put.
+        """
+        series = self._found(name)
+        if series.kind is not Value:
+            raise DeclarationError(
+                f"`{name}` is {_article(series.kind)}; only numbers have a history.", fix=f'`latest("{name}")`'
+            )
+        return list(zip(series.steps, series.values, strict=True))
+
+    def names(self) -> list[str]:
+        """Return the names under which something was put, the oldest first."""
+        return list(self._series)
+
+    def _found(self, name: str) -> _Series:
+        if name not in self._series:
+            known = ", ".join(f"`{n}`" for n in list(self._series)[:8]) or "nothing"
+            raise MissingStateError(
+                f"Nothing was put under `{name}` yet.{did_you_mean(name, self._series)}",
+                why=f"so far there is {known}",
+                fix=f'ask before: `if "{name}" in learner.cbstate.monitors`',
+            )
+        return self._series[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._series
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MonitorHub) and self._series == other._series
+
+    def __hash__(self) -> int:
+        raise TypeError("a MonitorHub changes, and cannot be hashed")
+
+    def __repr__(self) -> str:
+        return f"<monitors: {', '.join(self._series) or 'nothing'}>"
+
+    # -- for the callback that owns it ------------------------------------------------------
+
+    @property
+    def pending(self) -> list[Put]:
+        """What was put and not taken yet; always the same list."""
+        return self._pending
+
+    def follow(self, clock: Callable[[], tuple[int, int]]) -> None:
+        """Take step and epoch from a function from now on."""
+        self._clock = clock
+
+    def take(self, *, whole_steps: bool = False) -> list[Put]:
+        """Return what was put since it was last taken.
+
+        Args:
+            whole_steps: Leave what was put at the current step, to which more may come.
+        """
+        pending = self._pending
+        count = len(pending)
+        if whole_steps:
+            now = self._clock()[0]
+            while count and pending[count - 1].step == now:
+                count -= 1
+        taken = pending[:count]
+        pending[:count] = []
+        return taken
+
+    def cut(self, step: int) -> None:
+        """Forget numbers that were put after a step, where the training was set back to it."""
+        for name in self.names():
+            series = self._series[name]
+            keep = len(series.steps)
+            while keep and series.steps[keep - 1] > step:
+                keep -= 1
+            if keep == len(series.steps):
+                continue
+            if keep:
+                series.steps, series.values = series.steps[:keep], series.values[:keep]
+                series.latest = series.values[-1]
+            else:
+                del self._series[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers by name: `{"steps": int64[n], "values": float64[n]}`."""
+        import numpy as np
+
+        return {
+            name: {"steps": np.array(series.steps, np.int64), "values": np.array(series.values, np.float64)}
+            for name, series in self._series.items()
+            if series.kind is Value
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned, in place of what is there."""
+        self._series.clear()
+        self._pending.clear()
+        for name, saved in state.items():
+            series = self._series[name] = _Series(Value)
+            series.steps, series.values = [int(s) for s in saved["steps"]], [float(v) for v in saved["values"]]
+            series.latest = series.values[-1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy, or what comes out of a pickle, belongs to no Learner.
+        return {name: value for name, value in vars(self).items() if name != "_clock"}
+
+
+def _made(name: str, make: Callable[..., Loggable], *args: Any) -> Loggable:
+    try:
+        return make(*args)
+    except DeclarationError as error:
+        raise _named(error, name) from error.__cause__
+
+
+def _named(error: DeclarationError, name: str) -> DeclarationError:
+    """Return the error about a value with the name that it was put under."""
+    return DeclarationError(error.what, where=(f"put as `{name}`", *error.where), why=error.why, fix=error.fix)
+
+
+def _require_fit(name: Any, loggable: Any, kind: type[Loggable] | None) -> None:
+    """Refuse a name that is none, and what does not go under this one."""
+    if not isinstance(loggable, Loggable):
+        raise DeclarationError(
+            f"`put` takes a Value, Text, Image or another loggable, not {type(loggable).__name__} {loggable!r}.",
+            where=f"put as `{name}`",
+            fix="for numbers, `put_scalar(name, value)`",
+        )
+    if kind is not None:
+        raise DeclarationError(
+            f"`{name}` is {_article(kind)} so far, and {_article(type(loggable))} now.",
+            why="backends keep one kind of thing under a name",
+            fix="use another name",
+        )
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise DeclarationError(
+            f"A name to log under is a printable text, not {name!r}.", fix='e.g. "validation/accuracy"'
+        )
+    if name in COUNTERS:
+        raise DeclarationError(
+            f"Nothing can be put under `{name}`.",
+            why=f"{', '.join(f'`{c}`' for c in COUNTERS)} are noted beside every value",
+            fix=f'use another name, e.g. "train/{name}"',
+        )
+
+
+def _article(kind: type[Loggable]) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

@@ -1,0 +1,90 @@
+"""`JSONLinesBackend`: a JSON object per step."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from fluxcb.logging.backend import LoggerBackend
+from fluxcb.logging.loggables import Loggable, Text, Value
+from fluxcb.logging.record_file import RecordFile
+from fluxcb.logging.rows import Rows
+
+__all__ = ["JSONLinesBackend"]
+
+
+class JSONLinesBackend(LoggerBackend):
+    """Write a JSON object per step, one a line: `{"step": 3, "epoch": 1, "time": 1700000000.0, "loss": 0.5}`.
+
+    The time is when the first of the line's values was put (Unix time, s). Values that come again within a step get a
+    line of their own. JSON has no NaN and no infinities; they are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`,
+    which `float` of Python and `Number` of JavaScript read.
+
+    A run that resumes appends, behind the lines that were there when its checkpoint was written: later ones, and a last
+    line that was torn by a kill, are cut off. A new run does not write to a file that has lines.
+
+    Args:
+        path: The file.
+        append: Whether a new run may append to a file that has lines.
+
+    Raises:
+        DeclarationError: It cannot be written there; or, when it is opened, it has lines of another run.
+
+    Example:
+        >>> from pathlib import Path
+        >>> with JSONLinesBackend("log.jsonl") as backend:
+        ...     backend.log("loss", Value(0.5), step=3, epoch=1, seconds=1.5e9)
+        ...     backend.log("note", Text("warm"), step=3, epoch=1, seconds=1.6e9)
+        ...     backend.log("loss", Value(float("nan")), step=4, epoch=1, seconds=1.7e9)
+        >>> print(Path("log.jsonl").read_text().rstrip())
+        {"step": 3, "epoch": 1, "time": 1500000000.0, "loss": 0.5, "note": "warm"}
+        {"step": 4, "epoch": 1, "time": 1700000000.0, "loss": "NaN"}
+
+    Source:
+        tensorpack, `JSONWriter`, which writes its whole file at each step, and bare NaN.
+    """
+
+    loggables = (Value, Text)
+
+    def __init__(self, path: str | os.PathLike[str], *, append: bool = False) -> None:
+        self.name = f"JSONLinesBackend({str(path)!r})"
+        self._file = RecordFile(path, owner=self.name, append=append)
+        self._rows = Rows()
+        self._offset: int | None = None
+
+    def open(self, *, resumes: bool) -> None:
+        """Open the file; see `LoggerBackend`."""
+        self._file.open(resumes=resumes, position=self._offset)
+        self._offset = None
+
+    def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
+        """Add a value to its step's line."""
+        value = json_number(loggable.data) if isinstance(loggable, Value) else getattr(loggable, "data", None)
+        self._rows.add(name, value, step=step, epoch=epoch, seconds=seconds)
+
+    def flush(self) -> None:
+        """Append the lines to the file, in one write."""
+        lines = [json.dumps(row, allow_nan=False) + "\n" for row in self._rows.take()]
+        if lines:
+            self._file.write("".join(lines).encode())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the lines end (bytes)."""
+        return {"offset": self._file.position} if self._file.is_open else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember where to cut the lines off."""
+        self._offset = int(state["offset"]) if "offset" in state else None
+
+
+def json_number(value: float) -> float | str:
+    """Return a number as JSON can have it."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

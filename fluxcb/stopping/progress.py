@@ -1,0 +1,98 @@
+"""Criteria that wait for progress: `Patience`, `NumberSinceBest`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fluxcb.stopping.criterion import ComparingCriterion, State, whole
+
+__all__ = ["NumberSinceBest", "Patience"]
+
+
+@dataclass(frozen=True, repr=False)
+class Patience(ComparingCriterion):
+    """Stop at the `n`-th value in a row that is worse than the one before it.
+
+    One that is equal or better starts the count anew, so a loss that goes up and down never stops it: see
+    `NumberSinceBest`.
+
+    Args:
+        n: How many values in a row may be worse.
+        mode: Whether low (`min`) or high (`max`) values are good.
+
+    Raises:
+        DeclarationError: `n` is no whole number of at least 1, or `mode` is unknown.
+
+    Example:
+        >>> from fluxcb.stopping import stopping_time
+        >>> stopping_time(Patience(3), [10.0, 8.0, 9.0, 10.0, 11.0, 12.0])
+        5
+
+    Source:
+        EarlyStopping.jl, `Patience`; Prechelt (1998), Early Stopping - But When?, criterion UP_s.
+    """
+
+    n: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(self.n, "`n` of `Patience` (values)")
+
+    def update(self, state: State, loss: float, training: bool = False) -> State:
+        """Return the latest value and how many in a row were worse."""
+        if training:
+            return state
+        if state is None or not self.better(state["last"], loss):
+            return {"last": float(loss), "worse": 0}
+        return {"last": float(loss), "worse": state["worse"] + 1}
+
+    def done(self, state: State) -> bool:
+        """Tell whether `n` in a row were worse."""
+        return state is not None and state["worse"] >= self.n
+
+    def message(self, state: State) -> str:
+        """Say how many were worse."""
+        return f"{state['worse']} in a row were worse than the one before, the last is {state['last']:.6g}"
+
+
+@dataclass(frozen=True, repr=False)
+class NumberSinceBest(ComparingCriterion):
+    """Stop at the `n`-th value after the best one; what other systems call patience.
+
+    Args:
+        n: How many values there may be since the best one.
+        mode: Whether low (`min`) or high (`max`) values are good.
+
+    Raises:
+        DeclarationError: `n` is no whole number of at least 1, or `mode` is unknown.
+
+    Example:
+        >>> from fluxcb.stopping import stopping_time
+        >>> stopping_time(NumberSinceBest(2), [10.0, 9.0, 8.0, 9.0, 10.0, 7.0])
+        5
+
+    Source:
+        EarlyStopping.jl, `NumberSinceBest`.
+    """
+
+    n: int = 6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole(self.n, "`n` of `NumberSinceBest` (values)")
+
+    def update(self, state: State, loss: float, training: bool = False) -> State:
+        """Return the best value and how many there were since."""
+        if training:
+            return state
+        if state is None or self.better(loss, state["best"]):
+            return {"best": float(loss), "since": 0}
+        return {"best": state["best"], "since": state["since"] + 1}
+
+    def done(self, state: State) -> bool:
+        """Tell whether there were `n` since the best."""
+        return state is not None and state["since"] >= self.n
+
+    def message(self, state: State) -> str:
+        """Give the best value and how many there were since."""
+        return f"the last {state['since']} were no better than {state['best']:.6g}"

@@ -1,0 +1,157 @@
+"""AccumulateGradients against training on large batches, and against `optax.MultiSteps`."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import DeclarationError, Read
+from fluxcb.callbacks import (
+    AccumulateGradients,
+    ClipGradients,
+    CustomCallback,
+    DynamicLossScale,
+    GradientNoise,
+    Metrics,
+    SkipNonFinite,
+    StochasticWeightAveraging,
+)
+from fluxcb.events import BackwardEnd, StepEnd
+from fluxcb.phases import TrainingPhase
+
+
+def joined(batches):
+    return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+
+
+def losses_of(learner, phase="training"):
+    return learner.cbstate["metrics_step"][phase]["loss"]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
+def test_the_updates_are_those_of_large_batches_of_any_sizes(build, make_batches, steps_per_call):
+    small = make_batches([4, 4, 2, 4, 4, 2, 4, 1, 4])
+    large = [joined(small[i : i + 3]) for i in (0, 3, 6)]
+    adam = fluxcb.inject(optax.adam, learning_rate=0.1)
+    ours = build([AccumulateGradients(3)], data=small, optimizer=adam, steps_per_call=steps_per_call)
+    theirs = build([], data=large, optimizer=adam)
+    ours.fit(2)
+    theirs.fit(2)
+    np.testing.assert_allclose(ours.params["w"], theirs.params["w"], rtol=2e-5, atol=1e-7)
+    assert {name: ours.cbstate["accumulation"][name].item() for name in ("examples", "steps", "updates")} == {
+        "examples": 0,
+        "steps": 0,
+        "updates": 6,
+    }
+    assert not ours.cbstate["accumulation"]["grads"]["w"].any()
+
+
+def test_for_batches_of_one_size_it_is_multisteps(build, make_batches):
+    batches, schedule = make_batches([4] * 7), optax.linear_schedule(0.5, 0.1, 3)  # counts updates
+    ours = build([AccumulateGradients(2)], data=batches, optimizer=optax.adam(schedule))
+    multi = optax.MultiSteps(optax.adam(schedule), 2).gradient_transformation()
+    theirs = build([], data=batches, optimizer=multi)
+    for _ in range(3):  # what is left over goes on into the next epoch
+        ours.fit(1)
+        theirs.fit(1)
+        np.testing.assert_allclose(ours.params["w"], theirs.params["w"], rtol=1e-5)
+    assert ours.cbstate["accumulation"]["updates"] == theirs.state["opt_state"].gradient_step == 10
+    assert ours.cbstate["accumulation"]["steps"] == theirs.state["opt_state"].mini_step == 1
+
+
+def test_every_step_counts_in_the_metrics(build, make_batches, reference):
+    batches = make_batches([4, 4, 2])
+    learner = build([AccumulateGradients(3), Metrics()], data=batches)
+    learner.fit(1)
+    expected = [reference.look(*batch)[0] for batch in batches]  # all before the first update
+    np.testing.assert_allclose(losses_of(learner), expected, rtol=1e-6)
+    assert learner.cbstate["metrics_epoch"]["training"].last("loss") == pytest.approx(
+        np.average(expected, weights=[4, 4, 2]), rel=1e-6
+    )
+
+
+def test_what_is_clipped_is_the_mean(build, make_batches):
+    batches = make_batches([4] * 4)
+    ours = build([ClipGradients(0.05), AccumulateGradients(2)], data=batches)
+    chain = optax.MultiSteps(optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1)), 2)
+    theirs = build([], data=batches, optimizer=chain.gradient_transformation())
+    ours.fit(2)
+    theirs.fit(2)
+    np.testing.assert_allclose(ours.params["w"], theirs.params["w"], rtol=1e-6)
+
+
+def test_the_order_of_those_who_change_gradients_is_always_the_same():
+    sets = [ClipGradients(1.0), GradientNoise(0.1), AccumulateGradients(2), SkipNonFinite()]
+    for items in (sets, sets[::-1]):
+        order = fluxcb.check(items, default_callbacks=False).order(BackwardEnd, TrainingPhase)
+        assert [type(callback).__name__ for callback in order] == [
+            "SkipNonFinite",
+            "AccumulateGradients",
+            "ClipGradients",
+            "GradientNoise",
+        ]
+
+
+def test_a_skipped_step_adds_nothing_and_does_not_count(build, make_batches):
+    good = make_batches([4] * 4)
+    bad = (np.full((4, 3), np.nan, np.float32), good[0][1])
+    ours = build([AccumulateGradients(2), SkipNonFinite()], data=[good[0], bad, good[1], good[2], bad, good[3]])
+    theirs = build([AccumulateGradients(2)], data=good)
+    ours.fit(1)
+    theirs.fit(1)
+    np.testing.assert_allclose(ours.params["w"], theirs.params["w"], rtol=1e-6)
+    assert ours.cbstate["accumulation"]["updates"] == 2
+    assert ours.cbstate["non_finite"]["skipped"] == 2
+
+
+def test_half_precision_is_summed_in_single():
+    def loss_fn(params, batch, key):
+        return params["w"] * batch[0]
+
+    grads = []
+    keep = CustomCallback(
+        lambda learner: grads.append(float(learner.step.grads["w"])),
+        StepEnd,
+        access={"step": {"grads": {"w": Read()}}},
+    )
+    learner = fluxcb.Learner.from_loss(
+        {"w": jnp.float16(1)},
+        loss_fn,
+        optax.sgd(0.0),
+        data=[jnp.full(64, x, jnp.float16) for x in (2000.0, 1.0, 1.0)],
+        callbacks=[AccumulateGradients(3), keep],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    assert jax.tree.leaves(learner.cbstate["accumulation"]["grads"])[0].dtype == jnp.float32
+    assert grads[-1] == np.float16(2002 / 3)  # 64 * 2000 is beyond float16
+
+
+def test_a_sum_that_is_not_complete_goes_on_where_the_state_is_taken_up(build, make_batches):
+    def make():
+        callbacks = [AccumulateGradients(3), DynamicLossScale(8.0, period=2), StochasticWeightAveraging(2)]
+        return build(callbacks, data=make_batches([4] * 4))
+
+    first, second = make(), make()
+    first.fit(steps=4)
+    second.state = first.state
+    assert second.cbstate["accumulation"]["steps"] == 1
+    second.fit(1)
+    whole_again = make()
+    whole_again.fit(steps=4)
+    whole_again.fit(1)
+    for one, two in zip(*(jax.tree.leaves({**x.state, "key": 0}) for x in (second, whole_again)), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize("steps", [0, 1.5, True, None])
+def test_bad_arguments(steps, refused):
+    with refused(
+        DeclarationError,
+        f"`steps` of AccumulateGradients must be a whole number of at least 1, not {steps!r}.\n"
+        "  why:   periods and counts are numbers of whole steps or epochs\n"
+        "  fix:   give a positive int",
+    ):
+        AccumulateGradients(steps)

@@ -1,0 +1,327 @@
+"""EarlyStopping: the epoch at which a fit ends, and what it says."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Callback, CancelEpoch, CancelFitting, DeclarationError, MissingStateError, Write, every, on
+from fluxcb.callbacks import EarlyStopping, Loss, Metric, Metrics, MetricsPrinter
+from fluxcb.events import EpochBegin, FitEnd, Trigger
+from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.stopping import GL, PQ, InvalidValue, Never, NumberLimit, NumberSinceBest, Patience, Threshold, TimeLimit
+
+
+def series(validation, training=None):
+    """Return data of which epoch n's loss is the n-th number: the loss of a batch is its mean."""
+
+    class Numbers:
+        fresh_batches = True
+
+        def __init__(self, numbers):
+            self.numbers, self.epoch = numbers, 0
+
+        @property
+        def element_spec(self):
+            return np.zeros(1, np.float32)
+
+        def __iter__(self):
+            yield np.array([self.numbers[self.epoch]], np.float32)
+            self.epoch += 1
+
+    training = training or [1.0] * len(validation)
+    return Numbers(training), Numbers(validation)
+
+
+def learner(validation, *callbacks, training=None, metrics=None):
+    metrics = metrics or Metrics(Metric(lambda batch: batch.mean(), name="score", needs=("batch",)))
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: jnp.mean(batch) + 0 * params["w"],
+        fluxcb.inject(optax.sgd, learning_rate=0.1),
+        data=series(validation, training),
+        callbacks=[metrics, *callbacks],
+        default_callbacks=False,
+    )
+
+
+ZIGZAG = [10.0, 9, 8, 9, 10, 7, 10, 10, 10, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("criterion", "epoch", "said"),
+    [
+        (2, 5, "validation loss: the last 2 were no better than 8"),
+        (NumberSinceBest(3), 9, "validation loss: the last 3 were no better than 7"),
+        (Patience(2), 5, "validation loss: 2 in a row were worse than the one before, the last is 10"),
+        (GL(24), 5, "validation loss: 10 is 25 % worse than the best, 8 (limit 24 %)"),
+        (NumberLimit(4), 4, "validation loss: number of values 4 (limit 4)"),
+        (Threshold(8.5), 3, "validation loss: 8 is below 8.5"),
+        (Never(), 11, None),
+        (
+            GL(24) | NumberLimit(5),
+            5,
+            "validation loss: 10 is 25 % worse than the best, 8 (limit 24 %); number of values 5 (limit 5)",
+        ),
+    ],
+    ids=repr,
+)
+def test_the_fit_ends_at_the_epoch_of_the_criterion(criterion, epoch, said):
+    trained = learner(ZIGZAG, EarlyStopping(criterion))
+    trained.fit(len(ZIGZAG))
+    assert (trained.epoch, trained.stop_reason) == (epoch, said)
+
+
+def test_training_losses_go_before_those_of_validation():
+    # Progress 1000 (3.5 - 3) / 3 = 166.7 and GL 0; then 1000 (3 - 3) / 3 = 0: a stall.
+    trained = learner([5.0, 5.0, 5.0, 9.0], EarlyStopping(PQ(0.1, k=2)), training=[4.0, 3.0, 3.0, 3.0])
+    trained.fit(4)
+    assert trained.stop_reason == "validation loss: training makes no progress: its last 2 values are [3.0, 3.0]"
+    assert trained.epoch == 3
+
+
+def test_the_quotient_of_prechelt():
+    # GL 100 (6 - 5) / 5 = 20, progress 1000 (3.75 - 3.5) / 3.5 = 71.43: 0.28
+    trained = learner([5.0, 5.0, 6.0], EarlyStopping(PQ(0.27, k=2)), training=[5.0, 4.0, 3.5])
+    trained.fit(3)
+    assert trained.stop_reason == (
+        "validation loss: generalization loss over training progress is 0.28 at 6 (limit 0.27)"
+    )
+
+
+def test_nan_in_training_is_seen_by_those_who_look():
+    trained = learner([1.0] * 4, EarlyStopping(InvalidValue()), training=[1.0, np.nan, 1.0, 1.0])
+    trained.fit(4)
+    assert (trained.epoch, trained.stop_reason) == (2, "validation loss: a value is nan")
+
+
+def test_high_values_may_be_the_good_ones():
+    trained = learner([0.1, 0.5, 0.4, 0.5, 0.6], EarlyStopping(2, metric="score", mode="max"))
+    trained.fit(5)
+    assert (trained.epoch, trained.stop_reason) == (4, "validation score: the last 2 were no better than 0.5")
+    assert EarlyStopping(GL(2) | Threshold(0.9), mode="max").criteria == (
+        GL(2, mode="max") | Threshold(0.9, mode="max"),
+    )
+
+
+def test_several_metrics_each_with_its_criterion():
+    half = Metric(lambda batch: -batch.mean() / 2, name="half", needs=("batch",))
+    stop = EarlyStopping(("half", NumberSinceBest(2, mode="max")), ("half", 4), NumberLimit(6))
+    trained = learner([1.0, 2.0, 3.0, 2.0, 1.0, 1.0], stop, metrics=Metrics(half))
+    trained.fit(6)  # half: -0.5, -1, -1.5
+    assert (trained.epoch, trained.stop_reason) == (3, "validation half: the last 2 were no better than -0.5")
+    assert repr(stop) == (
+        "EarlyStopping(('half', NumberSinceBest(mode='max', n=2)), ('half', NumberSinceBest(n=4)), NumberLimit(n=6))"
+    )
+    trained.fit(1)  # the criteria go on
+    assert trained.stop_reason is not None
+
+
+def test_all_reasons_of_an_epoch_are_told():
+    trained = learner([1.0, 2.0], EarlyStopping(1, ("score", NumberLimit(2))))
+    trained.fit(2)
+    assert trained.stop_reason == (
+        "validation loss: the last 1 were no better than 1; validation score: number of values 2 (limit 2)"
+    )
+
+
+def test_training_may_be_what_is_watched():
+    trained = learner([1.0] * 4, EarlyStopping(1, phase=TrainingPhase), training=[3.0, 2.0, 2.5, 1.0])
+    trained.fit(4)
+    assert (trained.epoch, trained.stop_reason) == (3, "training loss: the last 1 were no better than 2")
+
+
+@pytest.mark.parametrize("phase", [ValidationPhase, ValidationPhase(), "validation"])
+def test_a_phase_is_a_class_an_instance_or_a_name(phase):
+    assert EarlyStopping(1, phase=phase).phase == "validation"
+
+
+def test_what_else_is_done_at_trigger_is_done_first(capsys):
+    class Seen(Callback):
+        def __init__(self):
+            self.epochs = []
+
+        @on
+        def note(self, event: Trigger, phase: AbstractTrainingPhase, learner):
+            self.epochs.append(learner.progress.epoch)
+
+    seen = Seen()
+    trained = learner([1.0, 2.0, 3.0], EarlyStopping(1), MetricsPrinter(), seen)
+    trained.fit(3)
+    assert seen.epochs == [1, 2]
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_later_fit_goes_on_with_what_was_seen():
+    trained = learner([3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0], EarlyStopping(2))
+    trained.fit(7)
+    assert trained.epoch == 3
+    trained.fit(7)  # 6 is no reason to go on
+    assert (trained.epoch, trained.stop_reason) == (4, "validation loss: the last 3 were no better than 3")
+    trained.fit(3)  # but 1 is
+    assert (trained.epoch, trained.stop_reason) == (7, "validation loss: the last 2 were no better than 1")
+
+
+@pytest.mark.parametrize("saved_at", range(1, 9))
+def test_a_training_that_is_saved_and_resumed_ends_where_it_would_have(saved_at):
+    make = lambda: EarlyStopping(3, GL(1000), PQ(1e9, k=2), ("score", Patience(4)))  # noqa: E731
+    falling = [20.0 - n for n in range(11)]
+    straight = learner(ZIGZAG, make(), training=falling)
+    straight.fit(11)
+    first = make()
+    learner(ZIGZAG, first, training=falling).fit(saved_at)
+    second = make()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    resumed = learner(ZIGZAG[saved_at:], second, training=falling[saved_at:])
+    resumed.fit(11 - saved_at)
+    assert straight.epoch == 9
+    assert (saved_at + resumed.epoch, resumed.stop_reason) == (straight.epoch, straight.stop_reason)
+
+
+def test_epochs_without_a_validation_do_not_count():
+    class Skip(Callback):
+        @on
+        def skip(self, event: EpochBegin, phase: ValidationPhase, learner):
+            if learner.progress.epoch in (2, 3):
+                raise CancelEpoch
+
+    trained = learner([1.0, 2.0, 3.0, 4.0], EarlyStopping(1), Skip())
+    trained.fit(4)
+    assert (trained.epoch, trained.stop_reason) == (4, "validation loss: the last 1 were no better than 1")
+
+
+def test_a_period_around_it_makes_it_look_less_often():
+    trained = learner([3.0, 1.0, 2.0, 0.5, 3.0, 0.7, 0.1, 0.1], every(EarlyStopping(1), epochs=2))
+    trained.fit(8)
+    assert (trained.epoch, trained.stop_reason) == (6, "validation loss: the last 1 were no better than 0.5")
+
+
+def test_a_loop_written_by_hand_is_told_by_the_cancel():
+    trained = learner([1.0, 2.0, 3.0], EarlyStopping(1))
+    training, validation = trained.phases
+    trained.run_epoch(training)
+    trained.run_epoch(validation)
+    trained.trigger()
+    trained.run_epoch(training)
+    trained.run_epoch(validation)
+    with pytest.raises(CancelFitting, match="validation loss: the last 1 were no better than 1"):
+        trained.trigger()
+
+
+def test_the_clock_of_a_time_limit_starts_with_the_fit(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("fluxcb.stopping.limits.monotonic", lambda: now[0])
+
+    class Slow(Callback):
+        @on
+        def wait(self, event: EpochBegin, phase: AbstractTrainingPhase, learner):
+            now[0] += 10
+
+        @on
+        def pause(self, event: FitEnd, phase: Phase, learner):
+            now[0] += 1000
+
+    trained = learner([1.0] * 9, EarlyStopping(TimeLimit(35)), Slow())
+    trained.fit(2)
+    assert trained.stop_reason is None
+    trained.fit(7)
+    assert (trained.epoch, trained.stop_reason) == (4, "validation loss: 40.0 s have passed (limit 35 s)")
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_does_not_exist_is_an_error():
+    trained = learner([1.0, 2.0], EarlyStopping(1, metric="scor"))
+    with pytest.raises(DeclarationError) as caught:
+        trained.fit(2)
+    assert str(caught.value) == (
+        "EarlyStopping watches `scor` of validation, which has no value in epoch 1. Did you mean `score`?\n"
+        "  where: validation has `loss`, `score`\n"
+        "  why:   without it nothing would ever happen\n"
+        "  fix:   name one of these\n"
+        '     or: add it: `Metrics(Metric(fn, name="scor"))`'
+    )
+
+
+def test_a_phase_without_values_is_an_error():
+    trained = fluxcb.Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: jnp.mean(batch) + 0 * params["w"],
+        optax.sgd(0.1),
+        data=[np.ones(1, np.float32)],
+        callbacks=[Metrics(), EarlyStopping(3)],
+        default_callbacks=False,
+    )
+    with pytest.raises(DeclarationError) as caught:
+        trained.fit(2)
+    assert str(caught.value) == (
+        "EarlyStopping watches `loss` of validation, which has no value in epoch 1.\n"
+        "  where: validation has no values at all; there are some of `training`\n"
+        "  why:   without it nothing would ever happen\n"
+        "  fix:   give the Learner validation data: `data=(training, validation)`\n"
+        "     or: write `phase=TrainingPhase`"
+    )
+
+
+def test_without_metrics_the_learner_is_not_built():
+    with pytest.raises(MissingStateError, match=r"`cbstate\.metrics_epoch`"):
+        fluxcb.testing.testlearner(EarlyStopping(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: EarlyStopping(), "`EarlyStopping` was given no criterion."),
+        (lambda: EarlyStopping(0), "`n` of `NumberSinceBest` (values) must be a whole number of at least 1, not 0."),
+        (lambda: EarlyStopping(True), "`EarlyStopping` takes criteria and numbers of epochs, not True."),
+        (lambda: EarlyStopping("loss"), "`EarlyStopping` takes criteria and numbers of epochs, not 'loss'."),
+        (lambda: EarlyStopping(Patience), f"`EarlyStopping` takes criteria and numbers of epochs, not {Patience!r}."),
+        (lambda: EarlyStopping(("loss", 1.5)), "`EarlyStopping` takes criteria and numbers of epochs, not 1.5."),
+        (
+            lambda: EarlyStopping(("loss", 1, 2)),
+            "`EarlyStopping` takes criteria and numbers of epochs, not ('loss', 1, 2).",
+        ),
+        (lambda: EarlyStopping(1, metric=""), "`EarlyStopping` takes the name of a metric, not ''."),
+        (lambda: EarlyStopping(1, metric=Loss), f"`EarlyStopping` takes the name of a metric, not {Loss!r}."),
+        (lambda: EarlyStopping(1, phase=3), "`EarlyStopping` takes a phase class with a name, not 3."),
+        (lambda: EarlyStopping(1, mode="best"), '`mode` of `EarlyStopping` must be "min" or "max", not \'best\'.'),
+        (
+            lambda: EarlyStopping(PQ(), phase=TrainingPhase),
+            "PQ() needs training losses beside the values it judges, and `EarlyStopping` was told to judge those of "
+            "training.",
+        ),
+        (
+            lambda: EarlyStopping(1, 2).load_state_dict({"states": [None]}),
+            "EarlyStopping(NumberSinceBest(n=1), NumberSinceBest(n=2)) has 2 criteria; the saved state is that of 1.",
+        ),
+    ],
+)
+def test_mistakes_are_told_at_construction(make, said):
+    with pytest.raises(DeclarationError) as caught:
+        make()
+    assert caught.value.what == said
+    assert caught.value.fix
+
+
+def test_a_missing_training_metric_is_an_error_for_those_who_need_it():
+    stop = EarlyStopping(PQ(k=2), train_metric="los")
+    with pytest.raises(DeclarationError, match=r"EarlyStopping watches `los` of training, .* Did you mean `loss`\?"):
+        learner([1.0], stop).fit(1)
+
+
+def test_no_writer_of_the_metrics_comes_behind_it():
+    class Late(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"metrics_epoch": Write()}}
+
+        @on
+        def add(self, event: Trigger, phase: AbstractTrainingPhase, learner):
+            learner.cbstate.metrics_epoch.entry(ValidationPhase).add("late", learner.progress.epoch, 1.0)
+
+    trained = learner([1.0] * 5, EarlyStopping(2, metric="late"), Late())
+    trained.fit(5)
+    assert (trained.epoch, trained.stop_reason) == (3, "validation late: the last 2 were no better than 1")

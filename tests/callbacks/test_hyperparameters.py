@@ -1,0 +1,651 @@
+"""Hyperparameters that host code sets between epochs: numbers of tensorpack's setters, its defects mended."""
+
+import inspect
+import math
+import os
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Callback, ConflictError, DeclarationError, MissingStateError, Read, Write, every, in_order, on
+from fluxcb.callbacks import (
+    HumanHyperParamSetter,
+    HyperParameter,
+    HyperParamSetter,
+    HyperParamSetterWithFunc,
+    LearningRate,
+    Metrics,
+    ObjAttrParam,
+    ReduceLROnPlateau,
+    ScheduledHyperParamSetter,
+    Scheduler,
+    StatMonitorParamSetter,
+)
+from fluxcb.events import EpochEnd, StepEnd, Trigger
+from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+
+class Rates(Callback):
+    """Keep the rate that each step used."""
+
+    def __init__(self):
+        self.rates = []
+
+    def stateaccess(self):
+        return {"hyperparams": {"learning_rate": Read()}}
+
+    @on
+    def keep(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.rates.append(round(float(learner.hyperparams.learning_rate), 6))
+
+
+def rates_of(*callbacks, epochs, batches=1, rate=9.0, fits=None):
+    """Return the rate of each step, and the Learner."""
+    rates = Rates()
+    learner = testlearner(*callbacks, rates, batches=batches, learning_rate=rate, validation_batches=0)
+    for more in fits or [epochs]:
+        learner.fit(more)
+    return rates.rates, learner
+
+
+class Augmentation:
+    strength = 1.0
+    size = 32
+
+
+# --- a table of epochs or steps -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "interp", "epochs", "expected"),
+    [
+        ([(1, 0.1), (3, 0.01)], None, 4, [9, 0.1, 0.1, 0.01]),
+        ([(0, 0.5), (2, 0.05)], None, 3, [0.5, 0.5, 0.05]),
+        ([(1, 1), (3, 3)], "linear", 5, [9, 1, 2, 3, 3]),
+        ([(0, 4), (2, 2), (3, 0)], "linear", 5, [4, 3, 2, 0, 0]),
+        ([(7, 0.1)], "linear", 2, [9, 9]),
+    ],
+)
+def test_a_point_holds_from_the_epoch_after_it(schedule, interp, epochs, expected):
+    setter = ScheduledHyperParamSetter(LearningRate, schedule, interp)
+    assert rates_of(setter, epochs=epochs)[0] == expected
+    one_by_one = ScheduledHyperParamSetter(LearningRate, schedule, interp)
+    assert rates_of(one_by_one, epochs=0, fits=[1] * epochs)[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "interp", "expected"),
+    [
+        ([(0, 0), (4, 1)], "linear", [0, 0.25, 0.5, 0.75, 1, 1]),
+        ([(2, 0.2), (5, 0.5)], None, [9, 9, 0.2, 0.2, 0.2, 0.5]),
+        ([(2, 0.2), (4, 0.4)], "linear", [9, 9, 0.2, 0.3, 0.4, 0.4]),
+    ],
+)
+def test_steps_are_counted_over_the_whole_training(schedule, interp, expected):
+    def setter():
+        return ScheduledHyperParamSetter(LearningRate, schedule, interp, step_based=True)
+
+    assert rates_of(setter(), epochs=2, batches=3)[0] == expected
+    assert rates_of(setter(), epochs=0, fits=[1, 1], batches=3)[0] == expected
+    learner = testlearner(setter(), batches=30)
+    assert "ScheduledHyperParamSetter" not in learner.explain_windows()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "interp", "epoch", "expected"),
+    [
+        ([(1, 0.1), (3, 0.01)], None, 4, 0.01),
+        ([(1, 0.1), (3, 0.01)], None, 3, 0.01),
+        ([(1, 0.1), (3, 0.0)], None, 4, 0.0),  # tensorpack takes 0 for no value, and sets 0.1
+        ([(1, 1), (5, 5)], "linear", 2, 2.0),
+        ([(1, 1), (3, 3)], "linear", 4, 3.0),
+        ([(9, 0.1)], None, 4, 1.0),
+    ],
+)
+def test_a_new_instance_begins_with_the_value_of_the_epoch_at_hand(schedule, interp, epoch, expected):
+    before = testlearner(batches=1, learning_rate=1.0, validation_batches=0)
+    before.fit(epoch)
+    for step_based in (False, True):  # an epoch has one step
+        rates = Rates()
+        learner = testlearner(
+            ScheduledHyperParamSetter(LearningRate, schedule, interp, step_based),
+            rates,
+            batches=1,
+            validation_batches=0,
+        )
+        learner.state = before.state
+        learner.fit(1)
+        assert rates.rates == [expected], step_based
+
+
+def test_a_table_that_has_done_its_part_leaves_others_alone_also_after_a_resume():
+    def setters():
+        warmup = ScheduledHyperParamSetter(LearningRate, [(0, 0.5), (2, 1.0)], "linear")
+        return in_order(
+            warmup, HyperParamSetterWithFunc(LearningRate, lambda epoch, rate: rate / 2 if epoch > 2 else None)
+        )
+
+    expected = [0.5, 0.75, 1.0, 0.5, 0.25]
+    rates, learner = rates_of(setters(), epochs=5)
+    assert rates == expected
+    first, halfway = rates_of(setters(), epochs=3)
+    saved = halfway.state, [callback.state_dict() for callback in halfway.callbacks]
+    group, rates = setters(), Rates()
+    resumed = testlearner(group, rates, batches=1, validation_batches=0)
+    resumed.state = saved[0]
+    for callback, state in zip(resumed.callbacks, saved[1], strict=True):
+        callback.load_state_dict(state)
+    resumed.fit(2)
+    assert first + rates.rates == expected
+    np.testing.assert_array_equal(resumed.params["w"], learner.params["w"])
+    assert resumed.hyperparams == learner.hyperparams
+
+
+def test_a_learner_that_is_set_back_gets_the_value_of_its_epoch():
+    setter, rates = ScheduledHyperParamSetter(LearningRate, [(0, 1.0), (2, 0.5)]), Rates()
+    learner = testlearner(setter, rates, batches=1, validation_batches=0)
+    start = learner.state
+    learner.fit(3)
+    learner.state = start
+    learner.fit(3)
+    assert rates.rates == [1.0, 1.0, 0.5] * 2
+
+
+def test_a_point_that_was_missed_is_made_up_for():
+    setter = every(ScheduledHyperParamSetter(LearningRate, [(1, 0.5), (3, 0.25)]), epochs=2)
+    assert rates_of(setter, epochs=5)[0] == [9, 9, 0.5, 0.5, 0.25]
+
+
+def test_an_attribute_follows_a_table_and_keeps_its_type():
+    augmentation = Augmentation()
+    sizes = []
+
+    class Sizes(Callback):
+        @on
+        def keep(self, event: StepEnd, phase: TrainingPhase, learner):
+            sizes.append(augmentation.size)
+
+    table = ScheduledHyperParamSetter(ObjAttrParam(augmentation, "size"), [(1, 48), (2, 64)])
+    learner = testlearner(table, Sizes(), batches=1, validation_batches=0)
+    learner.fit(3)
+    assert (sizes, type(augmentation.size)) == ([32, 48, 64], int)
+    assert learner.cbstate["attributes"] == {"Augmentation_size": 64}
+    restarted = Augmentation()
+    again = ScheduledHyperParamSetter(ObjAttrParam(restarted, "size"), [(1, 48), (2, 64)])
+    again.load_state_dict(table.state_dict())
+    assert restarted.size == 64
+
+
+# --- functions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_function_is_asked_before_the_first_epoch_and_after_each_and_no_more():
+    calls = []
+
+    def every_second(epoch, current):
+        calls.append((epoch, current))
+        return current / 2 if epoch % 2 == 0 else None
+
+    setter = HyperParamSetterWithFunc(LearningRate, every_second)
+    rates, learner = rates_of(setter, epochs=0, fits=[2, 1, 1], rate=1.0)
+    assert calls == [(0, 1.0), (1, 0.5), (2, 0.5), (3, 0.25), (4, 0.25)]
+    assert rates == [0.5, 0.5, 0.25, 0.25]
+    assert learner.hyperparams == {"learning_rate": 0.125}
+
+
+def test_a_function_is_not_applied_again_at_a_resume():
+    def setter():
+        return HyperParamSetterWithFunc(LearningRate, lambda epoch, current: current / 2 if epoch else None)
+
+    _, whole = rates_of(setter(), epochs=4, rate=1.0)
+    _, half = rates_of(setter(), epochs=2, rate=1.0)
+    for saved in (True, False):  # whether or not its own state is restored with the Learner's
+        again = setter()
+        if saved:
+            again.load_state_dict(next(iter(half.callbacks)).state_dict())
+        resumed = testlearner(again, batches=1, validation_batches=0)
+        resumed.state = half.state
+        resumed.fit(2)
+        assert resumed.hyperparams == whole.hyperparams == {"learning_rate": 1 / 16}
+
+
+def test_setting_recompiles_nothing():
+    learner = testlearner(HyperParamSetterWithFunc(LearningRate, lambda epoch, current: 1), batches=40)
+    learner.fit(1)
+    counts = learner.compile_counts
+    learner.fit(5)
+    assert learner.compile_counts == counts
+    assert learner.state["opt_state"].hyperparams["learning_rate"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize("value", ["0.1", math.nan, math.inf, True, [1.0], complex(1)])
+def test_a_value_that_no_hyperparameter_can_have(value):
+    learner = testlearner(HyperParamSetterWithFunc(LearningRate, lambda epoch, current: value))
+    with pytest.raises(DeclarationError) as error:
+        learner.fit(1)
+    assert str(error.value) == (
+        f"HyperParamSetterWithFunc(learning_rate) would set `hyperparams.learning_rate` to {value!r}, which is no "
+        "finite number.\n"
+        "  why:   the next step would make every parameter NaN, or fail\n"
+        "  fix:   return a number, or None to leave the value as it is"
+    )
+
+
+def test_a_setter_of_ones_own_needs_its_value():
+    class Forgot(HyperParamSetter):
+        pass
+
+    with pytest.raises(DeclarationError) as error:
+        testlearner(Forgot(LearningRate)).fit(1)
+    assert str(error.value) == (
+        "`Forgot` has no `next_value(self, learner)`, so it sets nothing.\n"
+        "  fix:   return the new value from it, or None to leave the old one"
+    )
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_sets_the_rate_while_it_says_so(tmp_path):
+    file = tmp_path / "hyper.txt"
+    setter, rates = HumanHyperParamSetter(LearningRate, file), Rates()
+    learner = testlearner(setter, rates, batches=1, learning_rate=9.0, validation_batches=0)
+    for text in (None, "learning_rate: 0.5", "momentum: 0.9", "", "learning_rate:0.25\nlearning_rate :0.125", "#"):
+        if text is not None:
+            file.write_text(text)
+        learner.fit(1)
+    assert rates.rates == [9.0, 0.5, 0.5, 0.5, 0.125, 0.125]
+
+
+def test_the_file_is_read_after_each_epoch_too(tmp_path):
+    file = tmp_path / "hyper.txt"
+
+    class Human(Callback):
+        @on
+        def edit(self, event: EpochEnd, phase: TrainingPhase, learner):
+            file.write_text(f"learning_rate: {2.0**-learner.progress.epoch}")
+
+    assert rates_of(HumanHyperParamSetter(LearningRate, file), Human(), epochs=3)[0] == [9.0, 0.5, 0.25]
+
+
+def test_bad_lines_are_passed_over_with_a_warning(tmp_path):
+    file = tmp_path / "hyper.txt"
+    lines = [
+        "",
+        "  # by hand",
+        "a:b:c",
+        "learning_rate: fast",
+        "learning_rate: nan",
+        "two words: 1",
+        "-",
+        "learning_rate:  0.5 ",
+    ]
+    file.write_text("\n".join(lines))
+    learner = testlearner(HumanHyperParamSetter(LearningRate, file))
+    with pytest.warns(UserWarning, match="is passed over") as caught:
+        learner.fit(1)
+    told = [str(warning.message) for warning in caught]
+    assert told[: len(told) // 2] == [
+        f"{file}:{number} is passed over: {lines[number - 1]!r} is no `name: value` with a finite number"
+        for number in (3, 4, 5, 6, 7)
+    ]
+    assert learner.hyperparams == {"learning_rate": 0.5}
+
+
+def test_a_file_that_cannot_be_read_changes_nothing(tmp_path):
+    file = tmp_path / "hyper.txt"
+    setter = HumanHyperParamSetter(LearningRate, file)
+    file.write_bytes(b"learning_rate: \xff")
+    learner = testlearner(setter, learning_rate=0.5)
+    with pytest.warns(
+        UserWarning, match=r"^HumanHyperParamSetter\(learning_rate, .*\) cannot read .*hyper.txt: 'utf-8'"
+    ):
+        learner.fit(1)
+    assert learner.hyperparams == {"learning_rate": 0.5}
+
+
+@pytest.mark.parametrize(("writes", "expected"), [(1, 0.25), (9, 0.5)])
+def test_a_file_that_changes_while_it_is_read_is_read_again_or_left(tmp_path, monkeypatch, writes, expected):
+    file = tmp_path / "hyper.txt"
+    file.write_text("learning_rate: 0.")  # the first half of a write
+    read_text, left = type(file).read_text, [writes]
+
+    def reading(self, *args, **kwargs):
+        text = read_text(self, *args, **kwargs)
+        if left[0]:
+            left[0] -= 1
+            file.write_text("learning_rate: 0.25" + " " * left[0])
+        return text
+
+    monkeypatch.setattr(type(file), "read_text", reading)
+    setter = HumanHyperParamSetter(LearningRate, file)
+    assert (setter.next_value(None) or 0.5) == expected
+
+
+# --- where a metric stands still ------------------------------------------------------------------------------------
+
+
+class Fed(Callback):
+    """Give validation the values of a list, one per epoch; None for no value."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Write()}}
+
+    def runafter(self):
+        return (Metrics,)
+
+    @on
+    def feed(self, event: EpochEnd, phase: TrainingPhase, learner):
+        epoch = learner.progress.epoch
+        if self.values[epoch - 1] is not None:
+            learner.cbstate.metrics_epoch.entry("validation").add("score", epoch, self.values[epoch - 1])
+
+
+def changes(values, threshold=0.0, last_k=3, reverse=False, resume_at=None):
+    """Return the epochs after which the rate was halved."""
+
+    def build():
+        setter = StatMonitorParamSetter(LearningRate, "score", lambda rate: rate / 2, threshold, last_k, reverse)
+        learner = testlearner(Metrics(), Fed(values), setter, batches=1, validation_batches=0, learning_rate=1.0)
+        return setter, learner
+
+    found, (setter, learner) = [], build()
+    for epoch in range(1, len(values) + 1):
+        before = learner.hyperparams["learning_rate"]
+        learner.fit(1)
+        if learner.hyperparams["learning_rate"] != before:
+            assert learner.hyperparams["learning_rate"] == before / 2
+            found.append(epoch)
+        if epoch == resume_at:
+            state, own = learner.state, setter.state_dict()
+            setter, learner = build()
+            learner.state = state
+            setter.load_state_dict(own)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "arguments", "expected"),
+    [
+        ([5, 4, 3, 3, 3, 3, 3, 3], {}, [5, 8]),
+        ([1] * 9, {}, [3, 6, 9]),
+        ([3, 2, 1, 2, 3, 4, 5], {}, [5]),
+        ([1, 2, 3, 0.5, 0.6, 0.7, 0.8], {}, [3, 6]),
+        ([1, 0.95, 0.95, 0.95, 0.8, 0.75, 0.72], {"threshold": 0.1}, [3, 7]),
+        ([0.1, 0.1, 0.1, 0.5, 0.4, 0.3, 0.3], {"reverse": True}, [3, 6]),
+        ([3, 2, 1], {"last_k": 1}, [1, 2, 3]),
+        ([1, None, 1, None, None, 1, 2], {}, [6]),
+    ],
+)
+def test_the_rate_falls_where_the_metric_stands_still(values, arguments, expected):
+    assert changes(values, **arguments) == expected
+    for epoch in (2, 4):
+        assert changes(values, **arguments, resume_at=epoch) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([math.nan, 3, 2, 1, 0.5], []), ([1, math.nan, 0.5, 0.4, 0.3], []), ([1, math.inf, 1, math.nan, 1], [5])],
+)
+def test_what_is_no_number_counts_for_nothing(values, expected):
+    with pytest.warns(UserWarning, match=r"^StatMonitorParamSetter\(learning_rate, 'score'\) passes over the value"):
+        assert changes(values) == expected
+
+
+def test_a_metric_that_does_not_exist_is_an_error_at_the_first_trigger():
+    setter = StatMonitorParamSetter(LearningRate, "acuracy", abs, 0, 3, phase=ValidationPhase)
+    with pytest.raises(DeclarationError) as error:
+        testlearner(Metrics(), setter).fit(1)
+    assert str(error.value).splitlines()[0] == (
+        "StatMonitorParamSetter watches `acuracy` of validation, which has no value in epoch 1."
+    )
+    with pytest.raises(MissingStateError):
+        testlearner(StatMonitorParamSetter(LearningRate, "loss", abs, 0, 3))
+
+
+# --- two of them ----------------------------------------------------------------------------------------------------
+
+
+def test_two_setters_of_one_hyperparameter_conflict_until_ordered(refused):
+    def warmup():
+        return ScheduledHyperParamSetter(LearningRate, [(0, 0.1), (2, 1.0)])
+
+    def human():
+        return HyperParamSetterWithFunc(LearningRate, lambda epoch, current: 0.7 if epoch in (0, 2) else None)
+
+    with refused(
+        ConflictError,
+        "ScheduledHyperParamSetter(learning_rate) and HyperParamSetterWithFunc(learning_rate) both write "
+        "`hyperparams.learning_rate` and no order is declared.\n"
+        f"  where: ScheduledHyperParamSetter.stateaccess  {place()}\n"
+        f"         HyperParamSetterWithFunc.stateaccess  {place()}\n"
+        "  why:   at FitBegin x TrainingPhase, Trigger x TrainingPhase both run, and the result depends on which is "
+        "last\n"
+        "  fix:   put them in the list as `in_order(ScheduledHyperParamSetter(learning_rate), "
+        "HyperParamSetterWithFunc(learning_rate))`\n"
+        "     or: make `ScheduledHyperParamSetter.runafter()` return `(HyperParamSetterWithFunc,)`",
+    ):
+        testlearner(warmup(), human())
+    assert rates_of(in_order(warmup(), human()), epochs=3)[0] == [0.7, 0.7, 0.7]
+    assert rates_of(in_order(human(), warmup()), epochs=3)[0] == [0.1, 0.1, 1.0]
+
+
+def place():
+    function = ScheduledHyperParamSetter.stateaccess
+    return f"{os.path.relpath(inspect.getfile(function))}:{function.__code__.co_firstlineno}"
+
+
+def test_a_warm_up_of_steps_and_a_schedule_are_ordered(build):
+    def both():
+        cosine = Scheduler({LearningRate: optax.cosine_decay_schedule(1.0, 6)})
+        return cosine, ScheduledHyperParamSetter(LearningRate, [(0, 0.25), (2, 0.5)], "linear", step_based=True)
+
+    with pytest.raises(ConflictError) as error:
+        testlearner(*both())
+    assert error.value.what == (
+        "Scheduler(learning_rate) and ScheduledHyperParamSetter(learning_rate) both write `hyperparams.learning_rate` "
+        "and no order is declared."
+    )
+    assert error.value.why == "at ForwardBegin x TrainingPhase both run, and the result depends on which is last"
+    cosine = [round((1 + math.cos(math.pi * step / 6)) / 2, 6) for step in range(6)]
+    scheduler, warmup = both()
+    rates, learner = rates_of(in_order(scheduler, warmup), epochs=2, batches=3)
+    assert rates == pytest.approx([0.25, 0.375, 0.5, *cosine[3:]], abs=2e-6)
+    assert learner.compile_counts == rates_of(epochs=2, batches=3)[1].compile_counts
+    scheduler, warmup = both()
+    assert rates_of(in_order(warmup, scheduler), epochs=2, batches=3)[0] == pytest.approx(cosine, abs=2e-6)
+    # resumed after one epoch
+    scheduler, warmup = both()
+    rates, half = rates_of(in_order(scheduler, warmup), epochs=1, batches=3)
+    scheduler, again = both()
+    again.load_state_dict(warmup.state_dict())
+    resumed_rates = Rates()
+    resumed = testlearner(in_order(scheduler, again), resumed_rates, batches=3, validation_batches=0)
+    resumed.state = half.state
+    resumed.fit(1)
+    assert rates + resumed_rates.rates == pytest.approx([0.25, 0.375, 0.5, *cosine[3:]], abs=2e-6)
+
+
+def test_a_warm_up_of_steps_and_a_setter_of_epochs_take_turns():
+    warmup = ScheduledHyperParamSetter(LearningRate, [(0, 0.25), (3, 1.0)], "linear", step_based=True)
+    halve = StatMonitorParamSetter(LearningRate, "loss", lambda rate: rate / 2, 0, 1, phase=TrainingPhase)
+    assert rates_of(warmup, halve, Metrics(), epochs=3, batches=2)[0] == [0.25, 0.5, 0.75, 1.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("order", [lambda a, b: [a, b], lambda a, b: [in_order(a, b)], lambda a, b: [in_order(b, a)]])
+def test_what_a_scheduler_would_overwrite_is_refused_in_any_order(order):
+    setter = HyperParamSetterWithFunc(LearningRate, lambda epoch, current: current / 2)
+    with pytest.raises(ConflictError) as error:
+        testlearner(*order(Scheduler({LearningRate: 0.1, "momentum": 0.9}), setter))
+    assert str(error.value) == (
+        "Scheduler(learning_rate, momentum) sets `hyperparams.learning_rate` at every step, so what "
+        "HyperParamSetterWithFunc(learning_rate) sets at Trigger never counts.\n"
+        "  where: Scheduler.set_hyperparams, at ForwardBegin\n"
+        "         HyperParamSetterWithFunc, at Trigger\n"
+        "  why:   between a Trigger and the next update there always is a ForwardBegin, so no order would help\n"
+        "  fix:   leave one of the two out of the callbacks list\n"
+        "     or: for a warm-up, write `ScheduledHyperParamSetter(LearningRate, [(0, 0.0), (500, 0.1)], "
+        '"linear", step_based=True)`, which sets nothing after its last step'
+    )
+
+
+def test_a_scheduler_refuses_whoever_sets_the_same_at_trigger_and_nobody_else():
+    class Mine(Callback):
+        def stateaccess(self):
+            return {"hyperparams": {"learning_rate": Write()}}
+
+        @on
+        def halve(self, event: Trigger, phase: TrainingPhase, learner):
+            learner.hyperparams.learning_rate = learner.hyperparams.learning_rate / 2
+
+    for other in (Mine(), ReduceLROnPlateau()):
+        with pytest.raises(ConflictError, match="never counts"):
+            fluxcb.check([Scheduler({LearningRate: 0.1}), other, Metrics()])
+    fluxcb.check([Scheduler({"momentum": 0.1}), Mine(), Metrics()])
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+class Frozen:
+    @property
+    def rate(self):
+        return 1.0
+
+
+TABLE = "The schedule of `ScheduledHyperParamSetter` must be a list of pairs (epochs, value), not {}.\n"
+POINT = (
+    "A point of the schedule of `ScheduledHyperParamSetter` is a number of finished {}, 0 or more, and a finite value, "
+    "not {}.\n"
+)
+EXAMPLE = "  fix:   e.g. `[(0, 0.1), (30, 0.01)]`"
+
+
+def table(schedule: Any, *args: Any, **kwargs: Any):
+    return lambda: ScheduledHyperParamSetter(LearningRate, schedule, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (table([]), TABLE.format("[]") + EXAMPLE),
+        (table({0: 0.1}), TABLE.format("{0: 0.1}") + EXAMPLE),
+        (table(3), TABLE.format("3") + EXAMPLE),
+        (table([(-1, 0.1)]), POINT.format("epochs", (-1, 0.1)) + EXAMPLE),
+        (table([(1.5, 0.1)]), POINT.format("epochs", (1.5, 0.1)) + EXAMPLE),
+        (
+            table([(0, math.nan)], step_based=True),
+            POINT.format("steps", "(0, nan)") + EXAMPLE,
+        ),
+        (table([(0, "1")]), POINT.format("epochs", (0, "1")) + EXAMPLE),
+        (
+            table([(2, 0.1), (1, 0.2)]),
+            "The epochs of the schedule of `ScheduledHyperParamSetter` must rise, but 1 comes after 2.\n"
+            "  fix:   sort the points, and give each number once",
+        ),
+        (
+            table([(2, 0.1), (2, 0.2)], step_based=True),
+            "The steps of the schedule of `ScheduledHyperParamSetter` must rise, but 2 comes after 2.\n"
+            "  fix:   sort the points, and give each number once",
+        ),
+        (
+            table([(0, 0.1)], "cosine"),
+            "`interp` of `ScheduledHyperParamSetter` is \"linear\" or None, not 'cosine'.",
+        ),
+        (
+            lambda: ScheduledHyperParamSetter(ObjAttrParam(Augmentation(), "size"), [(0, 1)], step_based=True),
+            "ObjAttrParam(Augmentation_size) cannot be set after steps.\n"
+            "  why:   steps run inside a compiled program, which reaches no Python object\n"
+            "  fix:   give epochs: leave out `step_based=True`\n"
+            "     or: write `every(HyperParamSetterWithFunc(param, func), steps=100)`, which ends the windows of steps",
+        ),
+        (
+            lambda: ObjAttrParam(Augmentation(), "strenght"),
+            "`ObjAttrParam` was given a `Augmentation`, which has no attribute `strenght`. Did you mean `strength`?\n"
+            "  why:   a misspelt attribute would be added, and never read\n"
+            "  fix:   set the attribute before, or correct its name",
+        ),
+        (
+            lambda: ObjAttrParam(Augmentation(), 3),  # pyright: ignore[reportArgumentType]
+            "`ObjAttrParam` takes the name of an attribute, not 3.\n"
+            '  fix:   write `ObjAttrParam(augmentation, "strength")`',
+        ),
+        (
+            lambda: ObjAttrParam(Frozen(), "rate"),
+            "The attribute `rate` of the `Frozen` given to `ObjAttrParam` cannot be set (AttributeError: property "
+            "'rate' of 'Frozen' object has no setter).\n"
+            "  fix:   name an attribute that takes values",
+        ),
+        (
+            lambda: ObjAttrParam(Augmentation(), "size", "a size"),
+            "`name` of `ObjAttrParam` must be an identifier, not 'a size'.\n  fix:   e.g. `name=\"flip_rate\"`",
+        ),
+        (
+            lambda: HyperParamSetterWithFunc(LearningRate, lambda epoch: 0.1),  # pyright: ignore[reportArgumentType]
+            None,
+        ),
+        (lambda: HyperParamSetterWithFunc(LearningRate, 0.1), None),  # pyright: ignore[reportArgumentType]
+        (
+            lambda: HyperParamSetterWithFunc(HyperParameter, lambda epoch, current: None),
+            "<class 'fluxcb.callbacks.hyperparameter.HyperParameter'> names no hyperparameter.\n"
+            '  fix:   use LearningRate, a subclass of HyperParameter with a `name`, or a name such as "weight_decay"',
+        ),
+        (
+            lambda: HumanHyperParamSetter(LearningRate, 3),  # pyright: ignore[reportArgumentType]
+            '`file` of `HumanHyperParamSetter` must be a path, not 3.\n  fix:   e.g. `file="hyper.txt"`',
+        ),
+        (
+            lambda: HumanHyperParamSetter(LearningRate, "."),
+            "`file` of `HumanHyperParamSetter` is a folder: ..\n  fix:   name a file in it",
+        ),
+        (
+            lambda: StatMonitorParamSetter(LearningRate, "loss", 0.1, 0, 3),  # pyright: ignore[reportArgumentType]
+            "`value_func` of `StatMonitorParamSetter` must be a function of the value, not 0.1.\n"
+            "  fix:   e.g. `lambda rate: rate / 10`",
+        ),
+        (
+            lambda: StatMonitorParamSetter(LearningRate, "loss", abs, -1, 3),
+            "`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not -1.",
+        ),
+        (
+            lambda: StatMonitorParamSetter(LearningRate, "loss", abs, 0, 0),
+            "`last_k` of `StatMonitorParamSetter` must be a whole number of at least 1, not 0.\n"
+            "  why:   periods and counts are numbers of whole steps or epochs\n"
+            "  fix:   give a positive int",
+        ),
+        (
+            lambda: StatMonitorParamSetter(LearningRate, "", abs, 0, 3),
+            "`StatMonitorParamSetter` takes the name of a metric, not ''.\n"
+            '  fix:   e.g. "loss", or "accuracy" if there is a `Metrics(accuracy)`',
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_meant(make, message):
+    with pytest.raises(DeclarationError) as error:
+        make()
+    if message is None:
+        message = (
+            "`HyperParamSetterWithFunc` takes a function of the epoch and the current value, not "
+            f"{str(error.value).partition('value, not ')[2].partition('.' + chr(10))[0]}.\n"
+            f"  why:   {error.value.why}\n"
+            "  fix:   write `HyperParamSetterWithFunc(LearningRate, lambda epoch, current: 0.9 * current)`"
+        )
+        assert error.value.why in ("too many positional arguments", "0.1 is not a callable object")
+    assert str(error.value) == message
+
+
+def test_the_optimizer_must_have_the_hyperparameter():
+    with pytest.raises(MissingStateError) as error:
+        testlearner(ScheduledHyperParamSetter("momentum", [(0, 0.9)]))
+    assert error.value.what == (
+        "ScheduledHyperParamSetter(momentum) needs `hyperparams.momentum`, which this optimizer does not have. "
+        "It has `learning_rate`."
+    )

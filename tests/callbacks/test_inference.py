@@ -1,0 +1,740 @@
+"""`InferenceRunner` and the inferencers: statistics of other data, exact, with the training untouched."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import (
+    Append,
+    Callback,
+    ConflictError,
+    DataError,
+    DeclarationError,
+    Learner,
+    MissingStateError,
+    Read,
+    Write,
+    every,
+    in_order,
+    inject,
+    on,
+)
+from fluxcb.callbacks import (
+    BinaryClassificationStats,
+    ClassificationError,
+    EarlyStopping,
+    Inferencer,
+    InferenceRunner,
+    LearningRate,
+    Metrics,
+    Monitors,
+    ParameterEMA,
+    ScalarStats,
+    StatMonitorParamSetter,
+)
+from fluxcb.data import ArrayLoader
+from fluxcb.events import ForwardBegin, LossBegin, StepEnd, Trigger
+from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+SIZES = (8, 8, 3)
+
+
+def pairs(sizes=SIZES, seed=7):
+    """Return batches that a line does not fit, so that each has a loss of its own."""
+    rng = np.random.default_rng(seed)
+    return [tuple(rng.normal(size=(2, n, 1)).astype(np.float32)) for n in sizes]
+
+
+def mean_loss(params, batches):
+    """Return the mean squared error over all samples, in float64."""
+    xs, ys = (np.concatenate([batch[i] for batch in batches]).astype(np.float64) for i in (0, 1))
+    return float(np.mean((float(params["w"]) * xs + float(params["b"]) - ys) ** 2))
+
+
+def last(learner, statistic="loss", name="inference"):
+    return learner.cbstate["metrics_epoch"][name].last(statistic)
+
+
+class Unsized:
+    """Batches of unknown number."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class Claiming(Unsized):
+    """Batches that say how many they are."""
+
+    def __init__(self, batches, length):
+        super().__init__(batches)
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+class Gather(Inferencer):
+    """Keep everything, and note which methods were called."""
+
+    def __init__(self, *names):
+        self.names, self.calls, self.values, self.samples = names, [], [], []
+
+    def fetches(self):
+        return self.names
+
+    def before(self):
+        self.calls.append("before")
+
+    def on_fetches(self, values, samples):
+        self.calls.append("on_fetches")
+        self.values.append(values)
+        self.samples.append(samples)
+
+    def after(self):
+        self.calls.append("after")
+        return {}
+
+    def abandon(self):
+        self.calls.append("abandon")
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [pairs(), Unsized(pairs()), Claiming(pairs(), 3)], ids=["list", "unsized", "sized"])
+def test_a_mean_over_a_ragged_last_batch_is_that_over_all_samples(data):
+    learner = testlearner(InferenceRunner(data, ScalarStats("loss")))
+    for _ in range(2):
+        learner.fit(1)
+        assert last(learner) == pytest.approx(mean_loss(learner.params, pairs()), rel=1e-6)
+    by_batch = np.mean([mean_loss(learner.params, [batch]) for batch in pairs()])
+    assert abs(by_batch - last(learner)) > 0.01  # the mean of the batches' means is another number
+
+
+def test_a_round_calls_before_then_each_batch_in_order_then_after():
+    gather = Gather("outputs", "batch")
+    learner = testlearner(InferenceRunner(pairs(), [gather]))
+    learner.fit(2)
+    assert gather.calls == ["before", "on_fetches", "on_fetches", "on_fetches", "after"] * 2
+    assert gather.samples == [8, 8, 3] * 2
+    outputs = np.concatenate([values["outputs"] for values in gather.values[3:]])
+    expected = np.concatenate([float(learner.params["w"]) * xs + float(learner.params["b"]) for xs, _ in pairs()])
+    np.testing.assert_allclose(outputs, expected, atol=1e-6)
+    assert isinstance(gather.values[0]["outputs"], np.ndarray)
+    np.testing.assert_array_equal(gather.values[2]["batch"][1], pairs()[2][1])
+
+
+def test_classification_errors_are_counted_over_all_samples():
+    # By hand: 3 wrong of 4 and 0 wrong of 1 is 3 / 5, and not the mean of 0.75 and 0.
+    right, wrong = [0.0, 1.0], [1.0, 0.0]
+    batches = [(np.float32([wrong, right, wrong, wrong]), np.int32([1, 1, 1, 1])), (np.float32([right]), np.int32([1]))]
+    learner = Learner(
+        (lambda key, xs: {"s": jnp.ones(())}, lambda params, xs: params["s"] * xs),
+        lambda outputs, ys: jnp.mean(outputs) * 0,
+        optax.sgd(0.1),
+        data=batches[:1],
+        callbacks=[InferenceRunner(batches, ClassificationError(summary_name="wrong"))],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    assert last(learner, "wrong") == 3 / 5
+
+
+def test_binary_stats_are_those_of_all_data():
+    stats = BinaryClassificationStats("pred", "label", prefix="val")
+    stats.before()
+    # tensorpack's own case, in two batches: predictions 1100, labels 1010.
+    stats.on_fetches({"pred": np.array([1, 1, 0]), "label": np.array([1, 0, 1])}, 3)
+    stats.on_fetches({"pred": np.array([False]), "label": np.array([False])}, 1)
+    assert stats.after() == {"val_precision": 0.5, "val_recall": 0.5}
+    stats.before()  # of 3 predicted, 2 are right; of 5, 2 are found
+    stats.on_fetches({"pred": np.array([1, 1, 1, 0, 0, 0]), "label": np.array([1, 1, 0, 1, 1, 1])}, 6)
+    assert stats.after() == {"val_precision": 2 / 3, "val_recall": 2 / 5}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "labels", "expected"),
+    [([0, 0], [1, 0], (0.0, 0.0)), ([1, 0], [0, 0], (0.0, 0.0)), ([0, 0], [0, 0], (0.0, 0.0))],
+)
+def test_precision_and_recall_of_nothing_are_0(predicted, labels, expected):
+    stats = BinaryClassificationStats("pred", "label")
+    stats.before()
+    stats.on_fetches({"pred": np.array(predicted), "label": np.array(labels)}, 2)
+    assert tuple(stats.after().values()) == expected
+
+
+def test_a_threshold_makes_predictions_of_scores():
+    stats = BinaryClassificationStats("outputs", threshold=0.5)
+    stats.before()
+    stats.on_fetches({"outputs": np.array([0.5, 0.6, 0.9]), "ys": np.array([1, 1, 0])}, 3)
+    assert stats.after() == {"precision": 0.5, "recall": 0.5}  # 0.5 is not above it
+
+
+def test_parts_of_a_loss_functions_aux_are_fetched():
+    def loss(params, batch, key):
+        distance = params["w"] - batch
+        return jnp.mean(distance**2), {"wrong": distance > 0.5, "least": jnp.min(distance)}
+
+    learner = Learner.from_loss(
+        {"w": jnp.float32(1.0)},
+        loss,
+        optax.sgd(0.0),
+        data=[np.zeros(2, np.float32)],
+        callbacks=[
+            InferenceRunner(
+                [np.float32([0.0, 1.0]), np.float32([0.0])],
+                [ClassificationError("aux.wrong"), ScalarStats(["aux.least", "loss"])],
+            )
+        ],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    values = learner.cbstate["metrics_epoch"]["inference"].at(1)
+    # distances (1, 0) and (1): 2 of 3 wrong; least 0 of two samples and 1 of one; squares (1, 0, 1)
+    assert values == pytest.approx({"error": 2 / 3, "aux.least": 1 / 3, "loss": 2 / 3})
+
+
+class Doubled(Callback):
+    """Double the inputs of validation, and tell which outputs are too large."""
+
+    def stateaccess(self):
+        return {"step": {"xs": Write(), "outputs": Read(), "large": Write()}}
+
+    @on(ForwardBegin, ValidationPhase, access={"step": {"xs": Write()}})
+    def double(self, event, phase, learner):
+        learner.step.xs = 2 * learner.step.xs
+
+    @on(LossBegin, ValidationPhase, access={"step": {"outputs": Read(), "large": Write()}})
+    def judge(self, event, phase, learner):
+        learner.step.large = (learner.step.outputs > 1.0)[:, 0]
+
+
+def test_traced_handlers_of_the_phase_run():
+    gather = Gather("outputs", "large")
+    learner = testlearner(Doubled(), InferenceRunner(pairs(), [gather, ClassificationError("large")]))
+    learner.fit(1)
+    w, b = (float(learner.params[name]) for name in "wb")
+    expected = np.concatenate([w * 2 * xs + b for xs, _ in pairs()])
+    np.testing.assert_allclose(np.concatenate([v["outputs"] for v in gather.values]), expected, atol=1e-6)
+    assert last(learner, "error") == np.mean(expected > 1)
+
+
+def test_a_phase_of_ones_own():
+    class Squares(ValidationPhase):
+        name = "squares"
+
+        def step(self, learner, emit):
+            learner.step.square = learner.params["w"] ** 2
+
+    learner = testlearner(InferenceRunner(pairs(), ScalarStats("square"), phase=Squares()))
+    learner.fit(1)
+    assert last(learner, "square") == pytest.approx(float(learner.params["w"]) ** 2, rel=1e-6)
+    counts = learner.compile_counts
+    learner.fit(2)
+    assert learner.compile_counts == counts
+
+
+def test_an_average_of_the_parameters_is_used_if_asked_for():
+    runners = [InferenceRunner(pairs(), ScalarStats("loss"), name=n, average=a) for n, a in (("x", None), ("y", "ema"))]
+    learner = testlearner(ParameterEMA(0.9), *runners)
+    learner.fit(1)
+    assert last(learner, name="x") == pytest.approx(mean_loss(learner.params, pairs()), rel=1e-6)
+    assert last(learner, name="y") == pytest.approx(mean_loss(learner.cbstate["ema"]["params"], pairs()), rel=1e-6)
+    assert last(learner, name="x") != last(learner, name="y")
+
+
+def test_a_nan_is_a_statistic():
+    batches = [(np.float32([[np.nan]]), np.float32([[0.0]]))]
+    learner = testlearner(InferenceRunner(batches, ScalarStats("loss")))
+    learner.fit(1)
+    assert np.isnan(last(learner))
+
+
+# -- where statistics go ---------------------------------------------------------------------------------------------
+
+
+class Sees(Callback):
+    """Note at each Trigger what there is of the runner's error."""
+
+    def __init__(self):
+        self.seen = []
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Read()}}
+
+    @on(Trigger, AbstractTrainingPhase)
+    def see(self, event, phase, learner):
+        epoch = learner.progress.epoch
+        self.seen.append(learner.cbstate.metrics_epoch["test"].at(epoch).get("loss"))
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_who_reads_statistics_runs_behind_in_every_order_of_the_list(order):
+    sees = Sees()
+    items = [Metrics(), sees, InferenceRunner(pairs(), ScalarStats("loss"), name="test")]
+    learner = testlearner(*(items[i] for i in order))
+    learner.fit(2)
+    values = [value for _, value in learner.cbstate["metrics_epoch"]["test"]["loss"]]
+    assert sees.seen == values
+    assert values[1] == pytest.approx(mean_loss(learner.params, pairs()), rel=1e-6)
+
+
+def test_a_runner_needs_no_metrics_and_no_monitors():
+    sees = Sees()
+    learner = testlearner(sees, InferenceRunner(pairs(), ScalarStats("loss"), name="test"))
+    learner.fit(1)
+    assert sees.seen == [last(learner, name="test")]
+    assert set(learner.cbstate) == {"metrics_epoch", "inference"}
+
+
+def test_early_stopping_and_setters_watch_a_runner():
+    class Worse(Inferencer):
+        def __init__(self):
+            self.rounds = 0
+
+        def fetches(self):
+            return ("loss",)
+
+        def after(self):
+            self.rounds += 1
+            return {"badness": [3.0, 1.0, 2.0, 2.0, 2.0, 2.0][self.rounds - 1]}
+
+    learner = testlearner(
+        EarlyStopping(2, metric="badness", phase="test"),
+        StatMonitorParamSetter(LearningRate, "badness", lambda rate: rate / 10, 0.0, 2, phase="test"),
+        InferenceRunner(pairs(), Worse(), name="test"),
+    )
+    learner.fit(6)
+    assert learner.stop_reason == "test badness: the last 2 were no better than 1"
+    assert learner.epoch == 4
+    assert learner.hyperparams["learning_rate"] == pytest.approx(0.01)  # of (1, 2) the second is no better
+
+
+def test_statistics_go_to_the_monitors_with_their_steps():
+    learner = testlearner(
+        Monitors(), every(InferenceRunner(pairs(), ScalarStats("loss"), name="test"), steps=3), Metrics()
+    )
+    learner.fit(2)  # 8 steps
+    history = learner.cbstate["monitors"].history("test/loss")
+    log = learner.cbstate["inference"]["test"]
+    assert [step for step, _ in history] == log.steps == [3, 6]
+    assert [value for _, value in history] == log["loss"]
+    assert learner.cbstate["metrics_epoch"]["test"]["loss"] == [(1, log["loss"][0]), (2, log["loss"][1])]
+
+
+def test_where_the_learner_was_set_back_the_steps_come_again():
+    learner = testlearner(Metrics(), InferenceRunner(pairs(), ScalarStats("loss"), name="test"))
+    learner.fit(1)
+    before = learner.state
+    learner.fit(2)
+    straight = learner.cbstate["inference"]["test"]["loss"], learner.cbstate["metrics_epoch"]["test"]["loss"]
+    learner.state = before
+    learner.fit(2)
+    log = learner.cbstate["inference"]["test"]
+    assert log.steps == [4, 8, 12]
+    assert (log["loss"], learner.cbstate["metrics_epoch"]["test"]["loss"]) == straight
+
+
+def test_two_runners_of_one_name_are_a_conflict():
+    def runner(name):
+        return InferenceRunner(pairs(), ScalarStats("loss"), name=name)
+
+    with pytest.raises(ConflictError) as caught:
+        testlearner(runner("a"), runner("a"))
+    assert caught.value.what == (
+        "InferenceRunner('a') and InferenceRunner('a') #2 both write `cbstate.inference.a` and no order is declared."
+    )
+    learner = testlearner(runner("a"), runner("b"))
+    learner.fit(1)
+    assert last(learner, name="a") == last(learner, name="b")
+
+
+# -- the training is untouched ---------------------------------------------------------------------------------------
+
+
+def noisy(callbacks, loader, **kwargs):
+    """Build a Learner whose loss depends on random keys, in training and validation."""
+    rng = np.random.default_rng(3)
+    validation = [tuple(rng.normal(size=(2, 4, 1)).astype(np.float32))]
+    return Learner.from_loss(
+        {"w": jnp.zeros((1, 1))},
+        lambda params, batch, key: jnp.mean((batch[0] @ params["w"] - batch[1] + jax.random.normal(key)) ** 2),
+        inject(optax.adam, learning_rate=0.1),
+        data=(loader, validation),
+        callbacks=callbacks,
+        key=5,
+        **kwargs,
+    )
+
+
+def loader():
+    xs = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+    return ArrayLoader((xs, 3 * xs), batch_size=4, seed=1)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda runner: runner, lambda runner: every(runner, steps=3), lambda runner: every(runner, epochs=2)],
+    ids=["epochs", "every 3 steps", "every 2 epochs"],
+)
+@pytest.mark.parametrize("shared", [False, True], ids=["other data", "the training's own loader"])
+def test_training_stays_as_it_is_to_the_last_bit(wrap, shared, capsys):
+    alone = noisy([Metrics()], loader())
+    alone.fit(3)
+    alone.fit(steps=7, steps_per_epoch=5)
+    data = loader()
+    runner = InferenceRunner(data if shared else loader(), ScalarStats("loss"))
+    beside = noisy([Metrics(), wrap(runner)], data)
+    beside.fit(3)
+    beside.fit(steps=7, steps_per_epoch=5)
+    assert beside.cbstate["inference"]["inference"].steps
+    state, expected = (dict(learner.state) for learner in (beside, alone))
+    same = jax.tree.map(lambda a, b: a.dtype == b.dtype and bool(jnp.all(a == b)), state, expected)
+    assert all(jax.tree.leaves(same))
+    for name in ("training", "validation"):
+        for kept in ("metrics_epoch", "metrics_step", "history"):
+            assert beside.cbstate[kept][name] == alone.cbstate[kept][name]
+
+
+def test_each_batch_has_random_keys_of_its_own_and_a_round_repeats_at_the_same_step():
+    gather = Gather("loss")
+    batch = (np.zeros((4, 1), np.float32), np.zeros((4, 1), np.float32))
+    learner = noisy([every(InferenceRunner([batch, batch], gather), steps=10)], loader(), default_callbacks=False)
+    before = learner.state
+    learner.fit(1)
+    learner.state = before
+    learner.fit(1)
+    first, second, again, _ = (float(values["loss"]) for values in gather.values)
+    assert first != second
+    assert first == again
+
+
+def test_a_shape_is_compiled_once():
+    compiled = []
+
+    def note(name, seconds, **kwargs):
+        if name == "/jax/core/compile/backend_compile_duration":
+            compiled.append(kwargs)
+
+    learner = testlearner(InferenceRunner(pairs(), ScalarStats("loss")))
+    learner.fit(1)
+    counts = learner.compile_counts
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        learner.fit(3)
+        jax.jit(lambda x: x * 3.25)(1.5)  # the listener listens
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert len(compiled) == 1
+    assert learner.compile_counts == counts
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("declared", "what"), [(4, "there are 3"), (2, "there are more than 2")])
+def test_a_declared_length_that_does_not_match_is_an_error(declared, what):
+    gather = Gather("loss")
+    learner = testlearner(InferenceRunner(Claiming(pairs(), declared), gather, name="test"))
+    with pytest.raises(DataError) as caught:
+        learner.fit(1)
+    assert str(caught.value) == (
+        f"The data of InferenceRunner('test') says that it has {declared} batches, and {what}.\n"
+        "  where: Claiming.__len__\n"
+        "  why:   statistics over another number of batches are not those that were asked for\n"
+        "  fix:   mend its `__len__`, or leave it out: data of unknown length is read to its end"
+    )
+    assert gather.calls[0] == "before"
+    assert gather.calls[-1] == "abandon"
+    assert "after" not in gather.calls
+    assert len(learner.cbstate["inference"]["test"]) == 0
+
+
+def test_data_without_batches_is_an_error():
+    told = (
+        "The data of InferenceRunner('inference') has no batches.\n"
+        "  why:   a statistic of nothing, such as an error of 0, would look like one of something\n"
+        "  fix:   check its length and filters; with `drop_last=True`, the batch size may exceed the data"
+    )
+    with pytest.raises(DataError) as caught:
+        InferenceRunner([], ScalarStats("loss"))
+    assert str(caught.value) == told
+    with pytest.raises(DataError) as caught:
+        testlearner(InferenceRunner(Unsized([]), ScalarStats("loss"))).fit(1)
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(("data", "kind"), [(iter([1]), "a one-shot iterator"), (3, "nothing that can be iterated")])
+def test_data_must_be_iterable_again(data, kind):
+    with pytest.raises(DeclarationError) as caught:
+        InferenceRunner(data, ScalarStats("loss"))
+    assert str(caught.value) == (
+        f"The data of InferenceRunner('inference') is {kind} ({type(data).__name__}).\n"
+        "  why:   each round goes through the data anew\n"
+        "  fix:   give a list of batches, an `ArrayLoader`, or a class with `__iter__`"
+    )
+
+
+def test_an_error_of_the_data_names_the_runner_and_the_batch():
+    class Failing:
+        def __iter__(self):
+            yield pairs()[0]
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        testlearner(InferenceRunner(Failing(), ScalarStats("loss"))).fit(1)
+    assert caught.value.__notes__[0] == (
+        "raised by the data of InferenceRunner('inference'), when batch 2 was pulled from it"
+    )
+
+
+def test_an_error_of_the_model_names_the_runner_and_the_batch():
+    good, bad = pairs()[0], (np.zeros((3, 2), np.float32), np.zeros((4, 1), np.float32))
+    with pytest.raises(TypeError) as caught:
+        testlearner(InferenceRunner([good, bad], ScalarStats("loss"))).fit(1)
+    assert "raised when InferenceRunner('inference') computed batch 2 of its data" in caught.value.__notes__
+
+
+def test_an_error_of_an_inferencer_names_both():
+    class Failing(Inferencer):
+        def fetches(self):
+            return ("loss",)
+
+        def on_fetches(self, values, samples):
+            raise ZeroDivisionError("of my own")
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        testlearner(InferenceRunner(pairs(), Failing())).fit(1)
+    assert caught.value.__notes__[0] == "raised in `on_fetches` of Failing(), of InferenceRunner('inference')"
+
+
+def test_a_failed_round_leaves_the_statistics_of_the_one_before():
+    batches = pairs()
+    data = Claiming(batches, 3)
+    learner = testlearner(InferenceRunner(data, ScalarStats("loss")))
+    learner.fit(1)
+    before = last(learner)
+    data.length = 4
+    with pytest.raises(DataError):
+        learner.fit(1)
+    data.length = 3
+    assert learner.cbstate["metrics_epoch"]["inference"]["loss"] == [(1, before)]
+    learner.fit(1)  # and training goes on
+    assert last(learner) == pytest.approx(mean_loss(learner.params, batches), rel=1e-6)
+
+
+@pytest.mark.parametrize("value", ["text", None, np.ones(2)])
+def test_a_statistic_must_be_a_number(value):
+    class Odd(Inferencer):
+        def fetches(self):
+            return ("loss",)
+
+        def after(self):
+            return {"odd": value}
+
+    with pytest.raises(DeclarationError) as caught:
+        testlearner(InferenceRunner(pairs(), Odd())).fit(1)
+    assert str(caught.value) == (
+        f"The statistic `odd` of Odd() is {value!r}, and not one number.\n"
+        "  where: Odd.after\n"
+        "  fix:   return a number, or leave it out"
+    )
+
+
+def test_two_statistics_of_one_name_are_an_error():
+    with pytest.raises(DeclarationError) as caught:
+        testlearner(InferenceRunner(pairs(), [ScalarStats("loss"), ScalarStats("loss")])).fit(1)
+    assert str(caught.value) == (
+        "Two inferencers of InferenceRunner('inference') have a statistic `loss`.\n"
+        "  why:   statistics are kept by name\n"
+        "  fix:   give one another name, or put it into an `InferenceRunner` of its own"
+    )
+
+
+def test_values_that_do_not_exist():
+    with pytest.raises(MissingStateError) as caught:
+        testlearner(InferenceRunner(pairs(), ScalarStats("lose"))).fit(1)
+    assert str(caught.value) == (
+        "An evaluation of ValidationPhase is asked for `step.lose`, which it does not compute. Did you mean `loss`?\n"
+        "  why:   the step has loss, outputs, xs, ys, batch\n"
+        "  fix:   return it from the loss as aux, or assign it in the phase's `step` or in a traced handler"
+    )
+    with pytest.raises(DeclarationError) as caught:
+        testlearner(InferenceRunner(pairs(), ScalarStats("outputs.logit"))).fit(1)
+    assert caught.value.what == "ScalarStats('outputs.logit') fetches `outputs.logit`, and `outputs` has no `logit`."
+
+
+@pytest.mark.parametrize(
+    ("values", "inferencer", "told"),
+    [
+        (
+            {"x": np.ones(3)},
+            ScalarStats("x"),
+            "`x` has shape (3,); `ScalarStats` averages one number per batch.\n"
+            "  fix:   reduce it where it is computed, or write an `Inferencer` of your own",
+        ),
+        (
+            {"x": np.float32(0)},
+            ClassificationError("x"),
+            "`x` has shape (); `ClassificationError` takes a vector, one number per sample.\n"
+            "  fix:   do not reduce it over the batch: the counts of batches of different sizes would be lost",
+        ),
+        (
+            {"x": np.array([0.0, 0.5])},
+            ClassificationError("x"),
+            "`x` has the value 0.5; `ClassificationError` takes 0 and 1, or false and true.\n"
+            "  fix:   compare where it is computed: `outputs > 0`",
+        ),
+        (
+            {"outputs": np.ones((2, 3)), "ys": np.ones((2, 1))},
+            ClassificationError(),
+            "`ClassificationError` compares predictions and labels one by one, and their shapes differ: "
+            "(2,) of the largest `outputs`, (2, 1) of `ys`.\n"
+            "  fix:   bring both to one shape in the model or the data",
+        ),
+        (
+            {"p": np.array([2.5]), "ys": np.array([1])},
+            BinaryClassificationStats("p"),
+            "`p` has the value 2.5; `BinaryClassificationStats` takes 0 and 1, or false and true.\n"
+            "  fix:   say from where on a prediction is positive: `threshold=0` for logits",
+        ),
+        (
+            {"p": np.array([1, 0]), "ys": np.array([1])},
+            BinaryClassificationStats("p"),
+            "`BinaryClassificationStats` compares predictions and labels one by one, and their shapes differ: "
+            "(2,) of `p`, (1,) of `ys`.\n"
+            "  fix:   bring both to one shape in the model or the data",
+        ),
+    ],
+)
+def test_values_that_an_inferencer_cannot_take(values, inferencer, told):
+    inferencer.before()
+    with pytest.raises(DeclarationError) as caught:
+        inferencer.on_fetches(values, 2)
+    assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: ScalarStats([]), "`ScalarStats` takes the names of step values, not None."),
+        (lambda: ScalarStats(["loss", 3]), "`ScalarStats` takes the names of step values, not 3."),
+        (lambda: ClassificationError(""), "`ClassificationError` takes the name of a step value, not ''."),
+        (lambda: ClassificationError("x", ""), "`ClassificationError` takes the name of its statistic, not ''."),
+        (
+            lambda: BinaryClassificationStats("x", threshold="high"),
+            "`threshold` of `BinaryClassificationStats` must be a number, not 'high'.",
+        ),
+        (lambda: InferenceRunner(pairs(), []), "`InferenceRunner` takes inferencers, not None."),
+        (lambda: InferenceRunner(pairs(), ["loss"]), "`InferenceRunner` takes inferencers, not 'loss'."),
+        (
+            lambda: InferenceRunner(pairs(), ScalarStats("loss"), name="a.b"),
+            "`name` of `InferenceRunner` must be a name, not 'a.b'.",
+        ),
+        (
+            lambda: InferenceRunner(pairs(), ScalarStats("loss"), phase=TrainingPhase()),
+            "`phase` of `InferenceRunner` must be an instance of a phase that does not train, not TrainingPhase().",
+        ),
+    ],
+)
+def test_bad_arguments_are_errors_at_construction(make, told):
+    with pytest.raises(DeclarationError) as caught:
+        make()
+    assert caught.value.what == told
+
+
+def test_a_tuple_of_names_is_several_names():
+    assert ScalarStats(("loss", "aux.a")).names == ("loss", "aux.a")
+
+
+# -- the extension point ---------------------------------------------------------------------------------------------
+
+
+class Evaluates(Callback):
+    """Evaluate at a moment."""
+
+    def __init__(self, phase, names=("loss",)):
+        self.phase, self.names, self.losses = phase, names, []
+
+    def stateaccess(self):
+        return {"evaluation": Read(), "params": Read(borrow=True), "model_state": Read(borrow=True)}
+
+    @on(Trigger, Phase)
+    def evaluate(self, event, phase, learner):
+        evaluation = learner.evaluation(self.phase, learner.params, learner.model_state, self.names)
+        self.losses += [float(evaluation(batch)["loss"]) for batch in pairs()]
+
+
+def test_a_callback_of_ones_own_evaluates():
+    callback = Evaluates(ValidationPhase())
+    learner = testlearner(callback)
+    learner.fit(1)
+    assert callback.losses == pytest.approx([mean_loss(learner.params, [batch]) for batch in pairs()], rel=1e-6)
+
+
+def test_an_evaluation_does_not_train():
+    with pytest.raises(DeclarationError) as caught:
+        testlearner(Evaluates(TrainingPhase())).fit(1)
+    assert str(caught.value) == (
+        "`learner.evaluation` computes steps that change nothing, and TrainingPhase trains.\n"
+        "  fix:   give it a phase such as `ValidationPhase()`"
+    )
+
+
+def test_a_steps_handler_that_does_not_hold_up_the_next_steps_cannot_evaluate():
+    class Hasty(Callback):
+        def stateaccess(self):
+            return {"evaluation": Read()}
+
+        @on(StepEnd, TrainingPhase)
+        def look(self, event, phase, learner):
+            learner.evaluation(ValidationPhase(), {}, {}, ("loss",))
+
+    with pytest.raises(DeclarationError) as caught:
+        testlearner(Hasty()).fit(1)
+    assert str(caught.value) == (
+        "A step's handler asks for an evaluation of ValidationPhase, and the next steps do not wait for it.\n"
+        "  why:   the device has gone on meanwhile, so the train state is not that of the handler's step\n"
+        '  fix:   declare `{"params": Read(borrow=True)}` for this handler; the next steps then wait for it'
+    )
+
+
+class Notes(Callback):
+    """Log the epoch where there is something to log to."""
+
+    def stateaccess(self):
+        return {"cbstate": {"monitors": Append(optional=True)}}
+
+    @on(Trigger, Phase)
+    def note(self, event, phase, learner):
+        if "monitors" in learner.cbstate:
+            learner.cbstate.monitors.put_scalar("noted", learner.progress.epoch)
+
+
+def test_an_optional_entry_may_be_missing_or_there():
+    testlearner(Notes()).fit(1)
+    learner = testlearner(Notes(), Monitors())
+    learner.fit(2)
+    assert learner.cbstate["monitors"].history("noted") == [(4, 1.0), (8, 2.0)]
+
+
+def test_an_optional_entry_is_nothing_that_readers_may_rely_on():
+    class Reads(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"monitors": Read()}}
+
+    with pytest.raises(MissingStateError):
+        testlearner(Notes(), Reads())
+
+
+def test_checking_a_set_with_a_runner_needs_no_learner():
+    fluxcb.check([in_order(InferenceRunner(pairs(), ScalarStats("loss")), Sees())], default_callbacks=False)

@@ -1,0 +1,262 @@
+"""MixUp, CutMix and LabelSmoothing: what they make of a batch, and the loss that comes of it."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Callback, ConflictError, DeclarationError, Read, TraceError, on
+from fluxcb.callbacks import CutMix, LabelSmoothing, MixUp
+from fluxcb.events import StepEnd
+from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+
+class Keep(Callback):
+    def __init__(self):
+        self.steps, self.validated = [], []
+
+    def stateaccess(self):
+        return {"step": {name: Read() for name in ("batch", "xs", "ys", "outputs", "loss")}}
+
+    @on
+    def train(self, event: StepEnd, phase: TrainingPhase, learner):
+        step = learner.step
+        self.steps.append([(np.array(step.batch[0]), np.array(step.batch[1])), *map(np.array, self._parts(step))])
+
+    @on
+    def validate(self, event: StepEnd, phase: ValidationPhase, learner):
+        self.validated.append([np.array(part) for part in self._parts(learner.step)])
+
+    def _parts(self, step):
+        return step.xs, step.ys, step.outputs, step.loss
+
+
+class Shares(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def stateaccess(self):
+        return {"step": {"mixed": Read()}}
+
+    @on
+    def keep(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.seen.append((float(learner.step.mixed["share"]), np.array(learner.step.mixed["ys"])))
+
+
+def log_softmax(outputs):
+    outputs = outputs.astype(np.float64)
+    return outputs - np.log(np.exp(outputs).sum(axis=-1, keepdims=True))
+
+
+def of_classes(callbacks, *, soft=False, shape=(5,), steps=3, size=8, classes=4, dtype: type = np.float32, **options):
+    """Return a linear classifier on noise, with classes or one-hot labels."""
+    rng = np.random.default_rng(0)
+
+    def batch():
+        ys = rng.integers(0, classes, size)
+        return rng.normal(size=(size, *shape)).astype(dtype), np.eye(classes, dtype=np.float32)[ys] if soft else ys
+
+    def loss_fn(outputs, ys):
+        cross_entropy = optax.softmax_cross_entropy if soft else optax.softmax_cross_entropy_with_integer_labels
+        return cross_entropy(outputs, ys).mean()
+
+    weights = jnp.asarray(rng.normal(size=(int(np.prod(shape)), classes)), jnp.float32)
+    return fluxcb.Learner(
+        (lambda key, xs: {"w": weights}, lambda params, xs: xs.reshape(len(xs), -1) @ params["w"]),
+        loss_fn,
+        optax.sgd(0.1),
+        data=([batch() for _ in range(steps)], [batch()]),
+        callbacks=callbacks,
+        default_callbacks=False,
+        **options,
+    )
+
+
+def partner_of(mixed, xs, share):
+    """Return for each example which other one of the batch it is mixed with, found by trying all."""
+    tried = share * xs[:, None] + (1 - share) * xs[None]
+    distance = np.abs(tried - mixed[:, None]).reshape(len(xs), len(xs), -1).max(axis=-1)
+    assert (distance.min(axis=1) < 1e-5).all()
+    return distance.argmin(axis=1)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
+def test_mixup_of_classes_mixes_inputs_and_losses(steps_per_call):
+    keep, shares = Keep(), Shares()
+    learner = of_classes([MixUp(1.0), keep, shares], steps_per_call=steps_per_call)
+    learner.fit(1)
+    for ((xs, ys), mixed, seen_ys, outputs, loss), (share, other_ys) in zip(keep.steps, shares.seen, strict=True):
+        partner = partner_of(mixed, xs, share)
+        assert sorted(partner) == list(range(8))  # a permutation
+        np.testing.assert_array_equal(seen_ys, ys)
+        np.testing.assert_array_equal(other_ys, ys[partner])
+        logs, rows = log_softmax(outputs), np.arange(8)
+        expected = -(share * logs[rows, ys] + (1 - share) * logs[rows, ys[partner]]).mean()
+        assert loss == pytest.approx(expected, rel=1e-5)
+    assert len({share for share, _ in shares.seen}) == 3
+
+
+def test_mixup_of_one_hot_labels_mixes_them_and_trains_in_the_same_way():
+    keep, shares = Keep(), Shares()
+    soft, hard = of_classes([MixUp(1.0), keep, shares], soft=True), of_classes([MixUp(1.0)])
+    soft.fit(2)
+    hard.fit(2)
+    for ((xs, ys), mixed, seen_ys, _, _), (share, _) in zip(keep.steps, shares.seen, strict=True):
+        partner = partner_of(mixed, xs, share)
+        np.testing.assert_allclose(seen_ys, share * ys + (1 - share) * ys[partner], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(soft.params["w"], hard.params["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_shares_have_the_distribution_of_the_paper():
+    shares = Shares()
+    of_classes([MixUp(0.5), shares], steps=400).fit(1)
+    seen = np.array([share for share, _ in shares.seen])
+    # Beta(a, a) has mean 1/2 and variance 1 / (4 (2 a + 1)) = 1/8; the standard error of the mean is 0.018 here.
+    assert seen.mean() == pytest.approx(0.5, abs=0.06)
+    assert seen.var() == pytest.approx(1 / 8, abs=0.02)
+
+
+def test_validation_is_left_alone():
+    for mixing in (MixUp(1.0), LabelSmoothing(0.5)):
+        keep, plain = Keep(), Keep()
+        mixed = of_classes([mixing, keep])
+        mixed.fit(1)
+        other = of_classes([plain])
+        other.state = mixed.state
+        other.run_epoch(ValidationPhase())
+        for one, two in zip(keep.validated[0], plain.validated[0], strict=True):
+            np.testing.assert_array_equal(one, two)
+        assert len(keep.validated) == len(plain.validated) == 1
+
+
+def test_integers_cannot_be_mixed_up(refused):
+    with refused(
+        TraceError,
+        "MixUp(0.2) mixes `step.xs`, which holds uint8[8, 5].\n"
+        "  why:   the mean of two integers is none; images would lose what mixing adds, tokens are no amounts\n"
+        "  fix:   convert in the data source, e.g. `fluxcb.data.map(source, lambda batch: ...)`, or use CutMix",
+    ):
+        of_classes([MixUp()], dtype=np.uint8)
+
+
+def boxes(keep, shares, axes):
+    """Return per step the share of the example, and the height and width of the box, found in the images."""
+    for ((xs, ys), mixed, _, outputs, loss), (share, _) in zip(keep.steps, shares.seen, strict=True):
+        changed = (mixed != xs).any(axis=tuple(a for a in range(xs.ndim) if a not in axes))
+        rows, columns = changed.any(axis=1), changed.any(axis=0)
+        assert (changed == rows[:, None] & columns[None]).all()  # a box
+        yield xs, ys, mixed, outputs, loss, share, changed
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((6, 9, 2), (1, 2)), ((2, 6, 9), (2, 3))])
+def test_cutmix_puts_a_box_of_another_image_in(shape, axes):
+    keep, shares = Keep(), Shares()
+    of_classes([CutMix(1.0, axes=axes), keep, shares], shape=shape, steps=12).fit(1)
+    areas = []
+    for xs, ys, mixed, outputs, loss, share, box in boxes(keep, shares, axes):
+        areas.append(box.sum())
+        assert share == pytest.approx(1 - box.sum() / 54, rel=1e-6)
+        inside = box[None, :, :, None] if axes == (1, 2) else box[None, None]
+        candidates = np.where(inside, xs[None], xs[:, None])  # [example, other, ...]
+        same = (candidates == mixed[:, None]).all(axis=(2, 3, 4))
+        assert same.any(axis=1).all()
+        if box.any():
+            partner = same.argmax(axis=1)
+            logs, rows = log_softmax(outputs), np.arange(8)
+            expected = -(share * logs[rows, ys] + (1 - share) * logs[rows, ys[partner]]).mean()
+            assert loss == pytest.approx(expected, rel=1e-5)
+    assert len(set(areas)) > 4
+
+
+def test_cutmix_takes_integers_and_needs_images(refused):
+    of_classes([CutMix()], shape=(4, 4, 1), dtype=np.uint8).fit(1)
+    with refused(
+        TraceError,
+        "CutMix(1.0, axes=(1, 2)) cuts `step.xs`, which holds float32[8, 5].\n"
+        "  why:   it has no axes of height and width there\n"
+        "  fix:   give `axes=`, or use MixUp",
+    ):
+        of_classes([CutMix()])
+
+
+def test_two_mixtures_are_refused(refused):
+    with refused(
+        ConflictError,
+        "MixUp(0.2) and CutMix(1.0, axes=(1, 2)) can never be used together.\n"
+        "  where: MixUp.resolveconflict returns Unresolvable()\n"
+        "  fix:   remove one of the two from the callbacks list",
+    ):
+        fluxcb.check([MixUp(), CutMix()])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
+@pytest.mark.parametrize("soft", [False, True])
+def test_smoothing_is_that_of_optax(soft, steps_per_call):
+    keep = Keep()
+    of_classes([LabelSmoothing(0.3), keep], soft=soft, steps_per_call=steps_per_call).fit(1)
+    for (_, ys), _, seen_ys, outputs, loss in keep.steps:
+        one_hot = ys if soft else np.eye(4)[ys]
+        smooth = np.asarray(optax.smooth_labels(jnp.asarray(one_hot), 0.3))
+        np.testing.assert_allclose(seen_ys, smooth if soft else ys, rtol=1e-6)
+        assert loss == pytest.approx(-(smooth * log_softmax(outputs)).sum(axis=-1).mean(), rel=1e-5)
+
+
+def test_smoothing_and_mixing_together_are_the_same_for_classes_and_one_hot_labels():
+    kept = {}
+    for soft in (False, True):
+        keep = Keep()
+        learner = of_classes([LabelSmoothing(0.3), MixUp(1.0), keep], soft=soft)
+        learner.fit(2)
+        kept[soft] = [loss for *_, loss in keep.steps], np.array(learner.params["w"])
+    np.testing.assert_allclose(kept[False][0], kept[True][0], rtol=1e-4)
+    np.testing.assert_allclose(kept[False][1], kept[True][1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_loss_function_that_takes_the_batch_has_nothing_to_mix():
+    with pytest.raises(fluxcb.FluxcbError) as error:
+        fluxcb.Learner.from_loss(
+            {"w": jnp.ones(())},
+            lambda params, batch, key: params["w"] * batch.mean(),
+            optax.sgd(0.1),
+            data=[jnp.ones(4)],
+            callbacks=[MixUp()],
+            default_callbacks=False,
+        )
+    assert str(error.value).splitlines()[0] == (
+        "MixUp(0.2) declares access to `step.outputs`, which no phase provides and no callback writes."
+    )
+
+
+def test_the_targets_of_a_regression_are_mixed():
+    keep, shares = Keep(), Shares()
+    testlearner(MixUp(1.0), keep, shares).fit(1)
+    for (_, xs, ys, outputs, loss), _ in zip(keep.steps, shares.seen, strict=True):
+        np.testing.assert_allclose(ys, 3 * xs - 1, rtol=1e-5, atol=1e-5)  # a line of mixtures is the same line
+        assert loss == pytest.approx(((outputs - ys) ** 2).mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MixUp(0), "`alpha` of MixUp must be a number above 0, not 0."),
+        (lambda: CutMix(-1), "`alpha` of CutMix must be a number above 0, not -1."),
+        (
+            lambda: CutMix(axes=(0, 1)),
+            "`axes` of CutMix must be the axes of height and width, not (0, 1).\n"
+            "  why:   axis 0 counts the examples\n"
+            "  fix:   (1, 2) for images as Flax has them, (2, 3) where channels come first",
+        ),
+        (
+            lambda: CutMix(axes=(2, 2)),
+            "`axes` of CutMix must be the axes of height and width, not (2, 2).\n"
+            "  why:   axis 0 counts the examples\n"
+            "  fix:   (1, 2) for images as Flax has them, (2, 3) where channels come first",
+        ),
+        (lambda: LabelSmoothing(1), "`alpha` of LabelSmoothing must be at least 0 and below 1, not 1."),
+    ],
+)
+def test_bad_arguments(make, message, refused):
+    with refused(DeclarationError, message):
+        make()

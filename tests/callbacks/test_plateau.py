@@ -1,0 +1,181 @@
+"""ReduceLROnPlateau: against PyTorch's algorithm, written anew from its documentation."""
+
+import json
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import fluxcb
+from fluxcb import DeclarationError, MissingStateError
+from fluxcb.callbacks import ByPhase, EpochValues, Metrics, ReduceLROnPlateau
+from fluxcb.phases import TrainingPhase
+
+NAN, INF = math.nan, math.inf
+
+
+def rates(
+    values, *, lr=1.0, factor=0.1, patience=10, threshold=1e-4, threshold_mode="rel", cooldown=0, min_lr=0.0, mode="min"
+):
+    """Return the rate after each value, none of them negative, as PyTorch's scheduler would set it."""
+    best = INF if mode == "min" else -INF
+    bad = cooling = 0
+    found = []
+    for a in values:
+        if mode == "min":
+            better = a < (best * (1 - threshold) if threshold_mode == "rel" else best - threshold)
+        else:
+            better = a > (best * (1 + threshold) if threshold_mode == "rel" else best + threshold)
+        if better:
+            best, bad = a, 0
+        else:
+            bad += 1
+        if cooling > 0:
+            cooling -= 1
+            bad = 0
+        if bad > patience:
+            lr = max(lr * factor, min_lr)
+            cooling, bad = cooldown, 0
+        found.append(lr)
+    return found
+
+
+class Stub:
+    """What the handler sees of a Learner."""
+
+    def __init__(self, lr):
+        self.hyperparams = type("Hyperparams", (), {"learning_rate": lr})()
+        self.cbstate = type("State", (), {"metrics_epoch": ByPhase(EpochValues)})()
+        self.progress = type("Progress", (), {"epoch": 0})()
+
+    def epoch(self, callback, value):
+        self.progress.epoch += 1
+        self.cbstate.metrics_epoch.entry("validation").add("loss", self.progress.epoch, value)
+        callback.look(None, TrainingPhase(), self)
+        return self.hyperparams.learning_rate
+
+
+def ours(values, *, lr=1.0, save_at=None, **options):
+    callback, stub, found = ReduceLROnPlateau(**options), Stub(lr), []
+    for number, value in enumerate(values):
+        if number == save_at:
+            fresh = ReduceLROnPlateau(**options)
+            fresh.load_state_dict(json.loads(json.dumps(callback.state_dict())))
+            callback = fresh
+        found.append(stub.epoch(callback, value))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "expected"),
+    [
+        # one best value, then the rate falls at each third epoch: patience 2, and one more
+        ([1.0] * 8, {"patience": 2}, [1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]),
+        ([1.0] * 4, {"patience": 0}, [1, 0.1, 0.01, 0.001]),
+        ([1.0] * 4, {"patience": 0, "factor": 0.5, "min_lr": 0.2}, [1, 0.5, 0.25, 0.2]),
+        ([1.0] * 7, {"patience": 0, "cooldown": 2}, [1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01]),
+        ([1.0, 0.95, 0.9, 0.85], {"patience": 0, "threshold": 0.1}, [1, 0.1, 0.01, 0.01]),
+        ([10.0, 9.95, 9.85], {"patience": 0, "threshold": 0.1, "threshold_mode": "abs"}, [1, 0.1, 0.1]),
+        ([1.0, 1.2, 1.2, 1.3], {"patience": 0, "mode": "max"}, [1, 1, 0.1, 0.1]),
+        ([1.0, NAN, NAN, 0.5], {"patience": 1}, [1, 1, 0.1, 0.1]),
+        ([NAN, NAN, 0.5], {"patience": 1}, [1, 0.1, 0.1]),
+        # negative values: better means lower by a part of the best one's size; PyTorch's bar is at -0.9 here
+        ([-1.0, -0.95, -1.05, -1.2], {"patience": 0, "threshold": 0.1}, [1, 0.1, 0.01, 0.01]),
+    ],
+)
+def test_by_hand(values, options, expected):
+    assert ours(values, **options) == pytest.approx(expected)
+
+
+numbers = st.one_of(st.integers(0, 6).map(float), st.sampled_from([NAN, INF]))
+
+
+@given(
+    values=st.lists(numbers, max_size=30),
+    patience=st.integers(0, 3),
+    cooldown=st.integers(0, 3),
+    threshold=st.sampled_from([0.0, 1e-4, 0.25, 0.9]),  # PyTorch multiplies infinity by 1 - threshold at first
+    threshold_mode=st.sampled_from(["rel", "abs"]),
+    mode=st.sampled_from(["min", "max"]),
+    min_lr=st.sampled_from([0.0, 0.2]),
+    save_at=st.integers(0, 30),
+)
+def test_it_is_the_algorithm_of_pytorch(values, save_at, **options):
+    assert ours(values, save_at=save_at, factor=0.5, **options) == rates(values, factor=0.5, **options)
+
+
+def plateau(**options):
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.float32(1.0)},
+        lambda params, batch, key: jnp.abs(params["w"] - batch[0]),
+        fluxcb.inject(optax.sgd, learning_rate=1.0),
+        data=([np.float32([0.5])],) * 2,
+        callbacks=[Metrics(), ReduceLROnPlateau(0.5, patience=1, **options)],
+        default_callbacks=False,
+    )
+
+
+def test_in_a_training_the_rate_changes_and_nothing_is_compiled_again():
+    # By a rate of 1, w goes 1, 0, 1, 0 and the loss stays 0.5; then by 0.5 to 0.5, where the loss is 0 for good.
+    learner = plateau()
+    learner.fit(2)
+    counts = learner.compile_counts
+    seen = []
+    for _ in range(6):
+        learner.fit(1)
+        seen.append((float(learner.params["w"]), learner.hyperparams["learning_rate"]))
+    assert [rate for _, rate in seen] == rates([0.5, 0.5, 0.5, 0.0] + [0.0] * 4, factor=0.5, patience=1)[2:]
+    assert seen[:2] == [(0.0, 0.5), (0.5, 0.5)]
+    assert learner.compile_counts == counts
+
+
+def test_epochs_without_a_value_do_not_count():
+    callback, stub = ReduceLROnPlateau(patience=0), Stub(1.0)
+    stub.epoch(callback, 1.0)
+    for _ in range(5):
+        stub.progress.epoch += 1
+        callback.look(None, TrainingPhase(), stub)
+    assert stub.hyperparams.learning_rate == 1.0
+    assert stub.epoch(callback, 1.0) == pytest.approx(0.1)
+
+
+def test_what_it_cannot_do_without_is_missed_at_construction():
+    with pytest.raises(MissingStateError, match=r"`cbstate\.metrics_epoch`"):
+        fluxcb.testing.testlearner(ReduceLROnPlateau())
+    with pytest.raises(MissingStateError, match=r"needs `hyperparams\.learning_rate`"):
+        fluxcb.testing.testlearner(Metrics(), ReduceLROnPlateau(), optimizer=optax.sgd(0.1))
+
+
+def test_a_metric_that_does_not_exist_is_an_error():
+    with pytest.raises(DeclarationError, match=r"ReduceLROnPlateau watches `lss` of validation, .* mean `loss`"):
+        fluxcb.testing.testlearner(Metrics(), ReduceLROnPlateau(metric="lss")).fit(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"factor": 1.0}, "`factor` of `ReduceLROnPlateau` must be a number between 0 and 1, not 1.0."),
+        ({"factor": 0}, "`factor` of `ReduceLROnPlateau` must be a number between 0 and 1, not 0."),
+        ({"factor": NAN}, "`factor` of `ReduceLROnPlateau` must be a number between 0 and 1, not nan."),
+        ({"patience": -1}, "`patience` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not -1."),
+        ({"patience": 1.5}, "`patience` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not 1.5."),
+        ({"threshold": -0.1}, "`threshold` of `ReduceLROnPlateau` must be a finite number, 0 or more, not -0.1."),
+        ({"threshold_mode": "x"}, '`threshold_mode` of `ReduceLROnPlateau` must be "rel" or "abs", not \'x\'.'),
+        (
+            {"cooldown": True},
+            "`cooldown` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not True.",
+        ),
+        ({"min_lr": INF}, "`min_lr` of `ReduceLROnPlateau` must be a finite number, 0 or more, not inf."),
+        ({"mode": "low"}, '`mode` of `ReduceLROnPlateau` must be "min" or "max", not \'low\'.'),
+        ({"metric": 3}, "`ReduceLROnPlateau` takes the name of a metric, not 3."),
+        ({"phase": None}, "`ReduceLROnPlateau` takes a phase class with a name, not None."),
+    ],
+)
+def test_mistakes_are_told_at_construction(options, said):
+    with pytest.raises(DeclarationError) as caught:
+        ReduceLROnPlateau(**options)
+    assert caught.value.what == said

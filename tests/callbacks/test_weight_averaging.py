@@ -1,0 +1,95 @@
+"""StochasticWeightAveraging against the mean of the parameters that it says it averages."""
+
+import numpy as np
+import pytest
+
+from fluxcb import Append, Callback, DeclarationError, Read, on
+from fluxcb.callbacks import AccumulateGradients, Metrics, ParameterEMA, StochasticWeightAveraging
+from fluxcb.events import BackwardEnd, EpochBegin, StepEnd
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+
+class Collect(Callback):
+    def __init__(self):
+        self.params, self.validated = [], []
+
+    def stateaccess(self):
+        return {"params": Read()}
+
+    @on
+    def step(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.params.append(np.array([learner.params["w"], learner.params["b"]]))
+
+    @on
+    def validate(self, event: EpochBegin, phase: ValidationPhase, learner):
+        self.validated.append(np.array([learner.params["w"], learner.params["b"]]))
+
+
+class SkipSecond(Callback):
+    def stateaccess(self):
+        return {"step": {"skip": Append()}}
+
+    @on
+    def skip(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner):
+        learner.step.skip = learner.progress.step == 1
+
+
+def average_of(learner):
+    params = learner.cbstate["swa"]["params"]
+    return np.array([params["w"], params["b"]])
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
+def test_it_is_the_mean_over_every_third_update_from_the_fourth_on(steps_per_call):
+    collect = Collect()
+    learner = testlearner(collect, StochasticWeightAveraging(4, every=3), steps_per_call=steps_per_call)
+    learner.fit(3)
+    seen = np.array(collect.params, np.float64)[[3, 6, 9]]  # updates 4, 7 and 10 of 12
+    np.testing.assert_allclose(average_of(learner), seen.mean(axis=0), rtol=1e-6)
+
+
+def test_before_the_start_it_is_the_parameters_and_from_then_on_validation_runs_with_it():
+    collect, plain = Collect(), Collect()
+    learner = testlearner(collect, StochasticWeightAveraging(7, every=2), Metrics())
+    testlearner(plain, Metrics()).fit(3)
+    learner.fit(1)
+    np.testing.assert_array_equal(average_of(learner), collect.params[3])
+    learner.fit(2)
+    np.testing.assert_array_equal(collect.params, plain.params)  # training goes on with its own, bit for bit
+    np.testing.assert_array_equal(collect.validated[0], plain.validated[0])
+    np.testing.assert_array_equal(collect.validated[1], collect.params[6])
+    np.testing.assert_allclose(collect.validated[2], np.mean([collect.params[i] for i in (6, 8, 10)], axis=0), 1e-6)
+
+
+def test_skipped_steps_are_no_updates():
+    collect = Collect()
+    learner = testlearner(collect, SkipSecond(), StochasticWeightAveraging(2, every=2, validate=False))
+    learner.fit(1)
+    np.testing.assert_array_equal(average_of(learner), collect.params[2])  # the second update is that of step 3
+    assert learner.cbstate["swa"]["updates"] == 3
+    assert [entry.title() for entry in StochasticWeightAveraging(1, validate=False).handlers()] == [
+        "(UpdateEnd, AbstractTrainingPhase)"
+    ]
+
+
+def test_steps_that_are_held_back_are_no_updates():
+    collect = Collect()
+    average = StochasticWeightAveraging(1)
+    learner = testlearner(collect, average, ParameterEMA(0.5, validate=False), AccumulateGradients(2))
+    learner.fit(1)  # four steps, two updates: after the second and the fourth
+    np.testing.assert_allclose(average_of(learner), np.mean([collect.params[1], collect.params[3]], axis=0), rtol=1e-6)
+    assert learner.cbstate["swa"]["updates"] == learner.cbstate["ema"]["updates"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "value"), [((0,), "start", "0"), ((1, 0.5), "every", "0.5"), ((True,), "start", "True")]
+)
+def test_bad_arguments(arguments, name, value, refused):
+    with refused(
+        DeclarationError,
+        f"`{name}` of StochasticWeightAveraging (updates) must be a whole number of at least 1, not {value}.\n"
+        "  why:   periods and counts are numbers of whole steps or epochs\n"
+        "  fix:   give a positive int",
+    ):
+        StochasticWeightAveraging(*arguments)

@@ -1,0 +1,90 @@
+import io
+import re
+
+import pytest
+
+from fluxcb import DeclarationError
+from fluxcb.logging import ConsoleBackend, Text
+
+# reference: tensorpack's ScalarPrinter, which prints `{:.5g}`, sorted, the last value of each name
+PUTS = [(0, 0, "lr", 0.1), (1, 1, "a", 1), (3, 1, "a", 3), (3, 1, "val/x", 123456.789), (3, 1, "b", 10)]
+MORE = [(4, 2, "a", 4), (6, 2, "b", 20)]
+
+
+def printed(log, *args, **kwargs):
+    file = io.StringIO()
+    backend = ConsoleBackend(*args, file=file, **kwargs)
+    backend.open(resumes=False)
+    for epoch, puts in ((1, PUTS), (2, MORE)):
+        for put in puts:
+            log(backend, put)
+            backend.flush()
+        backend.end_epoch(epoch)
+    backend.close()
+    return file.getvalue().splitlines()
+
+
+def test_a_line_per_epoch(log):
+    assert printed(log) == [
+        "epoch 0, step 0  lr: 0.1",
+        "epoch 1, step 3  a: 3  b: 10  val/x: 1.2346e+05",
+        "epoch 2, step 6  a: 4  b: 20",
+    ]
+
+
+def test_a_line_per_step(log):
+    file = io.StringIO()
+    backend = ConsoleBackend(every_step=True, file=file)
+    log(backend, *PUTS, *MORE)
+    assert file.getvalue() == ""
+    backend.flush()
+    assert file.getvalue().splitlines() == [
+        "epoch 0, step 0  lr: 0.1",
+        "epoch 1, step 1  a: 1",
+        "epoch 1, step 3  a: 3  b: 10  val/x: 1.2346e+05",
+        "epoch 2, step 4  a: 4",
+        "epoch 2, step 6  b: 20",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "expected"),
+    [
+        (["a"], ["val"], ["epoch 1, step 3  a: 3", "epoch 2, step 4  a: 4"]),  # a pattern may be found anywhere
+        (["^a$", "^b$"], (), ["epoch 1, step 3  a: 3  b: 10", "epoch 2, step 6  a: 4  b: 20"]),
+        ([], (), []),
+        (None, ["."], []),
+        (None, ["^[ab]$", "val/"], ["epoch 0, step 0  lr: 0.1"]),
+    ],
+)
+def test_patterns_say_what_is_printed(log, include, exclude, expected):
+    assert printed(log, include, exclude) == expected
+
+
+def test_texts_are_printed_as_they_are_and_nan_too(log):
+    file = io.StringIO()
+    with ConsoleBackend(file=file) as backend:
+        backend.log("note", Text("[red]x[/red]"), step=1, epoch=1, seconds=0.0)
+        log(backend, (1, 1, "loss", float("nan")))
+    assert file.getvalue() == "epoch 1, step 1  loss: nan  note: [red]x[/red]\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"include": "loss"}, "`include` of `ConsoleBackend` takes a list of regular expressions, not 'loss'."),
+        ({"exclude": 3}, "`exclude` of `ConsoleBackend` takes a list of regular expressions, not 3."),
+        ({"include": ["("]}, "`include` of `ConsoleBackend` has a pattern that is none: missing ), unterminated"),
+        ({"exclude": [3]}, "`exclude` of `ConsoleBackend` has a pattern that is none: first argument must be"),
+    ],
+)
+def test_what_are_no_patterns_is_refused(given, message):
+    with pytest.raises(DeclarationError, match=re.escape(message)):
+        ConsoleBackend(**given)
+
+
+def test_names_tell_them_apart():
+    assert repr(ConsoleBackend()) == "ConsoleBackend()"
+    assert repr(ConsoleBackend([], ["x"], every_step=True)) == (
+        "ConsoleBackend(include=[], exclude=['x'], every_step=True)"
+    )
