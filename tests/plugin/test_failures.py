@@ -62,10 +62,13 @@ def test_missing_state(sample):
 def test_undeclared_access_that_no_run_was_needed_to_see(sample):
     (line,) = lines_of(sample, "broken.py", "params")
     (access,) = lines_of(sample, "broken.py", "watch")
-    text = failure(sample, "kit.broken:undeclared")
-    assert text[0] == "CheckError: Watch() reads `params` in `show`, and does not declare it." or text
-    assert f"kit/broken.py:{line}" in "\n".join(text)
-    assert f"kit/broken.py:{access}" in "\n".join(text)
+    assert failure(sample, "kit.broken:undeclared") == [
+        "UndeclaredAccessError: Watch() reads `params`, which its `stateaccess` does not declare.",
+        f"  where: Watch.show  kit/broken.py:{line}",
+        f"         Watch.stateaccess  kit/broken.py:{access}",
+        "  why:   it raises AccessError when that line runs",
+        '  fix:   add `{"params": Read()}` to `Watch.stateaccess`',
+    ]
 
 
 def test_a_module_that_needs_something_that_is_not_installed(sample):
