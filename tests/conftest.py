@@ -2,12 +2,17 @@
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# A shell that starts the suite in the background has SIGINT ignored, and what it starts inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # For tests/plugin; pytest reads this name in the topmost conftest.py only.
 pytest_plugins = ["pytester"]
