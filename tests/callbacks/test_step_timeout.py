@@ -205,6 +205,8 @@ def test_compiling_has_its_own_limit():
     file = io.StringIO()
 
     class SlowFirst(SlowData):
+        element_spec = (jax.ShapeDtypeStruct(XS.shape, XS.dtype),) * 2  # so that the construction takes no batch
+
         def __iter__(self):
             time.sleep(0.5)
             yield XS, XS
