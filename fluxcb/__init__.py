@@ -45,17 +45,20 @@ _HOMES = {
     "AccessError": "fluxcb._errors",
     "AmbiguityError": "fluxcb._errors",
     "CheckError": "fluxcb._errors",
+    "CheckpointCorruptError": "fluxcb._errors",
+    "CheckpointError": "fluxcb._errors",
     "ConflictError": "fluxcb._errors",
     "CycleError": "fluxcb._errors",
     "DataError": "fluxcb._errors",
     "DeclarationError": "fluxcb._errors",
     "FluxcbError": "fluxcb._errors",
     "MissingStateError": "fluxcb._errors",
+    "ResumeError": "fluxcb._errors",
     "StateLostError": "fluxcb._errors",
     "TraceError": "fluxcb._errors",
     "UnknownStateError": "fluxcb._errors",
 }
-_MODULES = ("callbacks", "data", "events", "logging", "models", "phases", "stopping", "testing")
+_MODULES = ("callbacks", "checkpoints", "data", "events", "logging", "models", "phases", "stopping", "testing")
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]  # one list, not two
 
@@ -78,7 +81,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from fluxcb import callbacks, data, events, logging, models, phases, stopping, testing
+    from fluxcb import callbacks, checkpoints, data, events, logging, models, phases, stopping, testing
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback
@@ -99,12 +102,15 @@ if TYPE_CHECKING:
         AccessError,
         AmbiguityError,
         CheckError,
+        CheckpointCorruptError,
+        CheckpointError,
         ConflictError,
         CycleError,
         DataError,
         DeclarationError,
         FluxcbError,
         MissingStateError,
+        ResumeError,
         StateLostError,
         TraceError,
         UnknownStateError,

@@ -13,7 +13,10 @@ FluxcbError
 ├ AccessError             a handler touched what it did not declare (never an AttributeError)
 ├ TraceError              a step or a traced handler cannot be compiled as written
 ├ DataError               batches that do not fit, run dry, or change shape
-└ StateLostError          the train state went down with a failed XLA call
+├ StateLostError          the train state went down with a failed XLA call
+└ CheckpointError         a checkpoint cannot be written, found or used
+  ├ CheckpointCorruptError  a file of it is not what was written
+  └ ResumeError           it was written by another run than this one: what differs, line by line
 ```
 
 `CancelStep`, `CancelEpoch` and `CancelFitting` are control flow, not errors: see `_declare/control.py`.
@@ -26,12 +29,15 @@ __all__ = [
     "AccessError",
     "AmbiguityError",
     "CheckError",
+    "CheckpointCorruptError",
+    "CheckpointError",
     "ConflictError",
     "CycleError",
     "DataError",
     "DeclarationError",
     "FluxcbError",
     "MissingStateError",
+    "ResumeError",
     "StateLostError",
     "TraceError",
     "UndeclaredAccessError",
@@ -141,6 +147,18 @@ class DataError(FluxcbError, ValueError):
 
 class StateLostError(FluxcbError, RuntimeError):
     """The train state was donated to an XLA call that failed, and is gone."""
+
+
+class CheckpointError(FluxcbError, RuntimeError):
+    """A checkpoint cannot be written, found or used."""
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A file of a checkpoint is missing, or not what was written."""
+
+
+class ResumeError(CheckpointError):
+    """A checkpoint does not fit the Learner that is to go on from it."""
 
 
 def did_you_mean(name: str, known: Any) -> str:

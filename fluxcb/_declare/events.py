@@ -15,6 +15,7 @@ __all__ = [
     "Event",
     "FitBegin",
     "FitEnd",
+    "FitStopping",
     "ForwardBegin",
     "HostEvent",
     "LossBegin",
@@ -73,6 +74,20 @@ class Trigger(HostEvent):
     """
 
 
+class FitStopping(HostEvent):
+    """Emitted once per `fit` that no error ends, when no further step will run; `FitEnd` follows.
+
+    The state is that between two steps or two epochs, from where the training can go on: this is the last chance to
+    save. Where a signal ended the fit, the epoch at hand gets its `EpochEnd` only after this.
+
+    Args:
+        reason: What `learner.stop_reason` will be: None where the fit ran to its end.
+    """
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+
+
 class FitEnd(HostEvent):
     """Emitted once per `fit`, whatever happened; one callback's failure does not stop the others'."""
 
@@ -118,6 +133,7 @@ BUILTIN_EVENTS: tuple[type[Event], ...] = (
     StepEnd,
     EpochEnd,
     Trigger,
+    FitStopping,
     FitEnd,
 )
 

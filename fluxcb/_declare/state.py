@@ -14,6 +14,7 @@ from fluxcb._declare.events import (
     Event,
     FitBegin,
     FitEnd,
+    FitStopping,
     ForwardBegin,
     LossBegin,
     StepBegin,
@@ -55,6 +56,7 @@ FIRST_LEVEL: Mapping[str, str] = {
     "optimizer": "the optax optimizer",
     "callbacks": "the callbacks of this Learner",
     "evaluation": "computes a phase's step on any batch, and changes nothing (host only)",
+    "snapshots": "takes the whole state between two steps, for checkpoints (host only)",
     "*": "everything",
 }
 
@@ -150,7 +152,7 @@ def emits(event: type[Event], phase: type[Phase]) -> bool:
         return True
     if issubclass(event, TracedEvent):
         return event in phase.provides or event is ComputeEnd or (event is UpdateEnd and phase.trains)
-    return phase.trains or event not in (FitBegin, FitEnd, Trigger)
+    return phase.trains or event not in (FitBegin, FitEnd, FitStopping, Trigger)
 
 
 def available(event: type[Event], phase: type[Phase]) -> set[str] | None:

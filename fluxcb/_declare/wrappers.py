@@ -14,6 +14,7 @@ from fluxcb._declare.events import (
     Event,
     FitBegin,
     FitEnd,
+    FitStopping,
     HostEvent,
     StepBegin,
     StepEnd,
@@ -102,7 +103,7 @@ class OnSchedule(Scheduled):
             return issubclass(event, self.event)
         if issubclass(event, TracedEvent):
             return self.traced
-        if issubclass(event, FitBegin | FitEnd):
+        if issubclass(event, FitBegin | FitStopping | FitEnd):
             return False  # setting up and tidying away are never skipped
         if isinstance(self.schedule, EverySteps | EverySeconds):
             return not issubclass(event, EpochBegin | EpochEnd)

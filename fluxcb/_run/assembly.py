@@ -35,6 +35,7 @@ from fluxcb._run.engine import Engine
 from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
 from fluxcb._run.given import check_params, concrete, sources, together
+from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.timeline import recorded_timeline
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 
@@ -84,6 +85,7 @@ class Assembly:
             self.set_data(name, source)
         state.on_data = self.set_data
         state.evaluation = Evaluator(engine, self.known_phase)
+        state.snapshots = Snapshots(self)
         self._build_carry()
 
     def _own_phases(self, phases: Iterable[Phase] | None) -> tuple[Phase, ...]:
@@ -181,6 +183,12 @@ class Assembly:
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
         self.graph = graph
         self._waiting_for_batch = False
+        self._mark_positions()
+
+    def _mark_positions(self) -> None:
+        saves = any(path[0] in ("*", "snapshots") for d in self.graph.declared for path in d.access)
+        for feed in self.feeds.values():
+            feed.marks_positions = saves
 
     def _dry_run(self, plan: Plan) -> None:
         """Trace every phase whose batches' shape is known; the traces are what programs are made of."""
@@ -192,6 +200,12 @@ class Assembly:
                 programs.windows(plan, phase, step, self.state)  # says which values host handlers would miss
         programs.prune()
         self.engine.use(plan, lambda phase: self._setup_for(plan, phase))
+
+    def kinds(self) -> dict[str, str]:
+        """Return the kind of program that each phase's steps run in, where it is known, by the phase's name."""
+        steps = {type(phase).name: self.traced(phase) for phase in self.phases}
+        programs, carry = self.engine.programs, self.state.carry
+        return {name: programs.kind_of(step, carry) for name, step in steps.items() if step is not None}
 
     def traced(self, phase: Phase) -> TracedStep | None:
         """Return a phase's traced step, or None while the shape of its batches is unknown."""
@@ -414,6 +428,7 @@ class Assembly:
         feed = Feed(source, f"data.{name}")
         if name in self.feeds:
             feed.take_over(self.feeds[name])
+            feed.marks_positions = self.feeds[name].marks_positions
         self.feeds[name] = feed
         self.engine.programs.forget_shapes(name)
         self.state.data[name] = source

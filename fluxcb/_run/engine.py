@@ -13,7 +13,7 @@ from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._compile.traced import StepSetup
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepBegin, StepEnd, Trigger
+from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitStopping, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, DeclarationError, StateLostError
 from fluxcb._run.calling import Caller
@@ -43,6 +43,8 @@ class Engine:
         setup: Returns what a phase's traced step needs.
         interrupt: Whether Ctrl-C was pressed.
         running: How many epochs are running, one inside the other.
+        fit_phase: The phase that the fit at hand trains, or None outside a fit.
+        stopped: Whether the fit at hand is over, and FitStopping has been emitted.
     """
 
     def __init__(self, state: HostState, programs: Programs) -> None:
@@ -52,6 +54,8 @@ class Engine:
         self.setup: Callable[[Phase], StepSetup]
         self.interrupt = Interrupt()
         self.running = 0
+        self.fit_phase: Phase | None = None
+        self.stopped = False
         self._steps: dict[Phase, Steps] = {}
 
     def backend(self, declared: Declared) -> HostBackend:
@@ -147,14 +151,17 @@ class Engine:
 
     # -- epochs -----------------------------------------------------------------------------
 
-    def run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool) -> int:
-        """Run one epoch of a phase.
+    def run_epoch(
+        self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool, inside: bool = False
+    ) -> int:
+        """Run one epoch of a phase, or the rest of one that a checkpoint was written in.
 
         Args:
             phase: The phase.
             feed: Its batches.
             limit: Steps at most, or None for all the data.
             goes_on: Whether the data stream runs on from epoch to epoch.
+            inside: Whether a handler runs it, which is not interrupted by the first signal.
 
         Returns:
             The number of steps run.
@@ -176,12 +183,17 @@ class Engine:
                 why="the device has gone on meanwhile, so the train state is not that of the handler's step",
                 fix='declare `{"params": Read(borrow=True)}` for this handler; the next steps then wait for it',
             )
-        outer = state.step_in_epoch, state.steps_in_epoch, state.window, state.batch_size
+        at = None
+        if not inside and state.fit.at is not None and state.fit.at.phase == type(phase).name:
+            at, state.fit.at = state.fit.at, None
+        outer = state.step_in_epoch if at is None else at.outer, state.steps_in_epoch, state.window, state.batch_size
+        if not trains and not inside:
+            state.outer_step_in_epoch = outer[0]
         self.running += 1
         try:
             name = type(phase).__name__
             with state.meter.span(f"epoch of {name}", "epoch", phase=name):
-                return self._run_epoch(phase, feed, limit=limit, goes_on=goes_on)
+                return self._run_epoch(phase, feed, limit=limit, goes_on=goes_on, inside=inside, again=at is not None)
         finally:
             self.running -= 1
             if not trains:  # the training epoch before or around it keeps its counts
@@ -189,19 +201,25 @@ class Engine:
                 if state.alive:
                     state.set_counters()
 
-    def _run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool) -> int:
+    def _run_epoch(
+        self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool, inside: bool, again: bool
+    ) -> int:
         state = self.state
-        number = state.epoch + (1 if type(phase).trains else 0)
-        feed.begin_epoch(max(number, 1), goes_on=goes_on)
-        state.epoch, state.step_in_epoch = number, 0
+        if not again:
+            number = state.epoch + (1 if type(phase).trains else 0)
+            feed.begin_epoch(max(number, 1), goes_on=goes_on)
+            state.epoch, state.step_in_epoch = number, 0
         state.steps_in_epoch = expected_steps(feed, limit, goes_on)
         if state.built:
             state.set_counters()
         try:
-            with contextlib.suppress(CancelStep):  # there is no step to cancel, only the rest of the moment
-                self.emit(EpochBegin(), phase)
-            self.steps(phase).run(feed, limit, goes_on=goes_on)
+            if not again:
+                with contextlib.suppress(CancelStep):  # there is no step to cancel, only the rest of the moment
+                    self.emit(EpochBegin(), phase)
+            self.steps(phase).run(feed, limit, goes_on=goes_on, heeds=not inside)
             self._settle()
+            if self.interrupt.requested and not inside and self.fit_phase is not None:
+                self.stop(self.interrupt.reason, phase)
         except (CancelEpoch, CancelStep):
             pass
         except CancelFitting:
@@ -231,6 +249,32 @@ class Engine:
         """Emit the Trigger that follows a training epoch."""
         with contextlib.suppress(CancelEpoch, CancelStep):
             self.run_calls(self.plan.epoch_triggers(type(phase)), TRIGGER, phase)
+        self.give_snapshots(None)
+
+    def stop(self, reason: str | None, at: Phase | None) -> None:
+        """Emit FitStopping, once in a fit.
+
+        Args:
+            reason: Why the fit ends before its time, or None.
+            at: The phase whose epoch is at hand, or None between two epochs.
+        """
+        phase = self.fit_phase
+        if self.stopped or phase is None:
+            return
+        self.stopped = True
+        with contextlib.suppress(Cancel):  # what they would stop is over
+            self.emit(FitStopping(reason), phase)
+        self.give_snapshots(at)
+
+    def give_snapshots(self, at: Phase | None) -> None:
+        """Give handlers that asked for it a snapshot of this moment between two steps, or two epochs.
+
+        Args:
+            at: The phase whose epoch is at hand, or None between two epochs.
+        """
+        snapshots = self.state.snapshots
+        if snapshots.asked:
+            snapshots.give(at)
 
     def run_single(self, phase: Phase, batch: Batch) -> dict[str, Any]:
         """Run one step on a batch given by hand.

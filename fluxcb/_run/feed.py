@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -28,6 +29,9 @@ class Feed:
         source: Anything that yields batches when iterated.
         name: What messages call it, e.g. `data.training`.
 
+    Attributes:
+        marks_positions: Whether to ask iterators that know their position for it before each window.
+
     Raises:
         DataError: The source cannot be iterated.
     """
@@ -47,6 +51,9 @@ class Feed:
         self._pulled = 0
         self._waiting: deque[Batch] = deque()
         self._failure: BaseException | None = None
+        self._taken = 0  # batches ever pulled
+        self._marks: deque[_Mark] = deque()
+        self.marks_positions = False
         in_memory = isinstance(source, Sequence)
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
         if not hasattr(source, "__iter__"):
@@ -117,6 +124,7 @@ class Feed:
         if set_epoch is not None:
             set_epoch(self._passes)
         self._pulled = len(self._waiting)
+        self._add_mark(self._taken - len(self._waiting), 0, None)
         resident = getattr(self.source, "resident", False) is True and hasattr(self.source, "iter_rows")
         iterator = self._iterator = self.source.iter_rows() if resident else iter(self.source)
         return iterator
@@ -159,6 +167,7 @@ class Feed:
                 fix="leave out what has no batch; an iterator ends by StopIteration",
             )
         self._pulled += 1
+        self._taken += 1
         return _copied(batch) if self._copies else batch
 
     def end_epoch(self, *, goes_on: bool) -> None:
@@ -166,6 +175,97 @@ class Feed:
         if not goes_on and not self._one_shot:
             self._iterator = self._failure = None
             self._waiting.clear()
+
+    # -- positions --------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Note where the source stands, if its iterator can tell; asked before a window's batches are pulled."""
+        iterator = self._iterator
+        if not self.marks_positions or not hasattr(iterator, "get_state"):
+            return
+        self._add_mark(self._taken, self._pulled, iterator.get_state())  # pyright: ignore[reportOptionalMemberAccess]
+
+    def _add_mark(self, taken: int, pulled: int, state: Any) -> None:
+        consumed = self._taken - len(self._waiting)
+        while len(self._marks) > 1 and self._marks[1].taken <= consumed:
+            self._marks.popleft()
+        self._marks.append(_Mark(taken, self._passes, pulled, state))
+
+    def position(self) -> dict[str, Any]:
+        """Return which batch comes next, as `go_to` takes it.
+
+        Returns:
+            `open`: whether a pass is at hand. `pass`: its number. `consumed`: batches of it that steps have seen. `state`
+            and `ahead`: what the source's iterator said of itself, and how many batches behind that the next one is.
+            `total`: batches that were ever consumed.
+        """
+        consumed = self._taken - len(self._waiting)
+        position = {"open": self._iterator is not None, "pass": self._passes, "consumed": 0, "total": consumed}
+        position |= {"state": None, "ahead": 0}
+        for mark in self._marks:
+            if mark.taken > consumed:
+                break
+            position |= {"pass": mark.number, "consumed": mark.pulled + consumed - mark.taken}
+            if mark.state is not None:
+                position |= {"state": mark.state, "ahead": consumed - mark.taken}
+            elif mark.pulled == 0:
+                position |= {"state": None, "ahead": 0}
+        return position
+
+    def go_to(self, position: Mapping[str, Any]) -> int:
+        """Go to where another feed of the same source was.
+
+        Args:
+            position: What `position` returned there.
+
+        Returns:
+            How many batches had to be pulled and thrown away on the way.
+
+        Raises:
+            DataError: The source ends before that.
+        """
+        if self._one_shot:
+            return self._go_on(position)
+        self._waiting.clear()
+        self._marks.clear()
+        self._iterator, self._used_up, self._failure = None, False, None
+        self._passes, self._taken = position["pass"], position["total"] - position["consumed"]
+        if not position["open"]:
+            return 0
+        iterator = self._begin_pass(position["pass"])
+        return self._skip(iterator, position, position["consumed"])
+
+    def _go_on(self, position: Mapping[str, Any]) -> int:
+        """Go on with a one-shot iterator, of which nothing has been consumed but what was looked at."""
+        iterator = self._iterator or self._begin_pass(position["pass"])
+        if position["state"] is not None:
+            self._waiting.clear()
+        replayed = self._skip(iterator, position, position["total"] - self._taken + len(self._waiting))
+        self._passes = position["pass"]
+        return replayed
+
+    def _skip(self, iterator: Any, position: Mapping[str, Any], count: int) -> int:
+        if position["state"] is not None and hasattr(iterator, "set_state"):
+            iterator.set_state(position["state"])
+            count = position["ahead"]
+            self._taken = position["total"] - count
+            self._pulled = position["consumed"] - count
+            self._add_mark(self._taken, self._pulled, position["state"])
+        if count < 0:
+            raise DataError(
+                f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}), and {-count} batches further "
+                "than the checkpoint.",
+                why="an iterator cannot go back",
+                fix="give something that can be iterated again, or a Grain iterator, which knows its position",
+            )
+        for done in range(count):
+            if self.next(goes_on=False) is None:
+                raise DataError(
+                    f"`{self.name}` ends after {done} of the {count} batches that the checkpoint has seen of it.",
+                    why="the data goes on behind them",
+                    fix="give the data that the run began with",
+                )
+        return 0 if isinstance(self.source, Sequence) else count
 
     @property
     def waiting(self) -> bool:
@@ -179,6 +279,23 @@ class Feed:
     def push_back(self, batches: Sequence[Batch]) -> None:
         """Put batches that were pulled but not consumed back at the head."""
         self._waiting.extendleft(reversed(batches))
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where a source stood.
+
+    Attributes:
+        taken: How many batches had ever been pulled.
+        number: Number of the pass.
+        pulled: How many of them were of this pass.
+        state: What its iterator said of itself, or None.
+    """
+
+    taken: int
+    number: int
+    pulled: int
+    state: Any
 
 
 def _empty(name: str) -> DataError:
@@ -221,6 +338,7 @@ def pull(feed: Feed, length: int, goes_on: bool, *, seconds: float) -> list[Batc
         Exception: What the source raised, once the batches before it are spent; until then it is kept.
     """
     batches: list[Batch] = []
+    feed.mark()
     until = time.perf_counter() + seconds
     try:
         while len(batches) < length:

@@ -56,8 +56,14 @@ class FitLength:
         return epochs_done < self.epochs if self.epochs is not None else steps_done < (self.steps or 0)
 
 
-def run_fit(parts: Assembly, phase: Phase, length: FitLength) -> str | None:
+def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) -> str | None:
     """Run a fit.
+
+    Args:
+        parts: The parts of the Learner.
+        phase: The phase to train.
+        length: How long it is.
+        resumes: Whether it goes on with the fit that a checkpoint was written in, which counts to its length.
 
     Returns:
         Why it ended early, or None if it ran to its end.
@@ -66,21 +72,37 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength) -> str | None:
         Exception: What a handler or the data raised, after FitEnd has run; failures at FitEnd itself.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
-    engine = parts.engine
+    engine, fit = parts.engine, parts.state.fit
     reason: str | None = None
     failure: BaseException | None = None
+    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), _steps_done(parts, phase))
+    ended = fit.ended if resumes else None
+    fit.epoch, fit.step, fit.ended, fit.restored = *began, None, False
+    if length.epochs is not None:
+        parts.state.epochs = fit.epoch + length.epochs
+    engine.fit_phase, engine.stopped = phase, False
     try:
-        with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment
-            engine.emit(FitBegin(), phase)
-        _train(parts, phase, length)
+        try:
+            with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment
+                engine.emit(FitBegin(), phase)
+            engine.give_snapshots(None)
+            if ended is not None:
+                raise CancelFitting(ended)
+            _train(parts, phase, length)
+        except CancelFitting as cancel:
+            fit.ended = reason = str(cancel) or "CancelFitting"
         if engine.interrupt.requested:
-            raise KeyboardInterrupt
-    except CancelFitting as cancel:
-        reason = str(cancel) or "CancelFitting"
+            engine.stop(engine.interrupt.reason, None)
+            if not engine.interrupt.preempted:
+                raise KeyboardInterrupt
+            reason = reason or engine.interrupt.reason
+        engine.stop(reason, None)
     except BaseException as error:
         failure = error
+    engine.fit_phase = None
+    parts.state.snapshots.forget()
     failures = _end(parts, phase)
-    if failure is None and engine.interrupt.requested:  # pressed beside a cancel, or during FitEnd
+    if failure is None and engine.interrupt.requested and not engine.interrupt.preempted:  # during FitEnd
         failure = KeyboardInterrupt()
     if failure is not None:
         for other in failures:
@@ -93,28 +115,52 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength) -> str | None:
     return reason
 
 
+def _epochs_done(parts: Assembly, phase: Phase) -> int:
+    """Return how many epochs have been finished: all but one that is to be gone on with."""
+    state, at = parts.state, parts.state.fit.at
+    return state.epoch - (at is not None and at.phase == type(phase).name)
+
+
+def _steps_done(parts: Assembly, phase: Phase) -> int:
+    """Return how many steps had been run when the epoch at hand began, or when the last one ended."""
+    state, at = parts.state, parts.state.fit.at
+    return state.step - (at.step_in_epoch if at is not None and at.phase == type(phase).name else 0)
+
+
 def _train(parts: Assembly, phase: Phase, length: FitLength) -> None:
     engine, state = parts.engine, parts.state
-    first_step, epochs_done = state.step, 0
-    stream = length.steps_per_epoch is not None
-    while length.goes_on(epochs_done, state.step - first_step):
-        # The callbacks may have exchanged the data at Trigger, so it is looked up anew.
-        before = state.step
-        engine.run_epoch(phase, parts.feed(phase), limit=length.limit(state.step - first_step), goes_on=stream)
-        if length.steps is not None and state.step == before and not engine.interrupt.requested:
-            raise CancelFitting("an epoch ran no step, so `steps` would never be reached")
-        if not engine.interrupt.requested:
-            _validate(parts, phase)
-        if engine.interrupt.requested:
+    fit, stream = state.fit, length.steps_per_epoch is not None
+    while state.fit.at is not None or length.goes_on(state.epoch - fit.epoch, state.step - fit.step):
+        at = state.fit.at
+        if at is None or at.phase == type(phase).name:
+            # The callbacks may have exchanged the data at Trigger, so it is looked up anew.
+            done, before = _steps_done(parts, phase) - fit.step, state.step
+            engine.run_epoch(phase, parts.feed(phase), limit=length.limit(done), goes_on=stream)
+            if engine.stopped:
+                return
+            if length.steps is not None and state.step == before and at is None:
+                raise CancelFitting("an epoch ran no step, so `steps` would never be reached")
+        _validate(parts, phase)
+        if engine.stopped:
             return
         engine.trigger(phase)
-        epochs_done += 1
+        if engine.interrupt.requested:
+            return
 
 
 def _validate(parts: Assembly, phase: Phase) -> None:
+    """Run an epoch of each phase that does not train; those that a checkpoint lies behind have been."""
+    at, state = parts.state.fit.at, parts.state
     for other in parts.phases:
-        if other is not phase and not type(other).trains and type(other).name in parts.feeds:
-            parts.engine.run_epoch(other, parts.feed(other), limit=None, goes_on=False)
+        if other is phase or type(other).trains or type(other).name not in parts.feeds:
+            continue
+        if state.fit.at is not None and state.fit.at.phase != type(other).name:
+            continue
+        parts.engine.run_epoch(other, parts.feed(other), limit=None, goes_on=False)
+        if parts.engine.stopped:
+            return
+    if at is not None:
+        state.fit.at = None
 
 
 def _end(parts: Assembly, phase: Phase) -> list[Exception]:

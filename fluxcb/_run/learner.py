@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from fluxcb._run.fitting import FitLength, run_fit
 from fluxcb._run.given import as_key, as_optimizer, concrete
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
+from fluxcb._run.resuming import restore_run, resume_run
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.models import adapt
@@ -182,18 +184,34 @@ class Learner:
 
     # -- training ---------------------------------------------------------------------------
 
-    def fit(self, epochs: int | None = None, *, steps: int | None = None, steps_per_epoch: int | None = None) -> None:
+    def fit(
+        self,
+        epochs: int | None = None,
+        *,
+        steps: int | None = None,
+        steps_per_epoch: int | None = None,
+        resume: bool = False,
+    ) -> None:
         """Train.
+
+        SIGTERM ends a fit after the window at hand, as Ctrl-C does: `FitStopping` and `FitEnd` are emitted, and `fit`
+        returns with `stop_reason` "preempted" (after Ctrl-C it raises KeyboardInterrupt). A second signal ends the
+        program at once.
 
         Args:
             epochs: How many epochs more to train.
             steps: How many steps more to train, instead of epochs.
             steps_per_epoch: Length of an epoch (steps), for streams without an end; the stream
                 then runs on from epoch to epoch. Without it, an epoch is one pass over the data.
+            resume: Go on with the run in the Checkpointer's directory, from its newest good checkpoint; begin one if
+                there is none. `epochs` or `steps` then count from where that run began: the same program, started
+                again, ends where it would have ended.
 
         Raises:
             DeclarationError: Not exactly one of epochs and steps, or one that is not positive.
             FluxcbError: Something that only the data or a handler could show.
+            CheckpointError: With `resume`, there is no Checkpointer, all checkpoints are damaged, or they are those of
+                a run that differs from this one.
             Exception: Whatever a handler raised, unchanged, with a note that says where.
         """
         length = FitLength(epochs, steps, steps_per_epoch)
@@ -205,12 +223,13 @@ class Learner:
                 "`fit` was called while this Learner is fitting.", fix="call it after the other returned"
             )
         parts.ensure_built(phase)
+        if resume:
+            resume_run(parts)
         parts.fitting, self.stop_reason = True, None
-        state.epochs = state.epoch + epochs if epochs is not None else 0
         with caught_interrupts() as interrupt, state.meter.span("fit", "fit"), parts.engine.threads():
             parts.engine.interrupt = interrupt
             try:
-                self.stop_reason = run_fit(parts, phase, length)
+                self.stop_reason = run_fit(parts, phase, length, resumes=resume and state.fit.restored)
             except BaseException as error:
                 self.stop_reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
                 raise
@@ -218,6 +237,24 @@ class Learner:
                 parts.fitting = False
                 parts.engine.interrupt = Interrupt()
                 state.epochs = state.steps_in_epoch = 0
+
+    def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
+        """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.
+
+        What `fit` is then told counts from there, unless it is told to `resume`: then from where the run began.
+
+        Args:
+            path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
+            allow: What may differ from the run that wrote it: "callbacks" (those that are new keep their first state,
+                those that are gone are forgotten), "data" (the number of batches).
+
+        Raises:
+            CheckpointError: There is none, or none that is whole.
+            ResumeError: It is the checkpoint of another run; the message shows what differs.
+        """
+        self._parts.refuse_while_running("restore(...)")
+        self._parts.ensure_built(self._parts.training_phase())
+        restore_run(self._parts, path, allow)
 
     def run_epoch(self, phase: Phase, *, steps: int | None = None) -> int:
         """Run one epoch of a phase, for loops written by hand; emits EpochBegin, the steps' events and EpochEnd.
@@ -239,7 +276,7 @@ class Learner:
         self._parts.ensure_built(phase)
         engine = self._parts.engine
         if self._parts.fitting or engine.running:  # Ctrl-C is watched around it
-            return engine.run_epoch(phase, feed, limit=steps, goes_on=False)
+            return engine.run_epoch(phase, feed, limit=steps, goes_on=False, inside=True)
         with caught_interrupts() as interrupt, engine.threads():
             engine.interrupt = interrupt
             try:

@@ -39,6 +39,7 @@ __all__ = ["AgreeingEngine", "AgreeingThreadedEngine"]
 _CARRIED = ("params", "model_state", "opt_state", "hyperparams", "cbstate", "*")
 _CANCELS = (CancelStep, CancelEpoch, CancelFitting)
 _FAILED = len(_CANCELS) + 1
+_PREEMPTED = 2
 _TEXT = 250  # bytes of a cancel's message that reach the other processes
 
 
@@ -106,6 +107,7 @@ class Agreeing(Engine):
         """Emit the Trigger that follows a training epoch."""
         with contextlib.suppress(CancelEpoch, CancelStep), self._agreed(f"{TRIGGER!r} x {type(phase).__name__}"):
             self.run_calls(self.plan.epoch_triggers(type(phase)), TRIGGER, phase)
+        self.give_snapshots(None)
 
     def adapted(self, call: HostCall) -> HostCall:
         """Return a host call as it is on this process."""
@@ -146,8 +148,9 @@ class Agreeing(Engine):
             yield
         except Exception as error:
             mine = error
-        number, text, process, pressed = _gathered(mine, self._pressed.requested)
-        self._agreed_interrupt.requested |= pressed
+        number, text, process, signals = _gathered(mine, self._pressed)
+        self._agreed_interrupt.requested |= signals > 0
+        self._agreed_interrupt.preempted |= signals == _PREEMPTED
         if mine is not None and not isinstance(mine, Cancel):
             raise mine
         if number == _FAILED:
@@ -206,8 +209,8 @@ def _as_on_chief(value: bool) -> bool:
     return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def _gathered(mine: Exception | None, pressed: bool) -> tuple[int, str, int, bool]:
-    """Return the strongest outcome of all processes, what it says, whose it is, and whether any was interrupted."""
+def _gathered(mine: Exception | None, pressed: Interrupt) -> tuple[int, str, int, int]:
+    """Return the strongest outcome of all processes, what it says, whose it is, and the strongest signal."""
     number, text = 0, ""
     if isinstance(mine, Cancel):
         number = next(i for i, cancel in enumerate(_CANCELS, 1) if isinstance(mine, cancel))
@@ -216,10 +219,10 @@ def _gathered(mine: Exception | None, pressed: bool) -> tuple[int, str, int, boo
         number, text = _FAILED, f"{type(mine).__name__}: {mine}"
     told = text.encode()[:_TEXT]
     row = np.zeros(3 + _TEXT, np.uint8)
-    row[:3] = number, pressed, len(told)
+    row[:3] = number, pressed.requested + pressed.preempted, len(told)
     row[3 : 3 + len(told)] = np.frombuffer(told, np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(row))
     process = int(np.argmax(rows[:, 0]))
     length = int(rows[process, 2])
     said = rows[process, 3 : 3 + length].tobytes().decode(errors="ignore")
-    return int(rows[process, 0]), said, process, bool(rows[:, 1].any())
+    return int(rows[process, 0]), said, process, int(rows[:, 1].max())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,7 +20,41 @@ from fluxcb._run.measuring import Meter
 from fluxcb._run.window import Window
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["HostState"]
+__all__ = ["FitRecord", "HostState", "Position"]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in an epoch a training goes on.
+
+    Attributes:
+        phase: Name of the phase whose epoch is at hand.
+        step_in_epoch: Finished steps of it.
+        outer: Finished steps of the training epoch, where that is another.
+    """
+
+    phase: str
+    step_in_epoch: int
+    outer: int
+
+
+@dataclass
+class FitRecord:
+    """What is known of the fit at hand, or of the last one.
+
+    Attributes:
+        epoch: Number of the last epoch before it.
+        step: Finished training steps before it.
+        ended: Why it ended before its time; None while it runs, and where it ran to its end.
+        at: Where in an epoch the next fit goes on; None between two epochs.
+        restored: Whether this is what a checkpoint says, and no fit has begun since.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    ended: str | None = None
+    at: Position | None = None
+    restored: bool = False
 
 
 class HostState:
@@ -37,6 +72,8 @@ class HostState:
         window: The window whose handlers run, or None between windows.
         ahead: Whether the train state is ahead of the step whose handlers run.
         meter: Counts reads of the device, and measures handlers if it is asked to.
+        fit: What is known of the fit at hand.
+        outer_step_in_epoch: Finished steps of the training epoch around a validation.
         copies: Copies of parts of the carry that the handlers of a moment share.
         handed: Containers that handlers were given, to see whether they wrote into them.
     """
@@ -57,6 +94,9 @@ class HostState:
         self.data: dict[str, Any] = {}
         self.callbacks: Any = None
         self.evaluation: Any = None
+        self.snapshots: Any = None
+        self.fit = FitRecord()
+        self.outer_step_in_epoch = 0
         self.on_data: Callable[[str, Any], None] = lambda name, source: None
         self.on_model: Callable[[Any], None] = lambda model: None
         self._carry: dict[str, Any] | None = None

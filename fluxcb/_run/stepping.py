@@ -45,6 +45,10 @@ class Host(calling.Host, Protocol):
         """Run host calls that are due."""
         ...
 
+    def give_snapshots(self, at: Phase | None) -> None:
+        """Give handlers that asked for it a snapshot of this moment."""
+        ...
+
 
 class Steps:
     """Runs the steps of one phase.
@@ -75,13 +79,14 @@ class Steps:
 
     # -- the loop ---------------------------------------------------------------------------
 
-    def run(self, feed: Feed, limit: int | None, *, goes_on: bool) -> None:
+    def run(self, feed: Feed, limit: int | None, *, goes_on: bool, heeds: bool) -> None:
         """Run an epoch's steps.
 
         Args:
             feed: The batches.
             limit: Steps at most, or None for all the data.
             goes_on: Whether the data stream runs on from epoch to epoch.
+            heeds: Whether a signal ends them.
         """
         state = self._state
         if feed is not self._feed:  # the data was exchanged, and its batches may be of another shape
@@ -93,7 +98,7 @@ class Steps:
             length, live = self._next_length(ahead)
             if limit is not None:
                 length = min(length, limit - state.step_in_epoch - ahead)
-            if self._engine.interrupt.requested:
+            if heeds and self._engine.interrupt.requested:
                 length = 0
             if pending is not None and (pending.blocks or live or length <= 0):
                 self._look(pending, feed)
@@ -322,6 +327,7 @@ class Steps:
                     state.window = None
                     with contextlib.suppress(CancelStep):
                         run_calls(trigger, _TRIGGER, phase)
+                    self._engine.give_snapshots(phase)
                     state.window = window
         finally:
             state.window, state.ahead, state.batch_size, state.open = None, False, 0, IN_SYNC

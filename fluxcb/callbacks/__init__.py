@@ -6,7 +6,9 @@ They use the public extension points only: what they touch, they declare. Import
 from fluxcb._declare.proxy import ProxyCallback
 from fluxcb.callbacks.accumulate import AccumulateGradients
 from fluxcb.callbacks.average import ParameterEMA, StochasticWeightAveraging
+from fluxcb.callbacks.best_saver import MaxSaver, MinSaver
 from fluxcb.callbacks.by_phase import ByPhase
+from fluxcb.callbacks.checkpointer import Checkpointer, ModelSaver
 from fluxcb.callbacks.conditional import CallbackCondition, ConditionalCallback, FrequencyThrottle, TimeThrottle
 from fluxcb.callbacks.custom import CustomCallback
 from fluxcb.callbacks.debugger import Debugger
@@ -82,6 +84,7 @@ __all__ = [
     "CallbackFactory",
     "Check",
     "CheckNumerics",
+    "Checkpointer",
     "ClassificationError",
     "ClipGradients",
     "ConditionalCallback",
@@ -124,10 +127,13 @@ __all__ = [
     "LogVisualization",
     "Loss",
     "LossSpikeGuard",
+    "MaxSaver",
     "Metric",
     "Metrics",
     "MetricsPrinter",
+    "MinSaver",
     "MixUp",
+    "ModelSaver",
     "ModelSummary",
     "Monitors",
     "MovingAverage",

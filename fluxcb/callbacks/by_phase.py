@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterator
+from collections.abc import Callable, ItemsView, Iterator, Mapping
+from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar
 
 from fluxcb._declare.phases import Phase
@@ -58,6 +59,23 @@ class ByPhase(Generic[T]):
         """Return phase names with their entries."""
         return self.entries.items()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the entries as plain data, by phase name."""
+        return {name: _plain(entry) for name, entry in self.entries.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned, in place of what is there."""
+        self.entries.clear()
+        for name, saved in state.items():
+            entry: Any = self.make()
+            if hasattr(entry, "load_state_dict"):
+                entry.load_state_dict(saved)
+            elif is_dataclass(entry):
+                vars(entry).update(saved)
+            else:
+                entry = saved
+            self.entries[name] = entry
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByPhase) and self.entries == other.entries
 
@@ -66,6 +84,12 @@ class ByPhase(Generic[T]):
 
     def __repr__(self) -> str:
         return f"ByPhase({self.entries!r})"
+
+
+def _plain(entry: Any) -> Any:
+    if hasattr(entry, "state_dict"):
+        return entry.state_dict()
+    return dict(vars(entry)) if is_dataclass(entry) else entry
 
 
 def _name_of(phase: Any) -> str:

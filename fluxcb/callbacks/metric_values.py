@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 __all__ = ["EpochValues", "StepValues"]
 
@@ -46,6 +47,14 @@ class EpochValues:
                         found[name] = value
                     break
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values by metric: `{"epochs": [n], "values": [n]}`."""
+        return {n: {"epochs": [e for e, _ in p], "values": [v for _, v in p]} for n, p in self.values.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned, in place of what is there."""
+        self.values = {n: list(zip(of["epochs"], of["values"], strict=True)) for n, of in state.items()}
 
     def __getitem__(self, name: str) -> list[tuple[int, float]]:
         return self.values[name]
@@ -100,6 +109,14 @@ class StepValues:
         for name, values in self.values.items():
             values.extend(columns.get(name) or [nan] * len(steps))
         self.steps.extend(steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return steps, values by metric, and the last step looked at."""
+        return {"steps": list(self.steps), "values": {n: list(v) for n, v in self.values.items()}, "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned, in place of what is there."""
+        self.steps, self.values, self.seen = state["steps"], state["values"], state["seen"]
 
     def __getitem__(self, name: str) -> list[float]:
         return self.values[name]

@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -101,11 +101,12 @@ class ArrayLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch."""
-        return (self._structure.unflatten([leaf[chosen] for leaf in self._leaves]) for chosen in self._choices())
+        # Indexing by an array copies; a slice would hand out a view of the user's data.
+        return _Batches(self, lambda chosen: self._structure.unflatten([leaf[chosen] for leaf in self._leaves]))
 
     def iter_rows(self) -> Iterator[Rows]:
         """Start the next epoch, as row numbers of the resident arrays: what a Learner asks of a resident source."""
-        return (Rows(self._arrays, chosen.astype(np.int32)) for chosen in self._choices())
+        return _Batches(self, lambda chosen: Rows(self._arrays, chosen.astype(np.int32)))
 
     @property
     def element_spec(self) -> PyTree:
@@ -131,12 +132,39 @@ class ArrayLoader:
             return np.random.default_rng((self.seed, epoch)).permutation(self._examples)
         return np.arange(self._examples)
 
-    def _choices(self) -> Iterator[np.ndarray]:
-        """Start the next epoch; iterate over the examples of its batches."""
+    def _next_epoch(self) -> int:
+        """Return the epoch that an `iter()` starts now."""
         epoch, self._epoch = self._epoch, self._epoch + 1
-        order = self._order(epoch)
-        # Indexing by an array copies; a slice would hand out a view of the user's data.
-        return (order[i : i + self.batch_size] for i in range(0, len(self) * self.batch_size, self.batch_size))
+        return epoch
+
+
+class _Batches(Iterator[Any]):
+    """The batches of one epoch; knows its position, which a resumed run goes on from without making those before it."""
+
+    def __init__(self, loader: ArrayLoader, made: Callable[[np.ndarray], Any]) -> None:
+        self._loader = loader
+        self._made = made
+        self._begin(loader._next_epoch())
+
+    def _begin(self, epoch: int) -> None:
+        self._epoch, self._next, self._order = epoch, 0, self._loader._order(epoch)
+
+    def __next__(self) -> Any:
+        if self._next == len(self._loader):
+            raise StopIteration
+        first = self._next * self._loader.batch_size
+        self._next += 1
+        return self._made(self._order[first : first + self._loader.batch_size])
+
+    def get_state(self) -> dict[str, int]:
+        """Return the epoch, and the number of its next batch."""
+        return {"epoch": self._epoch, "next": self._next}
+
+    def set_state(self, state: Mapping[str, int]) -> None:
+        """Go to where `get_state` was."""
+        self._begin(state["epoch"])
+        self._next = state["next"]
+        self._loader.set_epoch(self._epoch + 1)
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:

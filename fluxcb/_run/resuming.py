@@ -1,0 +1,88 @@
+"""Resuming: a Learner goes to where a checkpoint on disk was written."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fluxcb._declare.callback import unwrap
+from fluxcb._errors import CheckpointError, DeclarationError, ResumeError
+from fluxcb._run.assembly import Assembly
+from fluxcb._run.snapshots import DIFFERENCES
+from fluxcb.callbacks.checkpointer import Checkpointer
+from fluxcb.checkpoints.manifest import Manifest
+from fluxcb.checkpoints.run_folder import ResumeWarning, newest_good
+
+__all__ = ["restore_run", "resume_run"]
+
+
+def resume_run(parts: Assembly) -> None:
+    """Go to the newest good checkpoint of the Learner's own Checkpointer, if there is one and it is further on.
+
+    Raises:
+        CheckpointError: There is not exactly one Checkpointer, or no checkpoint is whole.
+        ResumeError: It is another run's.
+    """
+    found = [c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), Checkpointer)]
+    if len(found) != 1:
+        raise CheckpointError(
+            f"`fit(resume=True)` needs a Checkpointer that says which run goes on; there {_count(len(found))}.",
+            fix=["add `Checkpointer(directory)` to the callbacks", "`learner.restore(path)` before `fit`"],
+        )
+    if parts.state.fit.restored:  # by `learner.restore`, and nothing has been trained since
+        return
+    newest = newest_good(found[0].folder)
+    if newest is not None:
+        restore_run(parts, newest[0].path, ())
+
+
+def restore_run(parts: Assembly, path: str | os.PathLike[str], allow: Collection[str]) -> None:
+    """Go to where a checkpoint was written.
+
+    Raises:
+        CheckpointError: There is none, or none that is whole.
+        ResumeError: It is another run's.
+    """
+    from fluxcb.checkpoints.loading import find, read_snapshot, tree_differences  # orbax, when it is needed
+
+    if isinstance(allow, str) or not set(allow) <= set(DIFFERENCES):
+        raise DeclarationError(
+            f"`allow` takes some of {DIFFERENCES}, not {allow!r}.", fix='e.g. `learner.restore(path, allow=("data",))`'
+        )
+    folder, manifest = find(path)
+    snapshots = parts.state.snapshots
+    trees = snapshots.trees()
+    wrong, inexact = snapshots.differences(manifest.about, allow)
+    wrong += tree_differences(manifest, _compared(manifest, trees, allow))
+    if wrong:
+        raise ResumeError(
+            f"{folder} is a checkpoint of another run than this one.",
+            where=wrong,
+            why="going on would give neither this run nor that one",
+            fix=[
+                "build the Learner as it was when the run began",
+                f"say what is meant to differ: `learner.restore({str(path)!r}, allow=(...))`, of {DIFFERENCES}",
+                f"take the parameters only: `fluxcb.checkpoints.load_params({str(path)!r})`",
+            ],
+        )
+    inexact += snapshots.put_back(read_snapshot(folder, manifest, trees))
+    if inexact:
+        warnings.warn(
+            f"The run goes on from {folder}, and not everything is as it was: {'; '.join(inexact)}",
+            ResumeWarning,
+            stacklevel=3,
+        )
+
+
+def _compared(manifest: Manifest, trees: Mapping[str, Any], allow: Collection[str]) -> dict[str, Any]:
+    """Return what has to be the same in the checkpoint: without the entries of callbacks that may differ."""
+    if "callbacks" not in allow:
+        return dict(trees)
+    saved = {name.split(".")[0] for name in manifest.trees["cbstate"]}
+    return {**trees, "cbstate": {name: entry for name, entry in trees["cbstate"].items() if name in saved}}
+
+
+def _count(number: int) -> str:
+    return "is none" if number == 0 else f"are {number}"

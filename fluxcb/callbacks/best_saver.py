@@ -1,0 +1,178 @@
+"""`MinSaver`, `MaxSaver`: keep the checkpoint with the best value of a metric."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fluxcb._declare.events import Event, Trigger
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase
+from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
+from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.checkpoints.manifest import Manifest
+from fluxcb.checkpoints.run_folder import Entry
+
+if TYPE_CHECKING:
+    from fluxcb._run.snapshots import Snapshot
+
+__all__ = ["MaxSaver", "MinSaver"]
+
+
+class BestSaver(SnapshotSaver):
+    """Base of `MinSaver` and `MaxSaver`."""
+
+    mode: ClassVar[str]
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        metric: str = "loss",
+        *,
+        phase: Phase | type[Phase] | str = ValidationPhase,
+        name: str | None = None,
+    ) -> None:
+        owner = type(self).__name__
+        self._watched = Watched(phase_name(phase, owner), metric, owner)
+        super().__init__(folder, owner)
+        inner = name if name is not None else f"{self.mode}-{self._watched.phase}-{metric}"
+        self.folder = self._files.path = self.folder / re.sub(r"[^\w.-]+", "-", inner)
+        self.best: tuple[int, float] | None = None
+
+    def stateaccess(self) -> dict[str, Any]:
+        """Return what it reads: everything, so it runs after all who write."""
+        access = super().stateaccess()
+        return {**access, "cbstate": {"metrics_epoch": access["*"]}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value so far with its step; its checkpoint is on disk before any later one says so."""
+        self.wait()
+        return {**super().state_dict(), "best": list(self.best) if self.best is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from that value."""
+        super().load_state_dict(state)
+        self.best = (state["best"][0], state["best"][1]) if state["best"] is not None else None
+
+    def begun(self, learner: Any) -> None:
+        """Save what a kill may have kept from being saved: the best is the state at hand, and is not on disk."""
+        if self.best is not None and self.best[0] == learner.progress.step and not self.kept():
+            learner.snapshots.request(self._take)
+
+    @on(Trigger, AbstractTrainingPhase)
+    def save(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Ask for a snapshot if the epoch's value is better than all before it."""
+        value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
+        if better(value, self.best[1] if self.best is not None else None, self.mode):
+            self.best = (learner.progress.step, value)
+            learner.snapshots.request(self._take)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        self.write(snapshot, self.best[1] if self.best is not None else None)
+
+    def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
+        """Return all but the newest, which is the best."""
+        return [entry for entry, _ in kept[:-1]]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({os.fspath(self.folder.parent)!r}, {self._watched.metric!r})"
+
+
+class MinSaver(BestSaver):
+    """Keep the checkpoint with the smallest value of a metric, beside the regular ones and independent of them.
+
+    It looks when the epoch's values are known, wherever it stands in the list, and saves the state at hand. Only a
+    value that is smaller than all before it is saved: of equal ones the first, and never NaN. What was the best is part
+    of a run's checkpoints, so a resumed run does not overwrite a better one.
+
+    `fluxcb.checkpoints.load_params("runs/1/min-validation-loss")` reads the parameters.
+
+    Args:
+        folder: The directory of the run; the checkpoint is in `min-validation-loss` in it.
+        metric: The metric.
+        phase: The phase whose values count: class, instance or name.
+        name: Another name for the directory inside.
+
+    Attributes:
+        best: Step and value of the best so far, or None.
+
+    Access:
+        *: Read.
+        cbstate.metrics_epoch: Read.
+
+    Runs:
+        FitBegin, StepEnd, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        Trigger x AbstractTrainingPhase (host).
+
+    Cost:
+        A copy of the train state on the host for each save; see `Checkpointer`.
+
+    Raises:
+        DeclarationError: No path, or no name of a metric. At the first Trigger: the metric does not exist.
+        MissingStateError: There is no `Metrics` (when the Learner is built).
+        CheckpointError: The directory is another run's, or cannot be written to; a save failed.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import Metrics, MinSaver
+        >>> folder = tempfile.mkdtemp()
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.float32(4.0)},
+        ...     lambda params, batch, key: jnp.mean((params["w"] - batch) ** 2),
+        ...     optax.sgd(0.25),  # halves the distance to 0: 2, 1, 0.5; the best for validation is 1
+        ...     data=([jnp.zeros(1)], [jnp.ones(1)]),
+        ...     callbacks=[MinSaver(folder), Metrics()],
+        ...     default_callbacks=False,
+        ... )
+        >>> learner.fit(3)
+        >>> learner.callbacks.get(MinSaver).best
+        (2, 0.0)
+        >>> fluxcb.checkpoints.load_params(folder + "/min-validation-loss")["w"].item()
+        1.0
+
+    Source:
+        tensorpack, `MinSaver`, which copies the newest regular checkpoint, if that is of the same step.
+    """
+
+    mode = "min"
+
+
+class MaxSaver(BestSaver):
+    """Keep the checkpoint with the largest value of a metric; in all else `MinSaver`.
+
+    Args:
+        folder: The directory of the run; the checkpoint is in `max-validation-accuracy`, for example, in it.
+        metric: The metric.
+        phase: The phase whose values count: class, instance or name.
+        name: Another name for the directory inside.
+
+    Attributes:
+        best: Step and value of the best so far, or None.
+
+    Access:
+        *: Read.
+        cbstate.metrics_epoch: Read.
+
+    Runs:
+        FitBegin, StepEnd, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        Trigger x AbstractTrainingPhase (host).
+
+    Cost:
+        See `MinSaver`.
+
+    Raises:
+        DeclarationError: See `MinSaver`.
+        MissingStateError: See `MinSaver`.
+        CheckpointError: See `MinSaver`.
+
+    Example:
+        >>> from fluxcb.callbacks import MaxSaver, Metrics, accuracy
+        >>> callbacks = [Metrics(accuracy), MaxSaver("runs/1", "accuracy")]
+
+    Source:
+        tensorpack, `MaxSaver`.
+    """
+
+    mode = "max"

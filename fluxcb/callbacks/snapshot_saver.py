@@ -1,0 +1,198 @@
+"""`SnapshotSaver`: what callbacks that write checkpoints have in common."""
+
+from __future__ import annotations
+
+import math
+import os
+import uuid
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fluxcb._declare.access import Read
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepEnd
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import Phase
+from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError
+from fluxcb.checkpoints.manifest import Manifest
+from fluxcb.checkpoints.run_folder import Entry, RunFolder
+
+if TYPE_CHECKING:
+    from fluxcb._run.snapshots import Snapshot
+
+__all__ = ["EVERYTHING", "SnapshotSaver"]
+
+EVERYTHING = {"*": Read()}
+
+
+class SnapshotSaver(Callback):
+    """Base of callbacks that write checkpoints to a directory of their own, beside the training.
+
+    A thread writes while training goes on; a save waits for the one before it. What fails is raised at the next event.
+    A state whose parameters are not all finite is not saved, with a warning.
+
+    Args:
+        folder: The directory.
+        owner: What messages call the callback.
+
+    Raises:
+        DeclarationError: `folder` is no path.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], owner: str) -> None:
+        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+            raise DeclarationError(f"`{owner}` takes a directory, not {folder!r}.", fix=f'e.g. `{owner}("runs/1")`')
+        self.folder = Path(folder).absolute()
+        if self.folder.exists() and not self.folder.is_dir():
+            raise DeclarationError(
+                f"`{owner}` writes to a directory, and {self.folder} is a file.", fix="name a directory of the run's own"
+            )
+        self._run = uuid.uuid4().hex
+        self._fitting = False
+        self._newest: Manifest | None = None
+        self._files = RunFolder(self.folder)
+        self._thread: ThreadPoolExecutor | None = None
+        self._pending: Future[str | None] | None = None
+
+    def stateaccess(self) -> dict[str, Any]:
+        """Return what it reads: everything, so it runs after all who write."""
+        return EVERYTHING
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which run this is."""
+        return {"run": self._run}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that run."""
+        self._run = state["run"]
+
+    # -- a fit ------------------------------------------------------------------------------
+
+    @on(FitBegin, Phase)
+    def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Take the directory, or find that it is another run's."""
+        self._fitting = True
+        self._take_folder()
+        self.begun(learner)
+
+    def begun(self, learner: Any) -> None:
+        """Do what else is to be done when a fit begins."""
+
+    def _take_folder(self) -> None:
+        if not _is_chief():
+            return
+        self._files.lock()
+        kept = self.kept()
+        self._newest = kept[-1][1] if kept else None
+        others = {manifest.run for _, manifest in kept} - {self._run}
+        if others:
+            self._files.unlock()
+            raise CheckpointError(
+                f"{self.folder} has the checkpoints of another run.",
+                why="one directory has one run: its checkpoints are numbered by step, and old ones are deleted",
+                fix=["go on with it: `learner.fit(..., resume=True)`", "name another directory, or delete this one"],
+            )
+
+    @on(StepEnd | EpochBegin | EpochEnd, Phase, access={})
+    def look(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Raise what has failed since the last event."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    @on(FitEnd, Phase, access={})
+    def end_fit(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Wait for what is being written, and leave the directory to others."""
+        self._fitting = False
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+            self._files.unlock()
+
+    # -- saving -----------------------------------------------------------------------------
+
+    def write(self, snapshot: Snapshot, value: float | None = None) -> None:
+        """Write a checkpoint: beside the training in a fit, at once outside of one and where several processes write.
+
+        Raises:
+            CheckpointError: The one before it could not be written, or this one where it is waited for.
+        """
+        import jax
+
+        self.wait()
+        if not self._fitting or jax.process_count() > 1:
+            locked = self._files.locked
+            if not locked:
+                self._take_folder()
+            try:
+                _warn(self._written(snapshot, value))
+            finally:
+                if not locked:
+                    self._files.unlock()
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="fluxcb-checkpoints")
+        self._pending = self._thread.submit(self._written, snapshot, value)
+
+    def _written(self, snapshot: Snapshot, value: float | None) -> str | None:
+        """Write a checkpoint and delete what is not kept; return what to warn of."""
+        from fluxcb.checkpoints.saving import finite, save  # orbax, when it is needed
+
+        if not finite(snapshot.trees):
+            return (
+                f"{self!r} does not save the state after step {snapshot.step}: some parameters are NaN or infinite, and "
+                "a run that went on from there would be lost."
+            )
+        save(self._files, snapshot, run=self._run, value=value)
+        if _is_chief():
+            for entry in self.dispensable(self.kept()):
+                self._files.remove(entry)
+        return None
+
+    def wait(self) -> None:
+        """Wait for what is being written.
+
+        Raises:
+            CheckpointError: It could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            _warn(pending.result())
+
+    def kept(self) -> list[tuple[Entry, Manifest]]:
+        """Return the checkpoints in the directory, oldest first; damaged ones are left out, and so left alone."""
+        found = []
+        for entry in self._files.entries():
+            try:
+                found.append((entry, Manifest.read(entry.path)))
+            except CheckpointCorruptError:
+                continue
+        return found
+
+    @abstractmethod
+    def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
+        """Return which checkpoints are to be deleted, of those in the directory, oldest first."""
+
+
+def better(value: float | None, best: float | None, mode: str) -> bool:
+    """Tell whether a value is better than the best so far; NaN never is, and neither is an equal one."""
+    if value is None or math.isnan(value):
+        return False
+    return best is None or (value < best if mode == "min" else value > best)
+
+
+def _warn(text: str | None) -> None:
+    if text is not None:
+        warnings.warn(text, stacklevel=2)
+
+
+def _is_chief() -> bool:
+    import jax
+
+    return jax.process_index() == 0
