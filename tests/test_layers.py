@@ -31,9 +31,10 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_draw": SHARED,
     "_check": DECLARE | {"_draw"},
     "_compile": CHECK,
-    "_run": COMPILE | {"callbacks", "data", "models"},  # `callbacks`: the Learner adds the default ones
+    "_run": COMPILE | {"callbacks", "checkpoints", "data", "models"},  # `callbacks`: the Learner adds the default ones
     # the library is written against what a third party has: declarations, never the engine
-    "callbacks": DECLARE | {"data", "logging", "models", "stopping"},
+    "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "stopping"},
+    "checkpoints": SHARED,
     "data": SHARED,
     "logging": DECLARE,
     "models": SHARED,

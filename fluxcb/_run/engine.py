@@ -151,9 +151,7 @@ class Engine:
 
     # -- epochs -----------------------------------------------------------------------------
 
-    def run_epoch(
-        self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool, inside: bool = False
-    ) -> int:
+    def run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool, inside: bool = False) -> int:
         """Run one epoch of a phase, or the rest of one that a checkpoint was written in.
 
         Args:

@@ -180,10 +180,10 @@ class Feed:
 
     def mark(self) -> None:
         """Note where the source stands, if its iterator can tell; asked before a window's batches are pulled."""
-        iterator = self._iterator
+        iterator: Any = self._iterator
         if not self.marks_positions or not hasattr(iterator, "get_state"):
             return
-        self._add_mark(self._taken, self._pulled, iterator.get_state())  # pyright: ignore[reportOptionalMemberAccess]
+        self._add_mark(self._taken, self._pulled, iterator.get_state())
 
     def _add_mark(self, taken: int, pulled: int, state: Any) -> None:
         consumed = self._taken - len(self._waiting)
@@ -195,8 +195,8 @@ class Feed:
         """Return which batch comes next, as `go_to` takes it.
 
         Returns:
-            `open`: whether a pass is at hand. `pass`: its number. `consumed`: batches of it that steps have seen. `state`
-            and `ahead`: what the source's iterator said of itself, and how many batches behind that the next one is.
+            `open`: whether a pass is at hand. `pass`: its number. `consumed`: batches of it that steps have seen.
+            `state`, `ahead`: what the source's iterator said of itself, and how many batches behind that the next is.
             `total`: batches that were ever consumed.
         """
         consumed = self._taken - len(self._waiting)

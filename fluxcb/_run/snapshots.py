@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -22,36 +22,15 @@ from fluxcb._run.encoding import Decoder, Encoder
 from fluxcb._run.feed import Feed
 from fluxcb._run.state import HostState, Position
 from fluxcb._typing import PyTree
+from fluxcb.checkpoints.snapshot import Snapshot
 
-__all__ = ["DIFFERENCES", "Saver", "Snapshot", "Snapshots"]
+__all__ = ["DIFFERENCES", "Saver", "Snapshots"]
 
 DIFFERENCES = ("callbacks", "data")
 """What of a run may be changed on purpose before it goes on."""
 
 _TREES = ("params", "model_state", "opt_state")
 _PACKAGES = ("fluxcb", "jax", "jaxlib", "numpy", "optax")
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """Everything a training needs to go on as if it had never stopped.
-
-    Attributes:
-        step: Finished training steps.
-        epoch: Number of the epoch at hand, or of the last one.
-        trees: `params`, `model_state`, `opt_state`, and `cbstate`, a mapping of the entries that ride in the carry:
-            pytrees of arrays.
-        host: The rest as JSON: counters, position, random key, the host's `cbstate`, callbacks' states, data positions.
-        arrays: The arrays in it, by the names under which it speaks of them.
-        about: What the run is made of, as JSON: callbacks, data, programs, versions.
-    """
-
-    step: int
-    epoch: int
-    trees: Mapping[str, PyTree]
-    host: Mapping[str, Any]
-    arrays: Mapping[str, np.ndarray]
-    about: Mapping[str, Any] = field(default_factory=dict)
 
 
 Saver = Callable[[Snapshot], None]

@@ -145,10 +145,10 @@ class ThreadedEngine(Engine):
             if pool is not None:
                 pool.shutdown()
 
-    def run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool) -> int:
+    def run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool, inside: bool = False) -> int:
         """Run one epoch of a phase."""
         self._refuse_at_once(f"an epoch of {type(phase).__name__}")
-        return super().run_epoch(phase, feed, limit=limit, goes_on=goes_on)
+        return super().run_epoch(phase, feed, limit=limit, goes_on=goes_on, inside=inside)
 
     def run_calls(self, calls: Sequence[HostCall], event: Event, phase: Phase) -> None:
         """Run host calls that are due, several at a time where that is possible."""

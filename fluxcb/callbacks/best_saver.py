@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
@@ -14,9 +14,7 @@ from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched, phase_name
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry
-
-if TYPE_CHECKING:
-    from fluxcb._run.snapshots import Snapshot
+from fluxcb.checkpoints.snapshot import Snapshot
 
 __all__ = ["MaxSaver", "MinSaver"]
 
@@ -65,7 +63,7 @@ class BestSaver(SnapshotSaver):
     def save(self, event: Event, phase: Phase, learner: Any) -> None:
         """Ask for a snapshot if the epoch's value is better than all before it."""
         value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
-        if better(value, self.best[1] if self.best is not None else None, self.mode):
+        if value is not None and better(value, self.best[1] if self.best is not None else None, self.mode):
             self.best = (learner.progress.step, value)
             learner.snapshots.request(self._take)
 

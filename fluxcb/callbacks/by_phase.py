@@ -67,14 +67,7 @@ class ByPhase(Generic[T]):
         """Take back what `state_dict` returned, in place of what is there."""
         self.entries.clear()
         for name, saved in state.items():
-            entry: Any = self.make()
-            if hasattr(entry, "load_state_dict"):
-                entry.load_state_dict(saved)
-            elif is_dataclass(entry):
-                vars(entry).update(saved)
-            else:
-                entry = saved
-            self.entries[name] = entry
+            self.entries[name] = _filled(self.make(), saved)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByPhase) and self.entries == other.entries
@@ -84,6 +77,16 @@ class ByPhase(Generic[T]):
 
     def __repr__(self) -> str:
         return f"ByPhase({self.entries!r})"
+
+
+def _filled(made: Any, saved: Any) -> Any:
+    if hasattr(made, "load_state_dict"):
+        made.load_state_dict(saved)
+    elif is_dataclass(made):
+        vars(made).update(saved)
+    else:
+        return saved
+    return made
 
 
 def _plain(entry: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry as HandlerEntry
@@ -17,9 +17,7 @@ from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched, phase_name
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry
-
-if TYPE_CHECKING:
-    from fluxcb._run.snapshots import Snapshot
+from fluxcb.checkpoints.snapshot import Snapshot
 
 __all__ = ["Checkpointer", "ModelSaver"]
 
@@ -111,7 +109,9 @@ class Checkpointer(SnapshotSaver):
         self.schedule = _schedule(steps, epochs, seconds)
         self.keep_last = positive(keep_last, "`keep_last` of Checkpointer")
         self.keep_best = positive(keep_best, "`keep_best` of Checkpointer") if keep_best != 0 else 0
-        self.keep_every = positive(keep_every, "`keep_every` of Checkpointer (steps)") if keep_every is not None else None
+        self.keep_every = (
+            positive(keep_every, "`keep_every` of Checkpointer (steps)") if keep_every is not None else None
+        )
         if mode not in ("min", "max"):
             raise DeclarationError(f'`mode` of Checkpointer must be "min" or "max", not {mode!r}.')
         self.mode = mode

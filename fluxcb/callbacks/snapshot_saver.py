@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fluxcb._declare.access import Read
 from fluxcb._declare.callback import Callback
@@ -20,9 +20,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
-
-if TYPE_CHECKING:
-    from fluxcb._run.snapshots import Snapshot
+from fluxcb.checkpoints.snapshot import Snapshot
 
 __all__ = ["EVERYTHING", "SnapshotSaver"]
 
@@ -49,7 +47,8 @@ class SnapshotSaver(Callback):
         self.folder = Path(folder).absolute()
         if self.folder.exists() and not self.folder.is_dir():
             raise DeclarationError(
-                f"`{owner}` writes to a directory, and {self.folder} is a file.", fix="name a directory of the run's own"
+                f"`{owner}` writes to a directory, and {self.folder} is a file.",
+                fix="name a directory of the run's own",
             )
         self._run = uuid.uuid4().hex
         self._fitting = False

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, ResumeError
-from fluxcb._run.snapshots import Snapshot
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.manifest import ARRAYS, HOST, Manifest
 from fluxcb.checkpoints.naming import flat, named, nested, unflatten
 from fluxcb.checkpoints.run_folder import is_checkpoint, newest_good, whole
+from fluxcb.checkpoints.snapshot import Snapshot, text_of
 
 __all__ = ["find", "load_model_state", "load_params", "read_snapshot", "tree_differences"]
+
 
 def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyTree:
     """Read the parameters of a checkpoint, for inference: no Learner, data or callbacks are needed.
@@ -70,7 +71,9 @@ def _load(path: str | os.PathLike[str], part: str, like: PyTree | None) -> PyTre
         wrong = tree_differences(manifest, {part: like})
         if wrong:
             raise ResumeError(
-                f"The {part} in {folder} are not those of `like`.", where=wrong, fix="build `like` as it was for training"
+                f"The {part} in {folder} are not those of `like`.",
+                where=wrong,
+                fix="build `like` as it was for training",
             )
     leaves = _leaves(folder, manifest, [part]).get(part, {})
     leaves = {name: jnp.array(leaf, copy=True) for name, leaf in leaves.items()}
@@ -95,7 +98,9 @@ def find(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:
     if found is None:
         raise CheckpointError(
             f"There is no checkpoint in {folder}.",
-            why="a checkpoint is a folder with a number as its name" if folder.is_dir() else "there is no such directory",
+            why="a checkpoint is a folder with a number as its name"
+            if folder.is_dir()
+            else "there is no such directory",
             fix="name the directory that was given to `Checkpointer`",
         )
     return found[0].path, found[1]
@@ -106,7 +111,7 @@ def tree_differences(manifest: Manifest, trees: Mapping[str, PyTree]) -> list[st
     lines = []
     for part, tree in trees.items():
         then = manifest.trees[part]
-        now = {".".join(name): _spec(leaf) for name, leaf in named(tree).items()}
+        now = {".".join(name): text_of(leaf) for name, leaf in named(tree).items()}
         lines += [f"{part}: {name} ({then[name]}) is missing now" for name in then if name not in now]
         lines += [f"{part}: {name} ({now[name]}) is new" for name in now if name not in then]
         lines += [
@@ -115,10 +120,6 @@ def tree_differences(manifest: Manifest, trees: Mapping[str, PyTree]) -> list[st
             if name in now and then[name] != now[name]
         ]
     return lines
-
-
-def _spec(leaf: Any) -> str:
-    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
 
 
 def read_snapshot(folder: Path, manifest: Manifest, trees: Mapping[str, PyTree]) -> Snapshot:

@@ -14,12 +14,11 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fluxcb._compile.arrays import describe, is_key
 from fluxcb._errors import CheckpointError
-from fluxcb._run.snapshots import Snapshot
 from fluxcb.checkpoints.manifest import ARRAYS, HOST, Manifest, sums_of
 from fluxcb.checkpoints.naming import named, nested, sequences
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
+from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
 
 __all__ = ["finite", "save"]
 
@@ -77,7 +76,7 @@ def manifest_of(snapshot: Snapshot, run: str, value: float | None, folder: Path)
         ended=snapshot.host["fit"]["ended"],
         value=value,
         arrays=len(snapshot.arrays),
-        trees={name: {".".join(n): describe(x) for n, x in of.items()} for name, of in leaves.items()},
+        trees={name: {".".join(n): text_of(x) for n, x in of.items()} for name, of in leaves.items()},
         sequences={name: sequences(tree) for name, tree in snapshot.trees.items()},
         about=json.loads(json.dumps(snapshot.about)),
         files=sums_of(folder),
