@@ -145,8 +145,8 @@ class SnapshotSaver(Callback):
 
         if not finite(snapshot.trees):
             return (
-                f"{self!r} does not save the state after step {snapshot.step}: some parameters are NaN or infinite, and "
-                "a run that went on from there would be lost."
+                f"{self!r} does not save the state after step {snapshot.step}: some parameters are NaN or infinite, "
+                "and a run that went on from there would be lost."
             )
         save(self._files, snapshot, run=self._run, value=value)
         if _is_chief():

@@ -23,7 +23,7 @@ _NAME = re.compile(r"(\d+)(?:\.(\d+))?")
 
 
 class ResumeWarning(UserWarning):
-    """A run goes on otherwise than it was meant to: from an older checkpoint, on another machine, from the data's start."""
+    """A run goes on otherwise than it was meant to: from an older checkpoint, or on another machine."""
 
 
 @dataclass(frozen=True, order=True)
