@@ -34,7 +34,8 @@ class Checkpointer(SnapshotSaver):
     checkpoints are as they were. One directory has one run: another one's checkpoints in it are an error, and so is
     another process that writes there.
 
-    Saved is what is there when all handlers of the moment have run. Signals (Ctrl-C, SIGTERM) and cancels save before
+    A new run's beginning is saved, too, before its first step: so a run that is killed early goes on with its logs, and
+    what hinders saving is found at once. Saved is what is there when all handlers of the moment have run. Signals (Ctrl-C, SIGTERM) and cancels save before
     the fit ends, an exception does not. Parameters that are NaN or infinite are not saved, with a warning.
 
     Args:
@@ -147,6 +148,15 @@ class Checkpointer(SnapshotSaver):
         if identity != self._last:  # a fit often stops where the last epoch has just been saved
             self._last = identity
             self.write(snapshot, self._value)
+
+    def begun(self, learner: Any) -> None:
+        """Save the beginning of a new run, and wait for that: what hinders saving shows now, and logs have a start."""
+        if self._newest is None and learner.progress.step == 0:
+            learner.snapshots.request(self._take_first)
+
+    def _take_first(self, snapshot: Snapshot) -> None:
+        self._take(snapshot)
+        self.wait()
 
     def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
         """Return all but the newest, the best and those kept for the record."""
