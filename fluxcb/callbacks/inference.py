@@ -133,7 +133,7 @@ class InferenceRunner(Callback):
         }
 
     def init(self, learner: Any) -> None:
-        """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and the runner's entries there and in `inference`."""
+        """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and entries there and in `cbstate.inference`."""
         if "metrics_epoch" not in learner.cbstate:
             learner.cbstate.metrics_epoch = ByPhase(EpochValues)
         learner.cbstate.metrics_epoch.entry(self.inference_name)  # empty: values are to come, as `Watched.at` reads it
