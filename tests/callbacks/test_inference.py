@@ -641,6 +641,10 @@ def test_values_that_an_inferencer_cannot_take(values, inferencer, told):
             "`name` of `InferenceRunner` must be a name without `.` and `/`, not 'a.b'.",
         ),
         (
+            lambda: InferenceRunner(pairs(), ScalarStats("loss"), name="a/b"),
+            "`name` of `InferenceRunner` must be a name without `.` and `/`, not 'a/b'.",
+        ),
+        (
             lambda: InferenceRunner(pairs(), ScalarStats("loss"), phase=TrainingPhase()),
             "`phase` of `InferenceRunner` must be an instance of a phase that does not train, not TrainingPhase().",
         ),
