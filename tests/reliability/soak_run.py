@@ -142,7 +142,7 @@ def makers(folder, nothing, sent):
         "Debugger": lambda: library.Debugger(lambda learner: False),
         "DeviceMemoryTracker": lambda: library.DeviceMemoryTracker([FakeGPU]),
         "DumpArrays": lambda: every(library.DumpArrays(["step.loss", "params"], folder / "arrays", keep=3), steps=500),
-        "DumpImages": lambda: every(library.DumpImages("step.xs", folder / "images", keep=3), steps=EPOCH),
+        "DumpImages": lambda: every(library.DumpImages("step.xs", folder / "images", keep=2), steps=EPOCH),
         "DynamicLossScale": library.DynamicLossScale,
         "EarlyStopping": lambda: library.EarlyStopping(10**6),
         "EnableCallbackIf": lambda: every(library.EnableCallbackIf(custom(), lambda learner: True), steps=10),
