@@ -145,10 +145,16 @@ def drawn_case(rng: Random, kinds: tuple[Kind, ...]) -> Case:
         return range(max(0, rng.randint(-most, most)))
 
     groups = tuple(tuple(rng.sample(positions, rng.randint(2, min(3, len(members))))) for _ in few(2))
-    answers = {tuple(rng.sample(positions, 2)): rng.choice(ANSWERS) for _ in few(2)}
+
+    def two(numbers: range) -> tuple[int, int]:
+        a, b = rng.sample(numbers, 2)
+        return a, b
+
+    answers = {two(positions): rng.choice(ANSWERS) for _ in few(2)}
     registered = {}
     if len(kinds) > 1 and rng.random() < 0.3:
-        registered = {tuple(sorted(rng.sample(range(len(kinds)), 2))): rng.choice(ANSWERS)}
+        a, b = two(range(len(kinds)))
+        registered = {(min(a, b), max(a, b)): rng.choice(ANSWERS)}
     return Case(kinds, members, groups, answers, registered, tuple(rng.sample(positions, len(members))))
 
 

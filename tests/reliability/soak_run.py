@@ -119,6 +119,10 @@ def sync(learner):
     learner.cbstate.target = learner.params
 
 
+def read_loss(learner):
+    float(learner.step.loss)
+
+
 def makers(folder, nothing, sent):
     """Return how each callback is made; what is dear is done every so many steps."""
     validation = batches(1, 2)
@@ -126,7 +130,7 @@ def makers(folder, nothing, sent):
     loss = {"step": {"loss": Read()}}
 
     def custom():
-        return library.CustomCallback(lambda learner: float(learner.step.loss), StepEnd, access=loss)
+        return library.CustomCallback(read_loss, StepEnd, access=loss)
 
     return {
         "AccumulateGradients": lambda: library.AccumulateGradients(3),
@@ -307,7 +311,7 @@ def files_in(folder):
 
 
 def main(steps, exchanged):
-    sys.modules["pynvml"] = FakeGPU
+    sys.modules["pynvml"] = FakeGPU  # pyright: ignore[reportArgumentType]  # as good as a module
     warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:
         folder, sent = Path(name), collections.deque(maxlen=10)
