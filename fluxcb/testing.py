@@ -5,7 +5,8 @@ Importing it does not import JAX; building a Learner does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._declare.callback import Callback, unwrap
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
     from fluxcb._run.learner import Learner
 
-__all__ = ["EventLog", "assert_conflict", "assert_order", "assert_valid_graph", "check_callback", "testlearner"]
+__all__ = [
+    "EventLog",
+    "assert_conflict",
+    "assert_order",
+    "assert_resumes_exactly",
+    "assert_valid_graph",
+    "check_callback",
+    "testlearner",
+]
 
 
 def testlearner(
@@ -240,6 +249,47 @@ def _names(classes: Iterable[type]) -> str:
 
 
 # -- the laws ----------------------------------------------------------------------------------
+
+
+def assert_resumes_exactly(
+    make: Callable[[], Learner] | Callable[[Path], Learner],
+    *,
+    epochs: int | None = None,
+    steps: int | None = None,
+    ignore: Collection[str] = (),
+) -> None:
+    """Assert that a training that is interrupted anywhere, and resumed, is the one that was not.
+
+    It is ended at each host event of the run, one after the other, as if by a kill; a new Learner goes on from the
+    newest checkpoint with `fit(..., resume=True)`; and its final state is compared with that of a run that was never
+    interrupted, to the last bit: parameters, optimizer, random key, counters, `cbstate`, the state of every callback,
+    `stop_reason`. Each event costs two trainings, so give it little data.
+
+    Args:
+        make: Returns a new Learner with new callbacks and data each time; it may take a directory (`pathlib.Path`),
+            which is new for each run and the same for both halves of it, for its Checkpointer and its logs. Without a
+            Checkpointer of its own it gets one that saves after each step.
+        epochs: How many epochs are trained; 2 if neither is given.
+        steps: How many steps are trained, instead.
+        ignore: Names of callbacks whose own state may differ, because it says how long something took.
+
+    Raises:
+        AssertionError: Results differ; it says where the run was interrupted, and what differs.
+
+    Example:
+        >>> assert_resumes_exactly(lambda: testlearner(batches=2, validation_batches=0), epochs=1)
+    """
+    from fluxcb._tools.resume_proof import resume_differences
+
+    length = {"steps": steps} if steps is not None else {"epochs": epochs if epochs is not None else 2}
+    failures = [(moment, lines) for moment, lines in resume_differences(make, length, ignore) if lines]
+    if failures:
+        moment, lines = failures[0]
+        more = f"\n(and so at {len(failures) - 1} other events)" if len(failures) > 1 else ""
+        shown = lines[:10] + ([f"... and {len(lines) - 10} more"] if len(lines) > 10 else [])
+        raise AssertionError(
+            f"A run interrupted at {moment}, and resumed, differs from one that was not:\n  " + "\n  ".join(shown) + more
+        )
 
 
 def check_callback(
