@@ -260,21 +260,20 @@ def assert_resumes_exactly(
 ) -> None:
     """Assert that a training that is interrupted anywhere, and resumed, is the one that was not.
 
-    It is ended at each host event of the run, one after the other, as if by a kill; a new Learner goes on from the
-    newest checkpoint with `fit(..., resume=True)`; and its final state is compared with that of a run that was never
-    interrupted, to the last bit: parameters, optimizer, random key, counters, `cbstate`, the state of every callback,
-    `stop_reason`. Each event costs two trainings, so give it little data.
+    A run can go on between two steps and between two epochs: there its state is saved to disk, as a Checkpointer would.
+    From each of these checkpoints a new Learner goes on, with `fit(..., resume=True)`, and its final state is compared
+    with that of the run that went through, to the last bit: parameters, optimizer, random key, counters, `cbstate`, the
+    state of every callback, `stop_reason`. Each point costs a training, so give it little data.
 
     Args:
-        make: Returns a new Learner with new callbacks and data each time; it may take a directory (`pathlib.Path`),
-            which is new for each run and the same for both halves of it, for its Checkpointer and its logs. Without a
-            Checkpointer of its own it gets one that saves after each step.
+        make: Returns a new Learner with new callbacks and data each time; it may take a directory (`pathlib.Path`), for
+            its logs, which has in it what the run had written there when the checkpoint was.
         epochs: How many epochs are trained; 2 if neither is given.
         steps: How many steps are trained, instead.
         ignore: Names of callbacks whose own state may differ, because it says how long something took.
 
     Raises:
-        AssertionError: Results differ; it says where the run was interrupted, and what differs.
+        AssertionError: Results differ; it says where the run was resumed, and what differs.
 
     Example:
         >>> assert_resumes_exactly(lambda: testlearner(batches=2, validation_batches=0), epochs=1)
@@ -285,10 +284,12 @@ def assert_resumes_exactly(
     failures = [(moment, lines) for moment, lines in resume_differences(make, length, ignore) if lines]
     if failures:
         moment, lines = failures[0]
-        more = f"\n(and so at {len(failures) - 1} other events)" if len(failures) > 1 else ""
+        more = f"\n(and so at {len(failures) - 1} other points)" if len(failures) > 1 else ""
         shown = lines[:10] + ([f"... and {len(lines) - 10} more"] if len(lines) > 10 else [])
         raise AssertionError(
-            f"A run interrupted at {moment}, and resumed, differs from one that was not:\n  " + "\n  ".join(shown) + more
+            f"A run that is resumed {moment}, differs from one that was not interrupted:\n  "
+            + "\n  ".join(shown)
+            + more
         )
 
 

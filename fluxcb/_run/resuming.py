@@ -25,14 +25,14 @@ def resume_run(parts: Assembly) -> None:
         CheckpointError: There is not exactly one Checkpointer, or no checkpoint is whole.
         ResumeError: It is another run's.
     """
+    if parts.state.fit.restored:  # by `learner.restore`, and nothing has been trained since
+        return
     found = [c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), Checkpointer)]
     if len(found) != 1:
         raise CheckpointError(
             f"`fit(resume=True)` needs a Checkpointer that says which run goes on; there {_count(len(found))}.",
             fix=["add `Checkpointer(directory)` to the callbacks", "`learner.restore(path)` before `fit`"],
         )
-    if parts.state.fit.restored:  # by `learner.restore`, and nothing has been trained since
-        return
     newest = newest_good(found[0].folder)
     if newest is not None:
         restore_run(parts, newest[0].path, ())

@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "--level",
         choices=LEVELS,
         help="graph: from the declarations and the source; trace: with a dry run of the step; audit: with two real "
-        "steps (default: as in pyproject.toml)",
+        "steps; resume: these interrupted everywhere, and resumed (default: as in pyproject.toml)",
     )
 
     graph = parsers.add_parser("graph", help="draw the callback graph")

@@ -17,7 +17,7 @@ from fluxcb._errors import DeclarationError, did_you_mean
 
 __all__ = ["LEVELS", "Project", "find_project", "read_project"]
 
-LEVELS = ("graph", "trace", "audit")
+LEVELS = ("graph", "trace", "audit", "resume")
 """From the declarations alone; with a dry run of the step; with two real steps. Each includes those before it."""
 
 

@@ -1,56 +1,92 @@
-"""The proof that a training resumes exactly: it is interrupted at every event, and what comes of it is compared."""
+"""The proof that a training resumes exactly: it is resumed from everywhere, and what comes of it is compared."""
 
 from __future__ import annotations
 
 import inspect
+import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fluxcb._declare.access import Read
 from fluxcb._declare.callback import Callback, unwrap
-from fluxcb._declare.events import Event, HostEvent
+from fluxcb._declare.dispatch import Entry
+from fluxcb._declare.events import Event, FitBegin, FitStopping, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import Phase
-from fluxcb._errors import DeclarationError
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.schedules import Always, EverySteps, Schedule
+from fluxcb._errors import CheckError, DeclarationError, FluxcbError
 from fluxcb._tools.comparing import leaves
-from fluxcb.callbacks.checkpointer import Checkpointer
+from fluxcb._tools.raised import problems_of
+from fluxcb._tools.trials import shorten_validation
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver
+from fluxcb.checkpoints.run_folder import RunFolder
+from fluxcb.checkpoints.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from fluxcb._run.learner import Learner
 
-__all__ = ["Make", "resume_differences", "state_of"]
+__all__ = ["Make", "audit_resume", "resume_differences", "state_of"]
 
 Make = Callable[[], "Learner"] | Callable[[Path], "Learner"]
 
 
-class _Killed(BaseException):
-    """Stands for a kill: no handler and no `except Exception` stops it."""
+class _Each(EverySteps):
+    """Due after each step, and after each epoch, too."""
+
+    def after_epoch(self) -> Schedule:
+        """Return what is due after each epoch."""
+        return Always()
 
 
-class _Interruption(Callback):
-    """Count the host events, and end everything at one of them."""
+class _Boundaries(Callback):
+    """Save the state wherever a run can go on, and a copy of its directory as it is then."""
 
-    name = "interruption"
+    name = "boundaries"
     main_thread = True
 
-    def __init__(self, at: int | None) -> None:
-        self.at = at
-        self.moments: list[str] = []
+    def __init__(self, run: Path, saves: Path | None) -> None:
+        self.run, self.saves = run, saves
+        self.points: list[tuple[str, Path, Path]] = []
 
-    @on(HostEvent, Phase)
-    def count(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Count an event; raise at the one that was asked for."""
-        progress = learner.progress
-        self.moments.append(f"{event!r} x {type(phase).__name__}, epoch {progress.epoch}, step {progress.step}")
-        if len(self.moments) - 1 == self.at:
-            raise _Killed
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return that it reads everything."""
+        return {"*": Read()}
+
+    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
+        """Return who handles a moment; Trigger comes after each step and each epoch."""
+        found = super().entry_for(event, phase)
+        return (found[0], found[1], (_Each(1),)) if found is not None and issubclass(event, Trigger) else found
+
+    @on(FitBegin | Trigger | FitStopping, AbstractTrainingPhase)
+    def look(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Ask for a snapshot."""
+        if self.saves is not None:
+            learner.snapshots.request(self._keep)
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        from fluxcb.checkpoints.saving import save
+
+        number = len(self.points)
+        folder = RunFolder(self.saves / f"{number}")  # pyright: ignore[reportOptionalOperand]  # asked for only if given
+        folder.lock()
+        entry = save(folder, snapshot, run="proof", value=None)
+        folder.unlock()
+        copy = self.saves / f"{number}-run"  # pyright: ignore[reportOptionalOperand]
+        shutil.copytree(self.run, copy)
+        at, ended = snapshot.host["at"], snapshot.host["fit"]["ended"]
+        where = f"after step {snapshot.step}, in epoch {snapshot.epoch}"
+        if at is None:
+            where = f"after epoch {snapshot.epoch}, step {snapshot.step}" + (", where it ended" if ended else "")
+        self.points.append((where, entry.path if entry is not None else folder.path, copy))
 
 
 def resume_differences(make: Make, fit: Mapping[str, Any], ignore: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Interrupt a training at every host event, go on from the checkpoint, and compare with one not interrupted.
+    """Go on from every point of a training where one can, with a new Learner, and compare with what it came to itself.
+
+    A kill leaves the checkpoint of the last such point before it, so these are all there are.
 
     Args:
         make: Returns a new Learner each time; it may take the directory of the run.
@@ -58,49 +94,75 @@ def resume_differences(make: Make, fit: Mapping[str, Any], ignore: Collection[st
         ignore: Names of callbacks whose own state may differ: clocks.
 
     Yields:
-        For each event where it was interrupted, and how the results differ; a line each.
+        For each point where it is, and how the results differ; a line each.
 
     Raises:
         DeclarationError: `make` returns the same Learner again.
     """
-    expected, moments = _run(make, fit, None, ignore)
-    assert expected is not None
-    for at, moment in enumerate(moments):
-        found, _ = _run(make, fit, at, ignore)
-        assert found is not None
-        yield moment, _differing(expected, found)
-
-
-def _run(
-    make: Make, fit: Mapping[str, Any], at: int | None, ignore: Collection[str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Train, and train on where an interruption ended that; return the final state and the events met."""
     with tempfile.TemporaryDirectory() as folder:
-        probe = _Interruption(at)
-        first = _prepared(make, Path(folder), probe)
-        try:
-            first.fit(**fit)
-        except _Killed:
-            second = _prepared(make, Path(folder), _Interruption(None))
+        run, saves = Path(folder, "run"), Path(folder, "saves")
+        run.mkdir()
+        saves.mkdir()
+        boundaries = _Boundaries(run, saves)
+        first = _made(make, run, boundaries)
+        first.fit(**fit)
+        expected = state_of(first, ignore)
+        for where, checkpoint, copy in boundaries.points:
+            second = _made(make, copy, _Boundaries(copy, None))
             if second is first:
                 raise DeclarationError(
                     "The Learner is made once and kept, so it cannot be resumed.",
                     fix="give a function that builds a new Learner each time it is called",
-                ) from None
+                )
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="The run goes on from")  # plain iterables are read again
+                second.restore(checkpoint)
                 second.fit(**fit, resume=True)
-            return state_of(second, ignore), probe.moments
-        return state_of(first, ignore), probe.moments
+            yield where, _differing(expected, state_of(second, ignore))
 
 
-def _prepared(make: Any, folder: Path, probe: _Interruption) -> Learner:
-    takes_folder = bool(inspect.signature(make).parameters)
+def _made(make: Any, folder: Path, boundaries: _Boundaries) -> Learner:
+    parameters = inspect.signature(make).parameters.values()
+    takes_folder = any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters
+    )
     learner = make(folder) if takes_folder else make()
-    if not any(isinstance(unwrap(callback), Checkpointer) for callback in learner.callbacks):
-        learner.callbacks.add(Checkpointer(folder / "checkpoints", steps=1))
-    learner.callbacks.add(probe)
+    learner.callbacks.add(boundaries)
     return learner
+
+
+def audit_resume(make: Callable[[], Learner], *, steps: int = 2) -> list[FluxcbError]:
+    """Resume two short epochs from everywhere, and say as a problem where what comes of it differs.
+
+    Args:
+        make: Returns a new Learner with new callbacks each time it is called; what it returns is trained.
+        steps: Steps of an epoch; validation has as many at most.
+    """
+
+    def short() -> Learner:
+        learner = make()
+        shorten_validation(learner, steps)
+        return learner
+
+    length = {"steps": 2 * steps, "steps_per_epoch": steps}
+    try:
+        found = [(moment, lines) for moment, lines in resume_differences(short, length, ()) if lines]
+    except Exception as error:
+        return problems_of(error, f"Training for {2 * steps} steps, interrupted and resumed,")
+    if not found:
+        return []
+    moment, lines = found[0]
+    return [
+        CheckError(
+            f"A run that is resumed {moment}, differs from one that was not interrupted.",
+            where=lines[:10],
+            why=f"a checkpoint does not hold all that matters; so it is at {len(found)} points of {2 * steps} steps",
+            fix=[
+                "return what is missing from `state_dict`, and take it back in `load_state_dict`",
+                "keep what FitBegin sets up where `progress.step` is not 0",
+            ],
+        )
+    ]
 
 
 def state_of(learner: Learner, ignore: Collection[str] = ()) -> dict[str, Any]:
@@ -113,7 +175,7 @@ def state_of(learner: Learner, ignore: Collection[str] = ()) -> dict[str, Any]:
     snapshot = learner._state.snapshots.take(None)
     host, arrays = snapshot.host, dict(leaves(dict(snapshot.arrays)))
     left_out = {d.name for d in learner.callbacks.graph.declared if isinstance(unwrap(d.callback), SnapshotSaver)}
-    left_out |= set(ignore)
+    left_out |= {*ignore, _Boundaries.name}
     parts = {
         "progress": host["progress"],
         "cbstate": host["cbstate"],

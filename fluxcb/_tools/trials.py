@@ -17,7 +17,7 @@ from fluxcb._tools.restoring import fields
 if TYPE_CHECKING:
     from fluxcb._run.learner import Learner
 
-__all__ = ["Trial", "TrialError", "Trials", "steps_of"]
+__all__ = ["Trial", "TrialError", "Trials", "shorten_validation", "steps_of"]
 
 _WHY = "an audit trains several Learners and compares them; it trains none that others use"
 _FIX = "declare a function that builds the callbacks, the model and the Learner anew each time it is called"
@@ -151,7 +151,7 @@ class Trials:
         callbacks, done = list(learner.callbacks), learner.step
         before = [fields(callback, is_data) for callback in callbacks]
         try:
-            _shorten_validation(learner, self.steps)
+            shorten_validation(learner, self.steps)
             learner.fit(steps=steps)
         except Exception as error:
             raise TrialError(problems_of(error, doing, own=own)) from error
@@ -174,7 +174,7 @@ class _First:
         return itertools.islice(iter(self.source), self.count)
 
 
-def _shorten_validation(learner: Learner, count: int) -> None:
+def shorten_validation(learner: Learner, count: int) -> None:
     """Let epochs that do not train end after some batches; handlers see the data source as it is."""
     from fluxcb._run.feed import Feed
 

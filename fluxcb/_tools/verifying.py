@@ -113,15 +113,19 @@ def _look(target: Target, verdict: Verdict) -> None:
 
 
 def _try(target: Target, verdict: Verdict) -> None:
-    """Dry-run the step, and at level `audit` two real ones."""
-    if verdict.level == "audit":
-        from fluxcb._tools.auditing import audit_learner
-
-        audit = audit_learner(lambda: _learner(target))
-        verdict.problems += audit.problems
-        verdict.advice += audit.advice
+    """Dry-run the step; at level `audit` train two, and at level `resume` interrupt that everywhere, too."""
+    if verdict.level == "trace":
+        _learner(target)
         return
-    _learner(target)
+    from fluxcb._tools.auditing import audit_learner
+
+    audit = audit_learner(lambda: _learner(target))
+    verdict.problems += audit.problems
+    verdict.advice += audit.advice
+    if verdict.level == "resume" and not verdict.problems:
+        from fluxcb._tools.resume_proof import audit_resume
+
+        verdict.problems += audit_resume(lambda: _learner(target))
 
 
 def _learner(target: Target) -> Learner:

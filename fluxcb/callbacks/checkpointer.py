@@ -35,8 +35,9 @@ class Checkpointer(SnapshotSaver):
     another process that writes there.
 
     A new run's beginning is saved, too, before its first step: so a run that is killed early goes on with its logs, and
-    what hinders saving is found at once. Saved is what is there when all handlers of the moment have run. Signals (Ctrl-C, SIGTERM) and cancels save before
-    the fit ends, an exception does not. Parameters that are NaN or infinite are not saved, with a warning.
+    what hinders saving is found at once. Saved is what is there when all handlers of the moment have run. Signals
+    (Ctrl-C, SIGTERM) and cancels save before the fit ends, an exception does not. Parameters that are NaN or infinite
+    are not saved, with a warning.
 
     Args:
         folder: The directory of the run.

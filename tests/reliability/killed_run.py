@@ -1,7 +1,7 @@
 """A training that is killed and started again until it is done, by test_kills.py; then it says what it came to.
 
-It has what a resume could lose: dropout, a schedule, an average of the parameters, early stopping, metrics, logs, data in
-a new order each epoch, and saves in the middle of epochs.
+It has what a resume could lose: dropout, a schedule, an average of the parameters, early stopping, metrics, logs, data
+in a new order each epoch, and saves in the middle of epochs.
 """
 
 import hashlib
@@ -29,7 +29,6 @@ from fluxcb.callbacks import (
     Monitors,
     ParameterEMA,
     Scheduler,
-    accuracy,
 )
 from fluxcb.data import ArrayLoader
 from fluxcb.events import StepEnd

@@ -41,9 +41,9 @@ def test_without_a_table_there_is_no_project(tmp_path, text):
         ('[tool.fluxcb]\ncallbacks = ["a:b", "a:b"]\n', "`callbacks` names 'a:b' twice."),
         (
             '[tool.fluxcb]\nlevel = "trac"\n',
-            "`level` must be one of graph, trace, audit, not 'trac'. Did you mean `trace`?",
+            "`level` must be one of graph, trace, audit, resume, not 'trac'. Did you mean `trace`?",
         ),
-        ("[tool.fluxcb]\nlevel = 2\n", "`level` must be one of graph, trace, audit, not 2."),
+        ("[tool.fluxcb]\nlevel = 2\n", "`level` must be one of graph, trace, audit, resume, not 2."),
     ],
 )
 def test_what_cannot_be_meant(tmp_path, text, message):
