@@ -29,6 +29,8 @@ class _StepNames:
                 f"{did_you_mean(name, known)}",
                 fix=f"assign `learner.step.{name}` first; so far there is {', '.join(known)}",
             )
+        if name == "loss":
+            self._state.losses.read()
         return values["step", name]
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -20,6 +20,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from fluxcb._compile.arrays import differences
 from fluxcb._compile.carried import check_loss, conforming, replaced, root_of
+from fluxcb._compile.followed import LossWrites
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.protect import make_proxy
@@ -88,6 +89,7 @@ class TraceState:
     Attributes:
         values: The state by path: `("params",)`, `("step", "loss")`, `("cbstate", "ema")`, ...
         touched: Per handler, what it really accessed.
+        losses: What handlers wrote to `step.loss`, and whether it is followed.
     """
 
     def __init__(self, setup: StepSetup, phase: Phase, carry: Mapping[str, Any], batch: PyTree) -> None:
@@ -101,7 +103,7 @@ class TraceState:
         self.touched: dict[Handler, Touched] = {}
         self._counters = carry["counters"]
         self._initial_model_state = carry["model_state"]
-        self._replaced_losses: list[tuple[Any, Handler]] = []
+        self.losses = LossWrites(phase)
         self._level = get_opaque_trace_state()
 
     # -- what a phase's step does -----------------------------------------------------------
@@ -112,6 +114,7 @@ class TraceState:
         Returns:
             The new carry, and the step's values by name.
         """
+        self.losses.finish()
         self.emit(ComputeEnd())
         step_values = {
             path[1]: jax.tree.map(jnp.asarray, value)
@@ -146,14 +149,14 @@ class TraceState:
         parameters = self._part(path, wrt)
         before, level = dict(self.values), self._level
 
-        def closure(x: PyTree) -> tuple[Any, dict[StatePath, Any]]:
+        def closure(x: PyTree, token: Any) -> tuple[Any, dict[StatePath, Any]]:
+            self.losses.open_gradient(token)
             self.values = dict(before)
             self.replace(path, x)
             inside = self.values[path[:1]]
             self._level = get_opaque_trace_state()
             loss = function(x)
             check_loss(loss)
-            self._refuse_ignored(loss)
             changed = {
                 p: jax.tree.map(jnp.asarray, value)
                 for p, value in self.values.items()
@@ -161,22 +164,11 @@ class TraceState:
             }
             return loss, changed
 
-        gradients, changed = jax.grad(closure, has_aux=True)(parameters)
+        (gradients, _), changed = jax.grad(closure, argnums=(0, 1), has_aux=True)(parameters, jnp.float32(0))
+        self.losses.close_gradient()
         self._level = level
         self.values = before | changed
         return gradients
-
-    def _refuse_ignored(self, loss: Any) -> None:
-        """Refuse to differentiate the loss that a handler has replaced: what it wrote would be lost silently."""
-        for replaced_loss, handler in self._replaced_losses:
-            if loss is replaced_loss:
-                raise TraceError(
-                    f"`{type(self.phase).__name__}.step` differentiates the loss that "
-                    f"{handler.declared.label} has replaced.",
-                    where=[f"{type(self.phase).__name__}.step", handler.where],
-                    why="the gradients would not follow what the handler wrote to `step.loss`",
-                    fix="return `learner.step.loss` from the function that is given to `learner.grad`",
-                )
 
     def _part(self, path: StatePath, wrt: str) -> PyTree:
         try:
@@ -258,11 +250,14 @@ class TraceState:
                 why="what handlers write there would leak out of the transformation as tracers",
                 fix='differentiate with `learner.grad(function, wrt="params")`, and emit outside other transformations',
             )
+        replaced_by = None
         for handler in self.setup.handlers(type(event)):
             loss = self.values.get(("step", "loss"))
             self._run(handler, event)
             if loss is not None and self.values["step", "loss"] is not loss:
-                self._replaced_losses.append((loss, handler))
+                replaced_by = handler
+        if replaced_by is not None:
+            self.values["step", "loss"] = self.losses.written(self.values["step", "loss"], event, replaced_by)
 
     def inside_foreign_transformation(self) -> bool:
         """Tell whether a transformation that was not opened here (a plain `jax.grad`, ...) is being traced."""

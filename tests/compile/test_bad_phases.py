@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fluxcb import Callback, Learner, TraceError, Write, on
+from fluxcb import Learner, TraceError
 from fluxcb.events import (
     BackwardBegin,
     StepEnd,
@@ -249,58 +249,3 @@ def test_no_phase_trains():
     with pytest.raises(DeclarationError) as raised:
         learner.fit(1)
     assert str(raised.value) == ("None of this Learner's phases trains.\n  fix:   give `phases=(TrainingPhase(), ...)`")
-
-
-class Doubles(Callback):
-    def stateaccess(self):
-        return {"step": {"loss": Write()}}
-
-    @on  # double
-    def double(self, event: BackwardBegin, phase: AbstractTrainingPhase, learner):
-        learner.step.loss = 2 * learner.step.loss
-
-
-def returns_its_own_loss(self, learner, emit):
-    def loss(params):
-        value = params["w"] ** 2
-        learner.step.loss = value
-        emit(BackwardBegin())
-        return value
-
-    learner.step.grads = learner.grad(loss, wrt="params")
-    learner.apply_updates()
-
-
-def returns_the_step_loss(self, learner, emit):
-    def loss(params):
-        learner.step.loss = (params["w"] - 3) ** 2
-        emit(BackwardBegin())
-        return learner.step.loss
-
-    learner.step.grads = learner.grad(loss, wrt="params")
-    learner.apply_updates()
-
-
-def phase(step):
-    provides = {BackwardBegin: ("loss",)}
-    return type("Bad", (AbstractTrainingPhase,), {"step": step, "provides": provides})()
-
-
-def test_a_loss_that_a_handler_has_replaced_must_be_the_one_that_is_differentiated(refused):
-    with refused(
-        TraceError,
-        "`Bad.step` differentiates the loss that Doubles() has replaced.\n"
-        "  where: Bad.step\n"
-        "         Doubles.double  <@double>\n"
-        "  why:   the gradients would not follow what the handler wrote to `step.loss`\n"
-        "  fix:   return `learner.step.loss` from the function that is given to `learner.grad`",
-    ):
-        testlearner(Doubles(), phases=(phase(returns_its_own_loss),), validation_batches=0)
-    testlearner(phases=(phase(returns_its_own_loss),), validation_batches=0)  # nobody replaces it
-
-
-def test_the_loss_that_a_handler_has_replaced_is_followed():
-    learner = testlearner(Doubles(), phases=(phase(returns_the_step_loss),), validation_batches=0, batches=1)
-    learner.fit(1)
-    # From w = 0, the gradient of 2 (w - 3)^2 is -12, at a rate of 0.1.
-    np.testing.assert_allclose(learner.params["w"], 1.2, rtol=1e-6)
