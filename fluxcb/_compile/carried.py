@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._errors import TraceError
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["below", "check_loss", "conforming", "part_of", "replaced", "root_of"]
+__all__ = ["below", "check_loss", "conforming", "names_in", "part_of", "replaced", "root_of"]
 
 
 def root_of(path: StatePath) -> StatePath:
@@ -50,6 +50,13 @@ def below(value: Any, rest: StatePath) -> Any:
     for part in rest:
         value = value[part] if isinstance(value, Mapping) else getattr(value, part)
     return value
+
+
+def names_in(value: Any) -> Iterator[str]:
+    """Iterate over the names of a value's parts: keys of a mapping, or attributes."""
+    if not isinstance(value, Mapping) and hasattr(value, "_fields"):
+        return iter(value._fields)
+    return iter(value if isinstance(value, Mapping) else getattr(value, "__dict__", ()))
 
 
 def check_loss(loss: Any) -> None:

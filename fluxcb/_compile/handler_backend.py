@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fluxcb._compile.arrays import describe
-from fluxcb._compile.carried import conforming, root_of
+from fluxcb._compile.carried import conforming, names_in, root_of
 from fluxcb._declare.access import Append, Permission, dotted
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import Event
@@ -192,7 +192,13 @@ class HandlerBackend:
         state.replace(path, value)
 
     def names(self, path: StatePath) -> Iterator[str]:
-        """Iterate over the names below `step` or `cbstate`."""
+        """Iterate over the names below `step`, `hyperparams`, `cbstate` or a part of it."""
         state = self._live()
         self._touched.read.add(path)
-        return iter([p[1] for p in state.values if p[0] == path[0] and len(p) == 2])
+        first, *below = path
+        if below:
+            self._require(path, state)
+            return names_in(state.get(path))
+        if first == "hyperparams":
+            return iter(state.setup.hyperparams.names)
+        return iter([p[1] for p in state.values if p[0] == first and len(p) == 2])

@@ -8,7 +8,7 @@ underscore raise AttributeError as usual, so that copying and inspecting work.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
@@ -20,6 +20,8 @@ __all__ = ["Backend", "make_proxy"]
 
 # First-level names that have parts; permission on the whole name opens all of them.
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
+
+_CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
 class Backend(Protocol):
@@ -89,10 +91,16 @@ class _View:
         setattr(self, name, value)
 
     def __contains__(self, name: str) -> bool:
-        return name in set(self._backend.names(self._path))
+        return name in set(self._names())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(name for name in self._backend.names(self._path) if name in self._readable or self._open)
+        return iter(name for name in self._names() if name in self._readable or self._open)
+
+    def _names(self) -> Iterable[str]:
+        # What is there changes in these only. Elsewhere the question is what the handler may see of it.
+        if self._path in _CHANGING or self._path[:1] == ("cbstate",):
+            return self._backend.names(self._path)
+        return sorted(self._readable)
 
     def _refused(self, name: str, wanted: Permission) -> AccessError:
         path = (*self._path, name)
@@ -164,7 +172,7 @@ def _make_view(
     everything = tree.get("*") if not path else everything
     if everything is not None and not path:
         tree = {
-            **{name: everything for name in FIRST_LEVEL if name != "*"},
+            **{name: everything for name in FIRST_LEVEL if name not in ("*", "control")},
             **{k: v for k, v in tree.items() if k != "*"},
         }
     children: dict[str, _View] = {}

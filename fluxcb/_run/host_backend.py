@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import copy_tree, differences, to_host
-from fluxcb._compile.carried import below, replaced, root_of
+from fluxcb._compile.carried import below, names_in, replaced, root_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
@@ -248,10 +248,8 @@ class HostBackend:
             value: Any = state.cbstate
             for part in path[1:]:
                 value = value.get(part, {}) if isinstance(value, Mapping) else getattr(value, part, {})
-            return iter(value if isinstance(value, Mapping) else vars(value))
-        if path[0] == "cbstate":
-            return iter(state.live(path[:2]))
-        return iter(())
+            return names_in(value)
+        return names_in(below(state.live(path[:2]), path[2:]))
 
     # -- writing ----------------------------------------------------------------------------
 

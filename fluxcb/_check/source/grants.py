@@ -76,7 +76,8 @@ class Grants:
 
     def __init__(self, access: Access) -> None:
         self._everything = access.get(("*",))
-        tree: dict[str, Any] = dict.fromkeys(FIRST_LEVEL, self._everything) if self._everything else {}
+        names = [name for name in FIRST_LEVEL if name not in ("*", "control")]
+        tree: dict[str, Any] = dict.fromkeys(names, self._everything) if self._everything else {}
         for path, permission in access.items():
             if path not in (("control",), ("*",)):
                 node = tree

@@ -1,0 +1,65 @@
+"""What the protected learner answers when it is not asked for a value: names, deletions, permissions."""
+
+import jax.numpy as jnp
+import pytest
+
+from fluxcb import Callback, Read, Write, on
+from fluxcb.events import ComputeEnd, EpochEnd, StepEnd
+from fluxcb.phases import AbstractTrainingPhase
+from fluxcb.testing import testlearner
+
+
+def asked(event, access, function):
+    """Return what a function of the protected learner returns in a handler of an event."""
+    answers = []
+
+    class Asks(Callback):
+        def stateaccess(self):
+            return access
+
+        def init(self, learner):
+            if "cbstate" in access and "average" not in learner.cbstate:
+                learner.cbstate.average.w = jnp.zeros(())
+                learner.cbstate.average.b = jnp.zeros(())
+
+        @on(event, AbstractTrainingPhase)
+        def ask(self, event, phase, learner):
+            answers.append(function(learner))
+
+    testlearner(Asks(), batches=1, validation_batches=0).fit(1)
+    assert answers  # a traced handler runs when the step is traced, and a step may be traced twice
+    return answers[-1]
+
+
+ACCESS = {
+    "step": {"loss": Read()},
+    "params": {"w": Read()},
+    "cbstate": {"average": {"w": Write(), "b": Write()}},
+    "hyperparams": Read(),
+    "loss_fn": Read(),
+}
+
+
+@pytest.mark.parametrize("event", [StepEnd, ComputeEnd])
+def test_the_names_of_the_learner_are_those_that_the_handler_may_see(event):
+    seen = ["cbstate", "hyperparams", "key", "loss_fn", "params", "progress", "step"]
+    assert asked(event, ACCESS, list) == seen
+    names = [*seen, "opt_state", "model", "x", "control"]
+    assert asked(event, ACCESS, lambda learner: [name for name in names if name in learner]) == seen
+    assert asked(event, {}, list) == ["key", "progress"]
+
+
+@pytest.mark.parametrize("event", [StepEnd, ComputeEnd])
+def test_the_names_of_parts(event):
+    assert asked(event, ACCESS, lambda learner: list(learner.params)) == ["w"]
+    assert asked(event, ACCESS, lambda learner: ("w" in learner.params, "b" in learner.params)) == (True, False)
+    assert asked(event, ACCESS, lambda learner: sorted(learner.cbstate.average)) == ["b", "w"]
+    assert asked(event, ACCESS, lambda learner: list(learner.hyperparams)) == ["learning_rate"]
+    assert asked(event, ACCESS, lambda learner: "step" in learner.progress)
+
+
+def test_the_star_sees_every_name():
+    assert asked(EpochEnd, {"*": Read()}, list) == [
+        *("callbacks", "cbstate", "data", "evaluation", "hyperparams", "key", "loss_fn", "model", "model_state"),
+        *("opt_state", "optimizer", "params", "progress", "step"),
+    ]
