@@ -90,6 +90,9 @@ class _View:
     def __setitem__(self, name: str, value: Any) -> None:
         setattr(self, name, value)
 
+    def __delitem__(self, name: str) -> None:
+        delattr(self, name)
+
     def __contains__(self, name: str) -> bool:
         return name in set(self._names())
 

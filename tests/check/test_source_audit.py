@@ -143,6 +143,10 @@ def deleting(learner: Any) -> None:
     del learner.step.loss  # deleting
 
 
+def dropping(learner: Any) -> None:
+    del learner.cbstate["log"]  # dropping
+
+
 def no_counter(learner: Any) -> None:
     print(learner.progress.stpe)  # no-counter
 
@@ -197,6 +201,13 @@ ADD = "to `Odd.stateaccess`"
             "deleting",
             UndeclaredAccessError,
             "deletes `step.loss`; what the Learner holds cannot be deleted.",
+            "\n  fix:   assign what should stand there instead",
+        ),
+        (
+            dropping,
+            "dropping",
+            UndeclaredAccessError,
+            "deletes `cbstate.log`; what the Learner holds cannot be deleted.",
             "\n  fix:   assign what should stand there instead",
         ),
         (
@@ -418,7 +429,7 @@ class Unclear(Callback):
         part = learner.step if phase else learner.cbstate
         print(part.log)  # perhaps
         print(learner._parts)  # private
-        del learner.cbstate["log"]  # item
+        del learner.cbstate[phase.name]  # item
         print(learner.params)
         learner.data[phase.name] = 1
 
@@ -438,7 +449,7 @@ def test_what_cannot_be_followed_is_said_and_never_guessed() -> None:
             f"changes something in `learner.cbstate.log`, {into}  <@into>",
             "may read `step.log`, which is not declared  <@perhaps>",
             "uses `learner._parts`, which is no state  <@private>",
-            "drops `learner.cbstate.log`  <@item>",
+            "drops a part of `learner.cbstate` whose name is not known  <@item>",
         )
     ]
 

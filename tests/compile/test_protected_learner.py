@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from fluxcb import Callback, Read, Write, on
+from fluxcb import AccessError, Callback, Read, Write, on
 from fluxcb.events import ComputeEnd, EpochEnd, StepEnd
 from fluxcb.phases import AbstractTrainingPhase
 from fluxcb.testing import testlearner
@@ -63,3 +63,57 @@ def test_the_star_sees_every_name():
         *("callbacks", "cbstate", "data", "evaluation", "hyperparams", "key", "loss_fn", "model", "model_state"),
         *("opt_state", "optimizer", "params", "progress", "step"),
     ]
+
+
+class Deletes(Callback):
+    def __init__(self, function, access):
+        self.function, self.access = function, access
+
+    def stateaccess(self):
+        return self.access
+
+    def init(self, learner):
+        if "cbstate" in self.access:
+            learner.cbstate.table = jnp.zeros(())
+
+
+class DeletesOnTheHost(Deletes):
+    @on
+    def delete(self, event: StepEnd, phase: AbstractTrainingPhase, learner):
+        self.function(learner)
+
+
+class DeletesInTheStep(Deletes):
+    @on
+    def delete(self, event: ComputeEnd, phase: AbstractTrainingPhase, learner):
+        self.function(learner)
+
+
+def by_item(learner):
+    del learner.cbstate["table"]
+
+
+def by_name(learner):
+    del learner.cbstate.table
+
+
+def at_the_root(learner):
+    del learner["cbstate"]
+
+
+@pytest.mark.parametrize("function", [by_item, by_name])
+@pytest.mark.parametrize("kind", [DeletesOnTheHost, DeletesInTheStep])
+@pytest.mark.parametrize("access", [{"cbstate": {"table": Write()}}, {"cbstate": Write()}])
+def test_items_can_be_deleted_no_more_than_attributes(kind, function, access):
+    callback = kind(function, access)
+    with pytest.raises(AccessError) as raised:
+        testlearner(callback).fit(1)
+    assert str(raised.value).splitlines()[0] == (
+        f"{kind.__name__}() deletes `cbstate.table`; what the Learner holds cannot be deleted."
+    )
+    assert raised.value.fix == ("assign what should stand there instead",)
+
+
+def test_the_learners_own_items():
+    with pytest.raises(AccessError, match=r"deletes `cbstate`; what the Learner holds cannot be deleted\."):
+        testlearner(DeletesOnTheHost(at_the_root, {})).fit(1)

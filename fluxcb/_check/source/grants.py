@@ -127,9 +127,9 @@ class Grants:
                 return None
             return Doubt(f"{touch.how} {_spelled(touch)} whose name is not known")
         name = touch.path[-1]
-        if name.startswith("_") or touch.how == "drops":
+        if name.startswith("_"):
             return Doubt(f"{touch.how} {_spelled(touch)}")
-        if touch.how == "deletes":
+        if touch.how in ("deletes", "drops"):
             return Refusal(touch.path, "deletes")
         granted = place.tree.get(name)
         if isinstance(granted, Permission) and writes(granted) and touch.path not in {(n,) for n in NAMESPACES}:
