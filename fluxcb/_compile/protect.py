@@ -107,6 +107,17 @@ class _View:
 
     def _refused(self, name: str, wanted: Permission) -> AccessError:
         path = (*self._path, name)
+        if path == ("control",):
+            return AccessError(
+                f"{self._who} {'writes' if isinstance(wanted, Write) else 'reads'} `control`, "
+                "which is a permission, and holds nothing.",
+                where=self._where,
+                why='`"control": Append()` lets host handlers of StepBegin and StepEnd raise a Cancel',
+                fix=[
+                    "raise CancelStep, CancelEpoch or CancelFitting in a host handler",
+                    "write `learner.step.skip` or `learner.step.stop` in a traced handler",
+                ],
+            )
         if isinstance(wanted, Write) and path[0] in UNDECLARED:
             return AccessError(
                 f"{self._who} writes `{dotted(path)}`, which only the engine does.",

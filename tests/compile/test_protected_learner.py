@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from fluxcb import AccessError, Callback, Read, Write, on
+from fluxcb import AccessError, Append, Callback, Read, Write, on
 from fluxcb.events import ComputeEnd, EpochEnd, StepEnd
 from fluxcb.phases import AbstractTrainingPhase
 from fluxcb.testing import testlearner
@@ -117,3 +117,46 @@ def test_items_can_be_deleted_no_more_than_attributes(kind, function, access):
 def test_the_learners_own_items():
     with pytest.raises(AccessError, match=r"deletes `cbstate`; what the Learner holds cannot be deleted\."):
         testlearner(DeletesOnTheHost(at_the_root, {})).fit(1)
+
+
+class Controls(Callback):
+    def __init__(self, function, access):
+        self.function, self.access = function, access
+
+    def stateaccess(self):
+        return self.access
+
+
+class ControlsOnTheHost(Controls):
+    @on
+    def control(self, event: StepEnd, phase: AbstractTrainingPhase, learner):
+        self.function(learner)
+
+
+class ControlsInTheStep(Controls):
+    @on
+    def control(self, event: ComputeEnd, phase: AbstractTrainingPhase, learner):
+        self.function(learner)
+
+
+def reads_control(learner):
+    learner.control.stop()
+
+
+def writes_control(learner):
+    learner.control = "stop"
+
+
+@pytest.mark.parametrize(("function", "verb"), [(reads_control, "reads"), (writes_control, "writes")])
+@pytest.mark.parametrize("kind", [ControlsOnTheHost, ControlsInTheStep])
+@pytest.mark.parametrize("access", [{}, {"control": Append()}, {"*": Read()}])
+def test_control_is_a_permission(kind, function, verb, access):
+    with pytest.raises(AccessError) as raised:
+        testlearner(kind(function, access)).fit(1)
+    error = raised.value
+    assert error.what == f"{kind.__name__}() {verb} `control`, which is a permission, and holds nothing."
+    assert error.why == '`"control": Append()` lets host handlers of StepBegin and StepEnd raise a Cancel'
+    assert error.fix == (
+        "raise CancelStep, CancelEpoch or CancelFitting in a host handler",
+        "write `learner.step.skip` or `learner.step.stop` in a traced handler",
+    )
