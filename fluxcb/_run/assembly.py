@@ -78,11 +78,12 @@ class Assembly:
         self.feeds: dict[str, Feed] = {}
         self.fitting = False
         self._params = params
-        self._example_batch = example_batch
+        self._example_batch: Batch | None = None
         self._waiting_for_batch = False
         self._items: list[Any] = []
         for name, source in sources(data, self.phases).items():
             self.set_data(name, source)
+        self._example_batch = example_batch
         state.on_data = self.set_data
         state.evaluation = Evaluator(engine, self.known_phase)
         state.snapshots = Snapshots(self)
@@ -231,10 +232,10 @@ class Assembly:
         )
 
     def _batch_spec(self, phase: Phase) -> Batch | None:
+        if type(phase).trains and self._example_batch is not None:
+            return self._example_batch
         feed = self.feeds.get(type(phase).name)
-        if feed is not None:
-            return feed.spec()
-        return self._example_batch if type(phase).trains else None
+        return feed.spec() if feed is not None else None
 
     def reinstall(self, items: list[Any]) -> None:
         """Install another set of callbacks, or leave everything as it was."""
@@ -431,6 +432,8 @@ class Assembly:
             feed.marks_positions = self.feeds[name].marks_positions
         self.feeds[name] = feed
         self.engine.programs.forget_shapes(name)
+        if any(type(phase).trains and type(phase).name == name for phase in self.phases):
+            self._example_batch = None  # it told the shape of what was there before
         self.state.data[name] = source
 
 

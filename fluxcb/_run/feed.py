@@ -320,7 +320,7 @@ def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
     want, want_structure = jax.tree_util.tree_flatten_with_path(expected)
     have, have_structure = jax.tree_util.tree_flatten_with_path(batch_spec(batch))
     if want_structure != have_structure:
-        return [f"its structure is {have_structure}", f"the first batch's was {want_structure}"], False
+        return [f"its structure is {have_structure}", f"the step was compiled for {want_structure}"], False
     lines, shorter = [], True
     for (path, a), (_, b) in zip(want, have, strict=True):
         if (a.shape, a.dtype) == (b.shape, b.dtype):

@@ -58,7 +58,8 @@ class Learner:
         phases: The phases that will be run; their steps are checked at construction.
         default_callbacks: Whether to add Metrics, Recorder, ProgressBar, MetricsPrinter and
             StopOnNaNLoss where the list has none of their class.
-        example_batch: A batch (or its `jax.ShapeDtypeStruct`s), where the data cannot be peeked at.
+        example_batch: A training batch (or its `jax.ShapeDtypeStruct`s), so that none is pulled from the training data
+            to learn its shape. Batches of another shape are an error then.
         steps_per_call: How many steps one call of the compiled program runs at most: a number, or "auto". On CPU the
             results are the same bit for bit (see docs/concepts/windows.md).
         window_bytes: Memory that the batches and the fetched values of one call may take (bytes); two calls are under

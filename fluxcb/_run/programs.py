@@ -219,7 +219,7 @@ class Programs:
         lines, shorter = batch_differences(first, batch)
         if lines and not shorter:
             raise DataError(
-                f"A batch of `data.{type(phase).name}` differs from the first one: {lines[0]}.",
+                f"A batch of `data.{type(phase).name}` differs from the one the step was compiled for: {lines[0]}.",
                 where=lines[1:6],
                 why="the step is compiled for batches of one shape; only the last may be shorter",
                 fix="pad or drop what does not fit, or cast in the loader",

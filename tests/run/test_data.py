@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from fluxcb import Callback, DataError, DeclarationError, Learner, Read, on
+from fluxcb import Callback, DataError, DeclarationError, Learner, Read, Write, on
 from fluxcb.data import ArrayLoader
-from fluxcb.events import StepEnd
+from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import EventLog
 
@@ -168,6 +168,7 @@ def test_a_shorter_last_batch_compiles_once_more_and_computes_exactly():
     check(learner, seen, batches * 4)
 
 
+DIFFERS = "A batch of `data.training` differs from the one the step was compiled for"
 WHY = (
     "  why:   the step is compiled for batches of one shape; only the last may be shorter\n"
     "  fix:   pad or drop what does not fit, or cast in the loader"
@@ -179,20 +180,20 @@ WHY = (
     [
         (
             np.zeros(5, np.float32),
-            "A batch of `data.training` differs from the first one: it: float32[4] became float32[5].\n" + WHY,
+            f"{DIFFERS}: it: float32[4] became float32[5].\n" + WHY,
         ),
         (
             np.zeros(4, np.int32),
-            "A batch of `data.training` differs from the first one: it: float32[4] became int32[4].\n" + WHY,
+            f"{DIFFERS}: it: float32[4] became int32[4].\n" + WHY,
         ),
         (
             np.zeros((4, 1), np.float32),
-            "A batch of `data.training` differs from the first one: it: float32[4] became float32[4, 1].\n" + WHY,
+            f"{DIFFERS}: it: float32[4] became float32[4, 1].\n" + WHY,
         ),
         (
             {"x": np.zeros(4, np.float32)},
-            "A batch of `data.training` differs from the first one: its structure is PyTreeDef({'x': *}).\n"
-            "  where: the first batch's was PyTreeDef(*)\n" + WHY,
+            f"{DIFFERS}: its structure is PyTreeDef({{'x': *}}).\n"
+            "  where: the step was compiled for PyTreeDef(*)\n" + WHY,
         ),
     ],
     ids=["longer", "dtype", "rank", "structure"],
@@ -229,6 +230,62 @@ def test_an_exception_in_the_source_surfaces_behind_the_steps_before_it(place):
     assert raised.value.__notes__ == ["raised by `data.training`, when a batch was pulled from it"]
     assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * place, "FitEnd"]
     check(learner, seen, [batch(i) for i in range(place)])
+
+
+class Counted:
+    """Three batches; counts how many were pulled."""
+
+    def __init__(self):
+        self.pulled = 0
+
+    def __iter__(self):
+        for i in range(3):
+            self.pulled += 1
+            yield batch(i)
+
+
+def test_an_example_batch_is_taken_before_the_data_is_looked_at():
+    data, seen = Counted(), Seen()
+    learner = make(data, seen, example_batch=jax.ShapeDtypeStruct((4,), np.float32))
+    assert learner.compile_counts["traces"] == 1
+    assert data.pulled == 0
+    learner.fit(1)
+    assert data.pulled == 3
+    assert learner.compile_counts["traces"] == 1
+    check(learner, seen, [batch(i) for i in range(3)])
+
+
+def test_an_example_batch_says_nothing_about_the_validation():
+    learner = make((Counted(), [batch(0, rows=7)]), example_batch=batch(0))
+    learner.fit(1)
+    assert learner.step == 3
+
+
+def test_data_that_is_not_like_the_example_batch():
+    seen = Seen()
+    learner = make(Counted(), seen, example_batch=batch(0, rows=3))
+    with pytest.raises(DataError) as raised:
+        learner.fit(1)
+    assert str(raised.value) == f"{DIFFERS}: it: float32[3] became float32[4].\n{WHY}"
+    assert seen.losses == []
+
+
+class Exchanges(Callback):
+    def stateaccess(self):
+        return {"data": {"training": Write()}}
+
+    @on
+    def exchange(self, event: EpochEnd, phase: TrainingPhase, learner):
+        learner.data.training = [batch(1, rows=5)]
+
+
+def test_exchanged_data_need_not_be_like_the_example_batch():
+    learner = make(Counted(), Exchanges(), example_batch=batch(0))
+    learner.fit(2)
+    assert learner.step == 4
+    learner.callbacks.add(Seen())
+    learner.fit(1)
+    assert learner.step == 5
 
 
 EMPTY = (
