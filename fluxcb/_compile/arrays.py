@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ __all__ = [
     "differences",
     "is_key",
     "leading_axis",
+    "leaves_of",
     "nbytes_of",
     "spec_of",
     "to_host",
@@ -62,6 +64,15 @@ def leading_axis(batch: Batch) -> int:
     """Return how many examples a batch (or its specs) has: the leading axis of its first array, or 1."""
     leaves = jax.tree.leaves(batch_spec(batch))
     return leaves[0].shape[0] if leaves and leaves[0].shape else 1
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """Return the leaves of anything a user keeps; an iterator is one leaf, and keys need not be sortable."""
+    try:
+        return jax.tree.leaves(value, is_leaf=lambda node: isinstance(node, Iterator))  # as which JAX deprecates them
+    except ValueError:
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        return [leaf for part in parts for leaf in leaves_of(part)]
 
 
 def nbytes_of(tree: PyTree) -> int:

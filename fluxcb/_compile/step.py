@@ -14,7 +14,7 @@ import jax
 import jax.core
 from jax.extend.core import jaxpr_as_fun
 
-from fluxcb._compile.arrays import batch_spec, spec_of
+from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import StepLearner
 from fluxcb._compile.traced import StepSetup, TraceState
@@ -106,7 +106,7 @@ def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:
     for handler in touched:
         instance = getattr(handler.function, "__self__", None)
         for name, value in vars(instance).items() if instance is not None else ():
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in _leaves(value)):
+            if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves_of(value)):
                 raise TraceError(
                     f"{handler.declared.label} keeps a traced value in `self.{name}`.",
                     where=handler.where,
@@ -116,12 +116,3 @@ def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:
                         "read it in a host handler, at StepEnd",
                     ],
                 )
-
-
-def _leaves(value: Any) -> list[Any]:
-    """Return the leaves of whatever a user keeps in a field; JAX refuses dicts whose keys cannot be sorted."""
-    try:
-        return jax.tree.leaves(value)
-    except ValueError:
-        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        return [leaf for part in parts for leaf in _leaves(part)]

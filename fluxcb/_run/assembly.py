@@ -13,7 +13,7 @@ import jax
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
-from fluxcb._compile.arrays import copy_tree, spec_of
+from fluxcb._compile.arrays import copy_tree, leaves_of, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import Plan
 from fluxcb._compile.step import TracedStep
@@ -453,6 +453,6 @@ def _riding(graph: CallbackGraph, cbstate: Mapping[str, Any]) -> list[str]:
         name
         for name, value in cbstate.items()
         if (everything or name in declared)
-        and (leaves := jax.tree.leaves(value))
+        and (leaves := leaves_of(value))
         and all(isinstance(leaf, jax.Array) for leaf in leaves)
     ]

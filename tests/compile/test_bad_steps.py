@@ -255,6 +255,35 @@ def test_a_tracer_kept_in_a_field():
     )
 
 
+class Holder(Callback):
+    """Keep something that is no pytree where the engine looks for arrays: in a field, and in shared state."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def stateaccess(self):
+        return {"cbstate": Write(), "step": {"loss": Read()}}
+
+    def init(self, learner):
+        learner.cbstate.kept = self.kept
+
+    @on
+    def look(self, event: BackwardBegin, phase: TrainingPhase, learner):
+        _ = learner.step.loss
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [iter([1]), (x for x in [1]), [map(str, [1])], {"a": {"b": zip([1], [2], strict=True)}}, {1: 2, "a": iter([1])}],
+    ids=["iterator", "generator", "map", "zip", "mixed"],
+)
+def test_what_is_no_pytree_is_kept_as_it_is(kept):
+    learner = testlearner(Holder(kept), batches=2)
+    learner.fit(1)
+    assert learner.cbstate["kept"] is kept
+    assert learner.step == 2
+
+
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 CARRY = (
