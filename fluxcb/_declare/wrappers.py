@@ -26,7 +26,7 @@ from fluxcb._declare.proxy import ProxyCallback
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate, Schedule
 from fluxcb._errors import DeclarationError
 
-__all__ = ["OnSchedule", "Scheduled", "every", "throttle", "throttled_by", "when"]
+__all__ = ["OnSchedule", "Scheduled", "every", "refuse_traced_only", "throttle", "throttled_by", "when"]
 
 _BEGINS: Mapping[type[Event], type[Event]] = {StepEnd: StepBegin, EpochEnd: EpochBegin}
 _ENDS: Mapping[type[Event], type[Event]] = {begin: end for end, begin in _BEGINS.items()}
@@ -134,7 +134,8 @@ def every(
         traced: Schedule traced handlers, too; otherwise they run at every step.
 
     Raises:
-        DeclarationError: Not exactly one period, or one that is not positive.
+        DeclarationError: Not exactly one period, one that is not positive, or a callback with traced handlers only and
+            no `traced=True`.
     """
     given = {k: v for k, v in {"steps": steps, "epochs": epochs, "seconds": seconds}.items() if v is not None}
     if len(given) != 1:
@@ -149,7 +150,10 @@ def every(
         schedule = EveryEpochs(epochs)
     else:
         schedule = EverySeconds(given["seconds"])
-    return OnSchedule(callback, schedule, traced=traced)
+    wrapped = OnSchedule(callback, schedule, traced=traced)
+    if not traced:
+        refuse_traced_only("every", callback)
+    return wrapped
 
 
 def throttle(
@@ -164,7 +168,8 @@ def throttle(
         seconds: Period (seconds).
 
     Raises:
-        DeclarationError: No event class, not exactly one period, or one that is not positive.
+        DeclarationError: No event class, not exactly one period, one that is not positive, or a host event for a
+            callback with traced handlers only.
     """
     example = "write e.g. `throttle(Recorder(), StepEnd, freq=10)`"
     if not (isinstance(event, type) and issubclass(event, HostEvent | TracedEvent)):
@@ -172,7 +177,10 @@ def throttle(
     if (freq is None) == (seconds is None):
         raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix=example)
     schedule = EverySeconds(seconds or 0.0) if freq is None else throttled_by(freq, event)
-    return OnSchedule(callback, schedule, event=event)
+    wrapped = OnSchedule(callback, schedule, event=event)
+    if not issubclass(event, TracedEvent):
+        refuse_traced_only("throttle", callback)
+    return wrapped
 
 
 def throttled_by(freq: int, event: type[Event]) -> EverySteps | EveryEpochs:
@@ -191,6 +199,23 @@ def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
         predicate: `predicate(learner) -> bool`; sees what the callback may see.
 
     Raises:
-        DeclarationError: The predicate is not callable.
+        DeclarationError: The predicate is not callable, or the callback has traced handlers only.
     """
-    return OnSchedule(callback, Predicate(predicate))
+    wrapped = OnSchedule(callback, Predicate(predicate))
+    refuse_traced_only("when", callback)
+    return wrapped
+
+
+def refuse_traced_only(who: str, callback: Callback) -> None:
+    """Refuse a callback that has only handlers which a wrapper leaves alone: it would do nothing.
+
+    Raises:
+        DeclarationError: All of the callback's handlers are traced.
+    """
+    entries = callback.handlers()
+    if entries and all(entry.traced for entry in entries):
+        raise DeclarationError(
+            f"{callback!r} has no host handlers, and `{who}` schedules no others.",
+            why="traced handlers are compiled into the step, and run at every step unless `traced=True` schedules them",
+            fix="write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`",
+        )

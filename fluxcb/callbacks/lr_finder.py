@@ -15,8 +15,8 @@ from fluxcb._declare.events import Event, ForwardBegin
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import InOrder
-from fluxcb._declare.schedules import positive
-from fluxcb._declare.wrappers import when
+from fluxcb._declare.schedules import Predicate, positive
+from fluxcb._declare.wrappers import OnSchedule
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb.callbacks.arguments import number_above, number_between
 from fluxcb.plots.curves import plot_curves
@@ -214,7 +214,7 @@ def _silenced(item: Any) -> Any:
     """Return callbacks whose host handlers are never due."""
     if isinstance(item, InOrder):
         return InOrder(tuple(map(_silenced, item)))
-    return when(item, lambda learner: False)
+    return OnSchedule(item, Predicate(lambda learner: False))
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from typing import Any
 
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry
-from fluxcb._declare.events import Event, FitBegin, FitEnd, HostEvent, StepBegin, StepEnd, TracedEvent, Trigger
+from fluxcb._declare.events import Event, FitBegin, FitEnd, StepBegin, StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import ProxyCallback
 from fluxcb._declare.schedules import (
@@ -19,7 +19,7 @@ from fluxcb._declare.schedules import (
     StepsOrEpochs,
     positive,
 )
-from fluxcb._declare.wrappers import OnSchedule, Scheduled
+from fluxcb._declare.wrappers import OnSchedule, Scheduled, refuse_traced_only
 from fluxcb._errors import DeclarationError
 
 __all__ = ["EnableCallbackIf", "PeriodicCallback", "PeriodicTrigger"]
@@ -183,7 +183,7 @@ class PeriodicCallback(Scheduled):
                 "`PeriodicCallback` needs `every_k_steps` or `every_k_epochs`.",
                 fix="write e.g. `PeriodicCallback(callback, every_k_epochs=5)`",
             )
-        _refuse_traced_only("PeriodicCallback", callback)
+        refuse_traced_only("PeriodicCallback", callback)
         self.every_k_steps, self.every_k_epochs = steps, epochs
         self._schedule = Periodic(steps, epochs)
         # A period in steps alone is one that windows know of.
@@ -245,7 +245,7 @@ class EnableCallbackIf(OnSchedule):
                 f"`EnableCallbackIf` takes a function of the learner, not {pred!r}.",
                 fix="write e.g. `EnableCallbackIf(callback, lambda learner: learner.progress.epoch > 3)`",
             )
-        _refuse_traced_only("EnableCallbackIf", callback)
+        refuse_traced_only("EnableCallbackIf", callback)
         super().__init__(callback, Predicate(pred))
         self.pred = pred
 
@@ -271,12 +271,3 @@ def _wrapped(callback: Callback) -> Iterator[Callback]:
     while isinstance(inner, Callback):
         yield inner
         inner = getattr(inner, "callback", None)
-
-
-def _refuse_traced_only(who: str, callback: Callback) -> None:
-    if not any(issubclass(entry.event, HostEvent) for entry in callback.handlers()):
-        raise DeclarationError(
-            f"{callback!r} has no host handlers, and `{who}` schedules no others.",
-            why="traced handlers are compiled into the step",
-            fix="write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`",
-        )

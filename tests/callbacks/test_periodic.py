@@ -265,7 +265,7 @@ def never(learner):
 
 WHOLE = "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int"
 TRACED = (
-    "  why:   traced handlers are compiled into the step\n"
+    "  why:   traced handlers are compiled into the step, and run at every step unless `traced=True` schedules them\n"
     "  fix:   write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`"
 )
 

@@ -6,11 +6,12 @@ import numpy as np
 import optax
 import pytest
 
-from fluxcb import Append, Callback, EveryEpochs, EverySteps, Write, every, inject, on, throttle
+from fluxcb import Append, Callback, DeclarationError, EveryEpochs, EverySteps, Write, every, inject, on, throttle, when
 from fluxcb.events import (
     BackwardBegin,
     BackwardEnd,
     ComputeEnd,
+    EpochEnd,
     ForwardBegin,
     StepEnd,
     UpdateEnd,
@@ -53,19 +54,61 @@ class CountsSteps(Callback):
     ("wrap", "due"),
     [
         (lambda cb: cb, range(10)),
-        (lambda cb: every(cb, steps=3), range(10)),  # host handlers only, unless asked for
         (lambda cb: every(cb, steps=3, traced=True), [2, 5, 8]),
         (lambda cb: every(cb, epochs=2, traced=True), range(5, 10)),
         (lambda cb: throttle(cb, UpdateEnd, freq=4), [3, 7]),
         (lambda cb: every(every(cb, steps=2, traced=True), epochs=2, traced=True), [5, 7, 9]),
     ],
-    ids=["plain", "untraced", "steps", "epochs", "throttle", "both"],
+    ids=["plain", "steps", "epochs", "throttle", "both"],
 )
 def test_traced_schedules(wrap, due):
     learner = testlearner(wrap(CountsSteps()), batches=5)
     learner.fit(2)
     assert np.flatnonzero(learner.cbstate["counted"]).tolist() == list(due)
     assert learner.compile_counts == {"traces": 2, "compiles": 2}
+
+
+class CountsAndLooks(CountsSteps):
+    """Has a host handler, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.looked = []
+
+    @on
+    def look(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.looked.append(learner.progress.step)
+
+
+def test_without_being_asked_to_a_wrapper_leaves_traced_handlers_alone():
+    counts = CountsAndLooks()
+    learner = testlearner(every(counts, steps=3), batches=7)
+    learner.fit(1)
+    assert counts.looked == [3, 6]
+    assert np.flatnonzero(learner.cbstate["counted"]).tolist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (lambda cb: every(cb, steps=3), "every"),
+        (lambda cb: every(cb, epochs=3), "every"),
+        (lambda cb: every(cb, seconds=3), "every"),
+        (lambda cb: throttle(cb, StepEnd, freq=3), "throttle"),
+        (lambda cb: throttle(cb, EpochEnd, seconds=3), "throttle"),
+        (lambda cb: when(cb, lambda learner: True), "when"),
+    ],
+)
+def test_a_wrapper_that_would_leave_all_handlers_alone(wrap, name):
+    counts = CountsSteps()
+    with pytest.raises(DeclarationError) as raised:
+        wrap(counts)
+    assert str(raised.value) == (
+        f"{counts!r} has no host handlers, and `{name}` schedules no others.\n"
+        "  why:   traced handlers are compiled into the step, and run at every step unless `traced=True` schedules "
+        "them\n"
+        "  fix:   write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`"
+    )
 
 
 class ScalesSometimes(Callback):
