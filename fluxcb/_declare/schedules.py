@@ -38,9 +38,16 @@ def positive(value: Any, what: str) -> int:
     return operator.index(value)
 
 
+def _period(number: float, unit: str) -> str:
+    return f"every {unit}" if number == 1 else f"every {number} {unit}s"
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """When something is due; use one of the subclasses."""
+    """When something is due; use one of the subclasses.
+
+    `str(schedule)` says it in words, for lists of callbacks; a subclass that has none is shown by its repr.
+    """
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether it is due.
@@ -70,6 +77,9 @@ class Schedule:
 class Always(Schedule):
     """Due at every step and every epoch."""
 
+    def __str__(self) -> str:
+        return "always"
+
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Return True."""
         return True
@@ -91,6 +101,9 @@ class EverySteps(Schedule):
 
     def __post_init__(self) -> None:
         positive(self.steps, "The period of `EverySteps` (steps)")
+
+    def __str__(self) -> str:
+        return _period(self.steps, "step")
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether `step` is a multiple of the period."""
@@ -120,6 +133,9 @@ class StepsOrEpochs(EverySteps):
         super().__post_init__()
         positive(self.epochs, "The period of `StepsOrEpochs` (epochs)")
 
+    def __str__(self) -> str:
+        return f"{_period(self.steps, 'step')} and {_period(self.epochs, 'epoch')}"
+
     def after_epoch(self) -> Schedule:
         """Return the other part."""
         return _EpochsBesideSteps(self.steps, self.epochs)
@@ -129,6 +145,9 @@ class StepsOrEpochs(EverySteps):
 class _EpochsBesideSteps(Schedule):
     steps: int
     epochs: int
+
+    def __str__(self) -> str:
+        return f"{_period(self.epochs, 'epoch')} but not behind {_period(self.steps, 'step')}"
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether the epoch is due, and its last step was not."""
@@ -147,6 +166,9 @@ class EveryEpochs(Schedule):
 
     def __post_init__(self) -> None:
         positive(self.epochs, "The period of `EveryEpochs` (epochs)")
+
+    def __str__(self) -> str:
+        return _period(self.epochs, "epoch")
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether `epoch` is a multiple of the period."""
@@ -168,6 +190,11 @@ class Periodic(Schedule):
 
     steps: int | None = None
     epochs: int | None = None
+
+    def __str__(self) -> str:
+        given = [_period(self.steps, "step")] if self.steps is not None else []
+        given += [_period(self.epochs, "epoch"), "in the fit's last epoch"] if self.epochs is not None else []
+        return " and ".join(given) or "never"
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether one of the periods is over, or the epoch is the last one (unknown if the fit counts steps)."""
@@ -205,6 +232,9 @@ class EverySeconds(Schedule):
                 f"The period of `EverySeconds` (seconds) must be a number above 0, not {self.seconds!r}.",
                 fix="give a positive number of seconds",
             )
+
+    def __str__(self) -> str:
+        return _period(self.seconds, "second")
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether the period has passed, and start the next one if so."""
@@ -252,6 +282,9 @@ class Predicate(Schedule):
                 f"`when` takes a function of the learner, not {self.function!r}.",
                 fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
             )
+
+    def __str__(self) -> str:
+        return f"while `{getattr(self.function, '__qualname__', self.function)}` holds"
 
     def pair(self, *, by_step: bool) -> tuple[Predicate, Predicate]:
         """Return the predicate of a handler that begins something, and that of the one that ends it.

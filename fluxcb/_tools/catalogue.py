@@ -170,7 +170,7 @@ def _listed(name: str, cls: Callable[[], Callback]) -> Listed:
             for path, permission in access.items()
             if writes(permission)
         ),
-        _runs(callback),
+        runs_of(callback),
         _section(cls, "Cost"),
         _section(cls, "Source"),
     )
@@ -182,7 +182,7 @@ def _section(cls: Any, title: str) -> str:
     return " ".join(found[1].split()) if found else ""
 
 
-def _runs(callback: Callback) -> tuple[str, ...]:
+def runs_of(callback: Callback) -> tuple[str, ...]:
     """Return the events and phases a callback has handlers for, those that differ in the event alone together."""
     position = {event: i for i, event in enumerate(BUILTIN_EVENTS)}
     groups: dict[tuple[str, str], list[str]] = {}
@@ -194,7 +194,4 @@ def _runs(callback: Callback) -> tuple[str, ...]:
 def _how(entry: Entry) -> str:
     """Return whether a handler is traced, and its schedule."""
     kind = "traced" if entry.traced else "host"
-    if entry.when is None:
-        return kind
-    (unit, number), *_ = vars(entry.when).items()
-    return f"{kind}, every {number} {unit}"
+    return kind if entry.when is None else f"{kind}, {entry.when}"

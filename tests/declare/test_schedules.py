@@ -392,3 +392,23 @@ CLOCKLESS = (
 def test_wrappers_that_cannot_be_meant(build: Any, text: str, refused: Any) -> None:
     with refused(DeclarationError, text):
         build()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "text"),
+    [
+        (Always(), "always"),
+        (EverySteps(100), "every 100 steps"),
+        (EverySteps(1), "every step"),
+        (EveryEpochs(2), "every 2 epochs"),
+        (EverySeconds(0.1), "every 0.1 seconds"),
+        (StepsOrEpochs(500, 1), "every 500 steps and every epoch"),
+        (StepsOrEpochs(500, 3).after_epoch(), "every 3 epochs but not behind every 500 steps"),
+        (Periodic(steps=10), "every 10 steps"),
+        (Periodic(epochs=5), "every 5 epochs and in the fit's last epoch"),
+        (Periodic(), "never"),
+        (Predicate(math.isnan), "while `isnan` holds"),
+    ],
+)
+def test_schedules_in_words(schedule: Schedule, text: str) -> None:
+    assert str(schedule) == text
