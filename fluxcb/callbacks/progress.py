@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from fluxcb._declare.access import Read
@@ -22,6 +23,27 @@ __all__ = ["ProgressBar"]
 _PLAIN_SECONDS = 10.0
 
 
+@dataclass(frozen=True)
+class _AtWindowEnds(EverySeconds):
+    """Due wherever clocks are asked: at the ends of windows, of which the last step of an epoch is one."""
+
+    def __repr__(self) -> str:
+        return "at the ends of windows"
+
+    __str__ = __repr__
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Return True."""
+        return True
+
+    def next_due(self, step: int, epoch: int) -> None:
+        """Return None: no window ends for it."""
+
+    def for_handler(self) -> _AtWindowEnds:
+        """Return this one: it remembers nothing."""
+        return self
+
+
 class ProgressBar(Callback):
     """Show epoch, steps, loss and steps per second while a phase runs.
 
@@ -31,18 +53,18 @@ class ProgressBar(Callback):
 
     Args:
         file: Where to print; standard output by default.
-        interval: Time between two looks at the training (seconds).
+        interval: Time between two drawings of the bar (seconds).
 
     Access:
         step.loss: Read.
 
     Runs:
         FitBegin, EpochBegin, EpochEnd, FitEnd x Phase (host).
-        StepEnd x AbstractTrainingPhase, AbstractValidationPhase (host, every `interval` seconds).
-        StepEnd x Phase (host, every `interval` seconds): without a loss, for phases that may compute none.
+        StepEnd x AbstractTrainingPhase, AbstractValidationPhase (host, at the ends of windows).
+        StepEnd x Phase (host, at the ends of windows): without a loss, for phases that may compute none.
 
     Cost:
-        Fetches the loss, and reads the clock once per step. Bounds no window.
+        Fetches the loss, and looks at it once an interval and at the end of an epoch. Bounds no window.
 
     Raises:
         DeclarationError: `interval` is not above 0.
@@ -60,7 +82,7 @@ class ProgressBar(Callback):
         ... )
         >>> learner.fit(1)
         >>> print(file.getvalue().rstrip())
-        epoch 1/1 training: 3/3 steps... steps/s
+        epoch 1/1 training: 3/3 steps, loss 0.8000, ... steps/s
 
     Source:
         tensorpack, `ProgressBar`; FluxTraining.jl, `ProgressPrinter`.
@@ -71,8 +93,7 @@ class ProgressBar(Callback):
     def __init__(self, file: IO[str] | None = None, interval: float = 0.1) -> None:
         self.file = file
         self.interval = interval
-        # An instance's own, because the clock's last stroke is remembered in it.
-        self._schedule = EverySeconds(interval)
+        self._schedule = _AtWindowEnds(interval)
         self._display: _Display | None = None
 
     def stateaccess(self) -> Mapping[str, Any]:
@@ -80,11 +101,11 @@ class ProgressBar(Callback):
         return {"step": {"loss": Read()}}
 
     def handlers(self) -> list[Entry]:
-        """Return the handlers, those of StepEnd with this instance's schedule."""
+        """Return the handlers, those of StepEnd at the ends of windows."""
         return [replace(e, when=self._schedule) if e.event is StepEnd else e for e in super().handlers()]
 
     def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return who handles a moment, at StepEnd with this instance's schedule."""
+        """Return who handles a moment, at StepEnd at the ends of windows."""
         found = super().entry_for(event, phase)
         if found is None or found[1].event is not StepEnd:
             return found
@@ -101,18 +122,18 @@ class ProgressBar(Callback):
         """Begin a bar; loops written by hand have one display per epoch."""
         if self._display is None:
             self._display = self._open(of_fit=False)
-        self._display.begin(_title(phase, learner.progress), learner.progress.steps_in_epoch)
+        self._display.begin(type(phase).name, _title(phase, learner.progress), learner.progress.steps_in_epoch)
 
     @on(StepEnd, AbstractTrainingPhase | AbstractValidationPhase)
     def show(self, event: Event, phase: Phase, learner: Any) -> None:
         """Show the step and its loss."""
-        if self._display is not None:
+        if self._display is not None and self._display.looks(learner.progress.step_in_epoch, self.interval):
             self._display.update(learner.progress.step_in_epoch, float(learner.step.loss))
 
     @on(StepEnd, Phase, access={})
     def show_step(self, event: Event, phase: Phase, learner: Any) -> None:
         """Show the step of a phase that may have no loss."""
-        if self._display is not None:
+        if self._display is not None and self._display.looks(learner.progress.step_in_epoch, self.interval):
             self._display.update(learner.progress.step_in_epoch, None)
 
     @on(EpochEnd, Phase, access={})
@@ -149,20 +170,35 @@ class _Display(ABC):
     def __init__(self, console: Any, of_fit: bool) -> None:
         self.console = console
         self.of_fit = of_fit
-        self.title = ""
+        self.name = self.title = ""
         self.total = 0
         self.loss: float | None = None
-        self.began = self.shown = time.monotonic()
+        self.began = self.looked = time.monotonic()
+        self._lengths: dict[str, int] = {}  # steps of the last epoch, by phase
 
-    def begin(self, title: str, total: int) -> None:
-        self.title, self.total, self.loss = title, total, None
-        self.began = self.shown = time.monotonic()
+    def begin(self, name: str, title: str, total: int) -> None:
+        self.name, self.title, self.total, self.loss = name, title, total, None
+        self.began = time.monotonic()
+
+    def looks(self, steps: int, interval: float) -> bool:
+        """Tell whether to look: once an interval, and at what may be the last step of the epoch."""
+        # To look costs a read of the device where steps are single calls.
+        now, expected = time.monotonic(), self.total or self._lengths.get(self.name)
+        if now - self.looked < interval and expected is not None and steps != expected:
+            return False
+        self.looked = now
+        return True
 
     def update(self, steps: int, loss: float | None) -> None:
         self.loss = loss
         self.show(steps)
 
     def end(self, steps: int, *, always: bool) -> None:
+        """Note how long the epoch was, and show it, if it is to be shown in any case or if it is time."""
+        self._lengths[self.name] = steps
+        self.finish(steps, always=always)
+
+    def finish(self, steps: int, *, always: bool) -> None:
         self.show(steps)
 
     @abstractmethod
@@ -179,6 +215,12 @@ class _Display(ABC):
 class _Lines(_Display):
     """Plain lines, now and then."""
 
+    shown = 0.0
+
+    def begin(self, name: str, title: str, total: int) -> None:
+        super().begin(name, title, total)
+        self.shown = self.began
+
     def close(self) -> None:
         """Do nothing: lines leave nothing open."""
 
@@ -186,7 +228,7 @@ class _Lines(_Display):
         if time.monotonic() - self.shown >= _PLAIN_SECONDS:
             self._print(steps)
 
-    def end(self, steps: int, *, always: bool) -> None:
+    def finish(self, steps: int, *, always: bool) -> None:
         if always or time.monotonic() - self.began >= _PLAIN_SECONDS:
             self._print(steps)
 
@@ -218,21 +260,26 @@ class _Bar(_Display):
         )
         self._progress.start()
         self._task: Any = None
+        self._losses: dict[str, str] = {}
+        self._drawn = -math.inf
 
-    def begin(self, title: str, total: int) -> None:
-        super().begin(title, total)
+    def begin(self, name: str, title: str, total: int) -> None:
+        super().begin(name, title, total)
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(title, total=total or None, loss="", rate="")
+        # Until there is a loss, that of the phase's epoch before stands there: short epochs would never show one.
+        loss = self._losses.get(name, "")
+        self._task = self._progress.add_task(title, total=total or None, loss=loss, rate="")
 
     def show(self, steps: int) -> None:
+        if self.loss is not None:
+            self._losses[self.name] = f"loss {self.loss:.4f}"
         now = time.monotonic()
-        # Epochs of milliseconds would draw more than they train.
-        refresh = now - self.shown >= self.interval
-        loss = f"loss {self.loss:.4f}" if self.loss is not None else ""
-        self._progress.update(self._task, completed=steps, loss=loss, rate=self.rate(steps, now), refresh=refresh)
-        if refresh:
-            self.shown = now
+        if now - self._drawn < self.interval:  # epochs of milliseconds would draw more than they train
+            return
+        self._drawn = now
+        loss = self._losses.get(self.name, "")
+        self._progress.update(self._task, completed=steps, loss=loss, rate=self.rate(steps, now), refresh=True)
 
     def close(self) -> None:
         self._progress.stop()

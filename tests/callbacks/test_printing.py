@@ -110,6 +110,46 @@ def test_plain_progress_has_a_line_per_training_epoch(build, make_batches):
     assert re.fullmatch(pattern, file.getvalue())
 
 
+def descending(file, **options):
+    """Return a Learner whose losses are 1.0, 0.9, 0.8 and so on: the loss is w, and its gradient 1."""
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        lambda params, batch, key: jnp.mean(params["w"] * batch),
+        optax.sgd(0.1),
+        callbacks=[ProgressBar(file, interval=3600)],
+        default_callbacks=False,
+        **options,
+    )
+
+
+class Unsized:
+    def __iter__(self):
+        yield from [jnp.ones(2)] * 3
+
+
+@pytest.mark.parametrize("data", [[jnp.ones(2)] * 3, Unsized()], ids=["list", "unsized"])
+@pytest.mark.parametrize("steps_per_call", [1, 2, "auto"])
+def test_epochs_shorter_than_the_interval_show_their_last_loss(data, steps_per_call):
+    learner = descending(file := io.StringIO(), data=data, steps_per_call=steps_per_call)
+    learner.fit(2)
+    assert re.findall(r"(epoch \d)/2 training: 3\S* steps, loss (\S+), ", file.getvalue()) == [
+        ("epoch 1", "0.8000"),
+        ("epoch 2", "0.5000"),
+    ]
+    assert len(file.getvalue().splitlines()) == 2
+    assert "ended by  nothing" in learner.explain_windows()
+
+
+def test_short_epochs_have_a_loss_in_the_bar(terminal):
+    descending(terminal, data=[jnp.ones(2)] * 3).fit(2)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
+    drawn = re.findall(r"epoch (\d)/2 training \S+ +\d/3 (?:loss (\S+))?", text)
+    assert drawn[0] == ("1", "")  # when it begins; a loss follows as soon as there is one
+    assert {epoch for epoch, loss in drawn if loss} == {"1", "2"}
+    # The second epoch, too short for a drawing of its own, begins with what the first has come to.
+    assert {loss for epoch, loss in drawn if epoch == "2"} == {"0.8000"}
+
+
 def test_slow_epochs_have_lines_in_between(build, make_batches, monkeypatch):
     file, clock = io.StringIO(), [0.0]
 

@@ -187,7 +187,7 @@ BUILT_IN = {
     "ParameterEMA": (lambda file: [library.ParameterEMA(0.9)], False, 2),
     "PrintArrays": (lambda file: [every(library.PrintArrays("step.loss", file), steps=40)], True, 0),
     "ProcessArrays": (lambda file: [library.ProcessArrays("step.loss", float)], True, 0),
-    "ProgressBar": (lambda file: [library.ProgressBar(file, interval=1e9)], False, 0),
+    "ProgressBar": (lambda file: [library.ProgressBar(file, interval=1e9)], False, 2),  # the last loss of both phases
     "ProgressBar, always": (lambda file: [library.ProgressBar(file, interval=1e-9)], True, 0),
     "Recorder": (lambda file: [Recorder()], False, 0),
     "ScheduledHyperParamSetter": (
@@ -223,7 +223,7 @@ BUILT_IN = {
     "StopOnNaNLoss": (lambda file: [library.StopOnNaNLoss()], False, 0),
     "ToDevice": (lambda file: [library.ToDevice(jax.devices()[0])], False, 0),
     "Traces": (lambda file: [squares()], True, 0),
-    "the default ones": (lambda file: [*quiet_defaults(file)], False, 3),
+    "the default ones": (lambda file: [*quiet_defaults(file)], False, 5),
     # Inside the compiled step.
     "AccumulateGradients": (lambda file: [library.AccumulateGradients(3)], False, 0),
     "CheckNumerics": (lambda file: [library.CheckNumerics()], False, 0),
