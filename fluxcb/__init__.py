@@ -56,6 +56,7 @@ _HOMES = {
     "ResumeError": "fluxcb._errors",
     "StateLostError": "fluxcb._errors",
     "TraceError": "fluxcb._errors",
+    "UndeclaredAccessError": "fluxcb._errors",
     "UnknownStateError": "fluxcb._errors",
 }
 _MODULES = ("callbacks", "checkpoints", "data", "events", "logging", "models", "phases", "plots", "stopping", "testing")
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
         ResumeError,
         StateLostError,
         TraceError,
+        UndeclaredAccessError,
         UnknownStateError,
     )
     from fluxcb._run.by_hand import callbacks_as_hook

@@ -148,6 +148,16 @@ def test_the_table_of_callbacks_is_what_its_script_makes_of_the_code():
     assert script.PAGE.read_text(encoding="utf-8") == script.page(), f"run `python {path.relative_to(ROOT)}`"
 
 
+def test_every_error_is_public_and_has_its_section():
+    from fluxcb import _errors
+
+    names = [name for name in _errors.__all__ if name.endswith("Error")]
+    page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
+    assert [name for name in names if getattr(fluxcb, name, None) is not getattr(_errors, name)] == []
+    sections = re.findall(r"^## (\w+Error)$", page, re.MULTILINE)
+    assert sorted(sections) == sorted(name for name in names if name != "FluxcbError")  # the base of them all
+
+
 def test_the_tree_of_errors_is_that_of_the_module():
     from fluxcb import _errors
 
