@@ -1,4 +1,4 @@
-"""Ctrl-C, in a process of its own."""
+"""Ctrl-C and SIGTERM, in a process of its own."""
 
 import os
 import signal
@@ -18,8 +18,8 @@ from fluxcb.phases import TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
 class Presses(Callback):
-    def __init__(self, times):
-        self.times = times
+    def __init__(self, times, signal):
+        self.times, self.signal = times, signal
 
     def stateaccess(self):
         return {"control": Append()} if BOUNDS else {}
@@ -28,7 +28,7 @@ class Presses(Callback):
     def press(self, event: StepEnd, phase: TrainingPhase, learner):
         if learner.progress.step == 3:
             for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.signal)
                 time.sleep(0.05)
 
 class Last(Callback):
@@ -37,27 +37,28 @@ class Last(Callback):
         print("FitEnd", learner.progress.step, flush=True)
 
 calling.WINDOW_SECONDS = 1e9  # however slow the machine is
-MODE, BOUNDS = sys.argv[1], sys.argv[2] == "bounds"
+MODE, BOUNDS, SIGNAL = sys.argv[1], sys.argv[2] == "bounds", getattr(signal, sys.argv[3])
+before = signal.getsignal(SIGNAL)
 log = EventLog()
-learner = testlearner(Presses(2 if MODE == "twice" else 1), Last(), log, batches=50)
+learner = testlearner(Presses(2 if MODE == "twice" else 1, SIGNAL), Last(), log, batches=50)
 try:
     learner.fit(5)
+    print("returned", learner.step, learner.stop_reason, flush=True)
 except KeyboardInterrupt:
     print("KeyboardInterrupt", learner.step, learner.stop_reason, flush=True)
-    print(log.names().count("StepEnd"), log.names()[-1], log.names("validation"), flush=True)
-    print(int(learner.state["counters"][0]) == learner.step)
-    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-    learner.fit(steps=1)
-    print("fits again")
+print(log.names().count("StepEnd"), *log.names()[-3:], log.names("validation"), flush=True)
+print(int(learner.state["counters"][0]) == learner.step)
+print(signal.getsignal(SIGNAL) is before)
+learner.fit(steps=1)
+print("fits again", learner.stop_reason)
 """
 
 
-def run(mode, bounds):
+def run(mode, bounds, signal="SIGINT", code=0):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, mode, bounds], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    program = [sys.executable, "-c", PROGRAM, mode, bounds, signal]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
     return done.stdout.splitlines()
 
 
@@ -65,11 +66,11 @@ def test_the_first_ends_the_window_then_fit_end_runs_then_keyboard_interrupt_rea
     assert run("once", "bounds") == [
         "FitEnd 3",
         "KeyboardInterrupt 3 KeyboardInterrupt",
-        "3 FitEnd []",
+        "3 FitStopping EpochEnd FitEnd []",
         "True",
         "True",
         "FitEnd 4",
-        "fits again",
+        "fits again None",
     ]
 
 
@@ -79,7 +80,7 @@ def test_a_window_that_is_being_replayed_is_told_whole():
     steps = int(first.removeprefix("FitEnd "))
     assert steps > 3
     assert second == f"KeyboardInterrupt {steps} KeyboardInterrupt"
-    assert third.startswith(f"{steps} FitEnd [")
+    assert third.startswith(f"{steps} FitStopping EpochEnd FitEnd [")
 
 
 def test_the_second_stops_at_once():
@@ -87,8 +88,24 @@ def test_the_second_stops_at_once():
     assert first == "FitEnd 3"
     assert second == "KeyboardInterrupt 3 KeyboardInterrupt"
     # It flew through the handler of step 3, which may cancel and so runs behind the log; FitEnd still ran.
-    assert third == "3 FitEnd []"
-    assert rest == ["True", "True", "FitEnd 4", "fits again"]
+    assert third == "3 StepBegin StepEnd FitEnd []"
+    assert rest == ["True", "True", "FitEnd 4", "fits again None"]
+
+
+def test_sigterm_ends_the_window_and_fit_returns():
+    assert run("once", "bounds", "SIGTERM") == [
+        "FitEnd 3",
+        "returned 3 preempted",
+        "3 FitStopping EpochEnd FitEnd []",
+        "True",
+        "True",
+        "FitEnd 4",
+        "fits again None",
+    ]
+
+
+def test_a_second_sigterm_ends_the_process():
+    assert run("twice", "bounds", "SIGTERM", code=-signal.SIGTERM) == []
 
 
 def test_another_handler_of_sigint_is_left_alone():
