@@ -58,7 +58,7 @@ _HOMES = {
     "TraceError": "fluxcb._errors",
     "UnknownStateError": "fluxcb._errors",
 }
-_MODULES = ("callbacks", "checkpoints", "data", "events", "logging", "models", "phases", "stopping", "testing")
+_MODULES = ("callbacks", "checkpoints", "data", "events", "logging", "models", "phases", "plots", "stopping", "testing")
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]  # one list, not two
 
@@ -81,7 +81,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from fluxcb import callbacks, checkpoints, data, events, logging, models, phases, stopping, testing
+    from fluxcb import callbacks, checkpoints, data, events, logging, models, phases, plots, stopping, testing
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback

@@ -33,11 +33,16 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_compile": CHECK,
     "_run": COMPILE | {"callbacks", "checkpoints", "data", "models"},  # `callbacks`: the Learner adds the default ones
     # the library is written against what a third party has: declarations, never the engine
+<<<<<<< HEAD
     "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "stopping"},
     "checkpoints": SHARED,
+=======
+    "callbacks": DECLARE | {"data", "logging", "models", "plots", "stopping"},
+>>>>>>> 0f543e5 (fluxcb.plots: schedules, metrics and the learning-rate finder with matplotlib, or in the terminal without it)
     "data": SHARED,
     "logging": DECLARE,
     "models": SHARED,
+    "plots": DECLARE,
     "stopping": SHARED,
     # public names, gathered
     "__init__": ANYTHING,
@@ -239,6 +244,7 @@ def test_no_file_names_a_machine():
         ),
         pytest.param("import fluxcb._tools.cli", JAX, id="the command line"),
         pytest.param("import fluxcb.data", JAX, id="data"),
+        pytest.param("import fluxcb.plots", HEAVY | {"matplotlib"}, id="plots"),
         pytest.param(USERS_CALLBACK, JAX, id="checking a user's callbacks"),
         pytest.param(
             "import fluxcb\nfrom fluxcb.callbacks import Metrics, Recorder\nfluxcb.check([Metrics(), Recorder()])",

@@ -62,7 +62,7 @@ def callbacks_as_hook(callbacks: Iterable[Any], values: Mapping[str, Any], *, ke
         ...         hook.after_step(epoch, {"loss": loss})
         ...         hook.after_epoch()
         >>> epoch, hook.stop_reason
-        (8, 'training loss: 0.0712718 is below 0.1')
+        (8, 'training/loss: 0.0712718 is below 0.1')
 
     Source:
         tensorpack, `CallbackToHook`, which hands on what happens around a step only.

@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-__all__ = ["curve_svg", "ticks"]
+from fluxcb.plots.chart import ticks
+
+__all__ = ["curve_svg"]
 
 Points = Sequence[tuple[float, float]]
 
@@ -69,14 +71,3 @@ def curve_svg(series: Mapping[str, Points], *, title: str, x_label: str, y_label
         parts.append(f'<path d="M{edge} {level}h20" stroke="{colour}" stroke-width="3"/>')
         parts.append(f'<text x="{edge + 26}" y="{level + 4}">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>", ""])
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers that enclose a range."""
-    if high <= low:
-        high = low + 1.0
-    rough = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(number * step, 12) for number in range(first, last + 1)]

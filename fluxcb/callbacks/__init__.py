@@ -74,6 +74,7 @@ from fluxcb.callbacks.summary import ModelSummary
 from fluxcb.callbacks.throughput import ThroughputTracker
 from fluxcb.callbacks.time_left import EstimatedTimeLeft
 from fluxcb.callbacks.traces import Traces, TraceValues
+from fluxcb.callbacks.watched import Watched
 
 __all__ = [
     "AbstractMetric",
@@ -171,6 +172,7 @@ __all__ = [
     "ToDevice",
     "TraceValues",
     "Traces",
+    "Watched",
     "accuracy",
     "default_callbacks",
     "default_checks",

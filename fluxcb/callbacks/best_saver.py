@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
-from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.callbacks.watched import Watched
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry
 from fluxcb.checkpoints.snapshot import Snapshot
@@ -29,13 +29,12 @@ class BestSaver(SnapshotSaver):
         folder: str | os.PathLike[str],
         metric: str = "loss",
         *,
-        phase: Phase | type[Phase] | str = ValidationPhase,
         name: str | None = None,
     ) -> None:
         owner = type(self).__name__
-        self._watched = Watched(phase_name(phase, owner), metric, owner)
+        self._watched = Watched.named(metric, None, owner)
         super().__init__(folder, owner)
-        inner = name if name is not None else f"{self.mode}-{self._watched.phase}-{metric}"
+        inner = name if name is not None else f"{self.mode}-{self._watched}"
         self.folder = self._files.path = self.folder / re.sub(r"[^\w.-]+", "-", inner)
         self.best: tuple[int, float] | None = None
 
@@ -75,7 +74,7 @@ class BestSaver(SnapshotSaver):
         return [entry for entry, _ in kept[:-1]]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({os.fspath(self.folder.parent)!r}, {self._watched.metric!r})"
+        return f"{type(self).__name__}({os.fspath(self.folder.parent)!r}, {str(self._watched)!r})"
 
 
 class MinSaver(BestSaver):
@@ -89,8 +88,7 @@ class MinSaver(BestSaver):
 
     Args:
         folder: The directory of the run; the checkpoint is in `min-validation-loss` in it.
-        metric: The metric.
-        phase: The phase whose values count: class, instance or name.
+        metric: The metric: `validation/loss`, or `loss` for that of the validation.
         name: Another name for the directory inside.
 
     Attributes:
@@ -142,8 +140,7 @@ class MaxSaver(BestSaver):
 
     Args:
         folder: The directory of the run; the checkpoint is in `max-validation-accuracy`, for example, in it.
-        metric: The metric.
-        phase: The phase whose values count: class, instance or name.
+        metric: The metric: `validation/loss`, or `loss` for that of the validation.
         name: Another name for the directory inside.
 
     Attributes:

@@ -10,11 +10,11 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry as HandlerEntry
 from fluxcb._declare.events import Event, FitStopping, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
-from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.callbacks.watched import Watched
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry
 from fluxcb.checkpoints.snapshot import Snapshot
@@ -34,7 +34,8 @@ class Checkpointer(SnapshotSaver):
     checkpoints are as they were. One directory has one run: another one's checkpoints in it are an error, and so is
     another process that writes there.
 
-    Saved is what is there when all handlers of the moment have run. Signals (Ctrl-C, SIGTERM) and cancels save before
+    A new run's beginning is saved, too, before its first step: so a run that is killed early goes on with its logs, and
+    what hinders saving is found at once. Saved is what is there when all handlers of the moment have run. Signals (Ctrl-C, SIGTERM) and cancels save before
     the fit ends, an exception does not. Parameters that are NaN or infinite are not saved, with a warning.
 
     Args:
@@ -45,8 +46,7 @@ class Checkpointer(SnapshotSaver):
         keep_last: How many of the newest checkpoints are kept.
         keep_best: How many of those with the best values of `metric` are kept, too.
         keep_every: Keep one in so many steps, too: the first at or behind each multiple.
-        metric: The metric that says which are the best.
-        phase: The phase whose values count: class, instance or name.
+        metric: The metric that says which are the best: `validation/loss`, or `loss` for that of the validation.
         mode: `max` if high values of `metric` are good.
 
     Access:
@@ -102,7 +102,6 @@ class Checkpointer(SnapshotSaver):
         keep_best: int = 0,
         keep_every: int | None = None,
         metric: str = "loss",
-        phase: Phase | type[Phase] | str = ValidationPhase,
         mode: Literal["min", "max"] = "min",
     ) -> None:
         super().__init__(folder, type(self).__name__)
@@ -115,7 +114,7 @@ class Checkpointer(SnapshotSaver):
         if mode not in ("min", "max"):
             raise DeclarationError(f'`mode` of Checkpointer must be "min" or "max", not {mode!r}.')
         self.mode = mode
-        self._watched = Watched(phase_name(phase, "Checkpointer"), metric, "Checkpointer")
+        self._watched = Watched.named(metric, None, "Checkpointer")
         self._value: float | None = None
         self._last: tuple[Any, ...] | None = None
 
@@ -147,6 +146,15 @@ class Checkpointer(SnapshotSaver):
         if identity != self._last:  # a fit often stops where the last epoch has just been saved
             self._last = identity
             self.write(snapshot, self._value)
+
+    def begun(self, learner: Any) -> None:
+        """Save the beginning of a new run, and wait for that: what hinders saving shows now, and logs have a start."""
+        if self._newest is None and learner.progress.step == 0:
+            learner.snapshots.request(self._take_first)
+
+    def _take_first(self, snapshot: Snapshot) -> None:
+        self._take(snapshot)
+        self.wait()
 
     def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
         """Return all but the newest, the best and those kept for the record."""

@@ -10,7 +10,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.control import CancelFitting
 from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.watched import Watched, phase_name
 from fluxcb.stopping.criterion import Criterion, Mode
@@ -34,11 +34,13 @@ class EarlyStopping(Callback):
     Args:
         *criteria: Each a criterion; or a number `n` for `NumberSinceBest(n)`: no better value for `n` epochs; or a pair
             of the name of another metric and one of these. The first that is done ends the fit.
-        metric: The metric that criteria without a name of their own look at.
-        phase: The phase whose values count: class, instance or name.
+        metric: The metric that criteria without a name of their own look at: `loss`, or as it is logged,
+            `training/loss`.
+        phase: The phase whose values count where the metric's name does not say it: class, instance or name;
+            `ValidationPhase` if not given.
         mode: `max` if high values of `metric` are good. Criteria in pairs say it themselves.
         train_metric: The metric whose training values count as training losses; the same one by default.
-        train_phase: The phase whose values are training losses.
+        train_phase: The phase whose values are training losses; `TrainingPhase` if not given.
 
     Access:
         cbstate.metrics_epoch: Read.
@@ -51,8 +53,9 @@ class EarlyStopping(Callback):
         A few Python operations per epoch. Fetches nothing, and bounds no window.
 
     Raises:
-        DeclarationError: No criterion, or something that is none; a metric or phase without a name; a criterion that
-            needs training losses where `phase` is the training phase. At the first Trigger: the metric does not exist.
+        DeclarationError: No criterion, or something that is none; a metric or phase without a name; two phases for one
+            metric; a criterion that needs training losses where those of training are what it judges. At the first
+            Trigger: the metric does not exist.
         MissingStateError: There is no `Metrics` (when the Learner is built).
 
     Example:
@@ -68,7 +71,7 @@ class EarlyStopping(Callback):
         ... )
         >>> learner.fit(100)
         >>> learner.epoch, learner.stop_reason
-        (4, 'validation loss: the last 2 were no better than 0')
+        (4, 'validation/loss: the last 2 were no better than 0')
 
     Source:
         FluxTraining.jl, `EarlyStopping`, where a number means `Patience`; Keras, `EarlyStopping`.
@@ -78,10 +81,10 @@ class EarlyStopping(Callback):
         self,
         *criteria: Criterion | int | tuple[str, Criterion | int],
         metric: str = "loss",
-        phase: Phase | type[Phase] | str = ValidationPhase,
+        phase: Phase | type[Phase] | str | None = None,
         mode: Mode = "min",
         train_metric: str | None = None,
-        train_phase: Phase | type[Phase] | str = TrainingPhase,
+        train_phase: Phase | type[Phase] | str | None = None,
     ) -> None:
         if not criteria:
             raise DeclarationError("`EarlyStopping` was given no criterion.", fix=_EXAMPLE)
@@ -89,19 +92,16 @@ class EarlyStopping(Callback):
             raise DeclarationError(
                 f'`mode` of `EarlyStopping` must be "min" or "max", not {mode!r}.', fix='write `mode="max"`'
             )
-        self.phase = phase_name(phase, "EarlyStopping")
-        self.train_phase = phase_name(train_phase, "EarlyStopping")
         self.criteria = tuple(_criterion(given, mode) for given in criteria)
         metrics = [given[0] if isinstance(given, tuple) else metric for given in criteria]
-        self._watched = tuple(Watched(self.phase, name, "EarlyStopping") for name in metrics)
-        training = [Watched(self.train_phase, train_metric or name, "EarlyStopping") for name in metrics]
-        self._training = tuple(training) if self.phase != self.train_phase else ()
-        for criterion in self.criteria:
-            if criterion.needs_training and not self._training:
+        self._watched = tuple(Watched.named(name, phase, "EarlyStopping") for name in metrics)
+        self._training = tuple(_training(watched, train_metric, train_phase) for watched in self._watched)
+        for criterion, watched, training in zip(self.criteria, self._watched, self._training, strict=True):
+            if criterion.needs_training and training is None:
                 raise DeclarationError(
                     f"{criterion!r} needs training losses beside the values it judges, and `EarlyStopping` was told to "
-                    f"judge those of {self.phase}.",
-                    fix="leave out `phase=`, or give another criterion",
+                    f"judge those of {watched.phase}.",
+                    fix="let it judge those of a validation, or give another criterion",
                 )
         self.states: list[Any] = [None] * len(self.criteria)
 
@@ -151,19 +151,29 @@ class EarlyStopping(Callback):
             raise CancelFitting("; ".join(reasons))
 
     def _training_loss(self, i: int, metrics: Any, epoch: int) -> float | None:
-        if not self._training:
-            return None
         watched = self._training[i]
+        if watched is None:
+            return None
         if self.criteria[i].needs_training:
             return watched.at(metrics, epoch)
         return metrics[watched.phase].at(epoch).get(watched.metric)
 
     def __repr__(self) -> str:
         parts = [
-            repr(criterion) if watched.metric == "loss" else f"({watched.metric!r}, {criterion!r})"
+            repr(criterion) if str(watched) == "validation/loss" else f"({str(watched)!r}, {criterion!r})"
             for criterion, watched in zip(self.criteria, self._watched, strict=True)
         ]
         return f"EarlyStopping({', '.join(parts)})"
+
+
+def _training(watched: Watched, metric: str | None, phase: Any) -> Watched | None:
+    """Return whose values count as training losses beside a metric; None if it is one of training itself."""
+    if metric is None:
+        name = phase_name(TrainingPhase if phase is None else phase, watched.owner)
+        found = Watched(name, watched.metric, watched.owner)
+    else:
+        found = Watched.named(metric, phase, watched.owner, default=TrainingPhase)
+    return None if found.phase == watched.phase else found
 
 
 def _criterion(given: Any, mode: Mode) -> Criterion:

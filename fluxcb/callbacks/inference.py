@@ -88,10 +88,10 @@ class InferenceRunner(Callback):
         average: str | None = None,
     ) -> None:
         cls = type(self).__name__
-        if not isinstance(name, str) or not name or "." in name:
+        if not isinstance(name, str) or not name or "." in name or "/" in name:
             raise DeclarationError(
-                f"`name` of `{cls}` must be a name, not {name!r}.",
-                why="the statistics are kept under it",
+                f"`name` of `{cls}` must be a name without `.` and `/`, not {name!r}.",
+                why="the statistics are kept under it, and named by it: `test/loss`",
                 fix='e.g. `name="test"`',
             )
         self.inference_name = name
@@ -133,9 +133,10 @@ class InferenceRunner(Callback):
         }
 
     def init(self, learner: Any) -> None:
-        """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and this runner's `cbstate.inference`."""
+        """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and entries there and in `cbstate.inference`."""
         if "metrics_epoch" not in learner.cbstate:
             learner.cbstate.metrics_epoch = ByPhase(EpochValues)
+        learner.cbstate.metrics_epoch.entry(self.inference_name)  # empty: values are to come, as `Watched.at` reads it
         if self.inference_name not in learner.cbstate.inference:
             learner.cbstate.inference[self.inference_name] = StepValues()
 

@@ -19,6 +19,7 @@ from fluxcb._declare.schedules import positive
 from fluxcb._declare.wrappers import when
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb.callbacks.arguments import number_above, number_between
+from fluxcb.plots.curves import plot_curves
 
 __all__ = ["LRFinderPhase", "LRFinderResult", "find_learning_rate"]
 
@@ -88,29 +89,23 @@ class LRFinderResult:
         """Draw the averaged losses over the rates, with the suggestion.
 
         Args:
-            ax: The matplotlib axes to draw into, or None for a new figure.
+            ax: The matplotlib axes to draw into, or the rich console to print to. If not given, a new figure of
+                matplotlib, which `plt.show()` shows; or the terminal, where matplotlib is not installed.
 
         Returns:
-            The axes.
+            The matplotlib axes, or None where the curve was printed.
 
         Raises:
-            DeclarationError: matplotlib is not installed.
+            DataError: There is no loss: the first one was not finite.
         """
-        if ax is None:
-            try:
-                import matplotlib.pyplot as plt
-            except ImportError as error:
-                raise DeclarationError(
-                    "`LRFinderResult.plot` needs matplotlib, which is not installed.",
-                    fix=["pip install matplotlib", "draw `result.smoothed` over `result.rates` with what you have"],
-                ) from error
-            ax = plt.figure().add_subplot()
-        ax.plot(self.rates, self.smoothed)
-        ax.set(xscale="log", xlabel="learning rate", ylabel="loss (averaged)")
-        if self.suggestion is not None:
-            ax.axvline(self.suggestion, linestyle="--", label=f"suggestion: {self.suggestion:.2g}")
-            ax.legend()
-        return ax
+        return plot_curves(
+            {"loss (averaged)": list(zip(self.rates, self.smoothed, strict=True))},
+            x_label="learning rate",
+            y_label="loss (averaged)",
+            log_x=True,
+            marks={} if self.suggestion is None else {f"suggestion: {self.suggestion:.2g}": self.suggestion},
+            ax=ax,
+        )
 
 
 def find_learning_rate(

@@ -10,9 +10,9 @@ from fluxcb._declare.access import Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.callbacks.watched import Watched
 
 __all__ = ["ReduceLROnPlateau"]
 
@@ -30,8 +30,9 @@ class ReduceLROnPlateau(Callback):
         threshold_mode: `rel` if `threshold` is a part of the best value's size, `abs` if it is a difference.
         cooldown: Epochs after a reduction in which nothing is counted (epochs).
         min_lr: The lowest rate.
-        metric: The metric.
-        phase: The phase whose values count: class, instance or name.
+        metric: The metric: `loss`, or as it is logged, `training/loss`.
+        phase: The phase whose values count where the metric's name does not say it: class, instance or name;
+            `ValidationPhase` if not given.
         mode: `min` if low values are good, `max` if high ones are.
 
     Access:
@@ -45,8 +46,8 @@ class ReduceLROnPlateau(Callback):
         A few Python operations per epoch; a reduction writes one number to the device. Nothing is recompiled.
 
     Raises:
-        DeclarationError: A number is out of its range, or a mode unknown. At the first Trigger: the metric does not
-            exist.
+        DeclarationError: A number is out of its range, a mode unknown, or two phases are named. At the first
+            Trigger: the metric does not exist.
         MissingStateError: There is no `Metrics`, or the optimizer was not built with `fluxcb.inject` (when the Learner
             is built).
 
@@ -79,7 +80,7 @@ class ReduceLROnPlateau(Callback):
         cooldown: int = 0,
         min_lr: float = 0.0,
         metric: str = "loss",
-        phase: Phase | type[Phase] | str = ValidationPhase,
+        phase: Phase | type[Phase] | str | None = None,
         mode: Literal["min", "max"] = "min",
     ) -> None:
         _require(_number(factor) and 0 < factor < 1, "factor", "a number between 0 and 1", factor)
@@ -91,7 +92,7 @@ class ReduceLROnPlateau(Callback):
         _require(mode in ("min", "max"), "mode", '"min" or "max"', mode)
         self.factor, self.patience, self.threshold = factor, patience, threshold
         self.threshold_mode, self.cooldown, self.min_lr, self.mode = threshold_mode, cooldown, min_lr, mode
-        self._watched = Watched(phase_name(phase, "ReduceLROnPlateau"), metric, "ReduceLROnPlateau")
+        self._watched = Watched.named(metric, phase, "ReduceLROnPlateau")
         self.best: float | None = None
         self.bad_epochs = 0
         self.cooling = 0
@@ -138,7 +139,7 @@ class ReduceLROnPlateau(Callback):
         return gain > self.threshold * size
 
     def __repr__(self) -> str:
-        return f"ReduceLROnPlateau({self.factor}, patience={self.patience}, metric={self._watched.metric!r})"
+        return f"ReduceLROnPlateau({self.factor}, patience={self.patience}, metric={str(self._watched)!r})"
 
 
 def _number(value: Any) -> bool:

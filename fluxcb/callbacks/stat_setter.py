@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Read
-from fluxcb._declare.phases import Phase, ValidationPhase
+from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.setters import TriggerSetter
-from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.callbacks.watched import Watched
 
 __all__ = ["StatMonitorParamSetter"]
 
@@ -32,12 +32,13 @@ class StatMonitorParamSetter(TriggerSetter):
 
     Args:
         param: A `HyperParameter` class, a name in `hyperparams`, or an `ObjAttrParam`.
-        metric: The metric's name, as `Metrics` has it: `loss`, `accuracy`.
+        metric: The metric's name, as `Metrics` has it: `loss`, `accuracy`; or as it is logged, `training/loss`.
         value_func: `value_func(current) -> float`, or None to leave the value as it is.
         threshold: How much better a value must be, 0 or more.
         last_k: How many values are compared.
         reverse: Whether high values are good.
-        phase: The phase whose values count: class, instance or name.
+        phase: The phase whose values count where the metric's name does not say it: class, instance or name;
+            `ValidationPhase` if not given.
 
     Access:
         cbstate.metrics_epoch: Read.
@@ -83,7 +84,7 @@ class StatMonitorParamSetter(TriggerSetter):
         last_k: int,
         reverse: bool = False,
         *,
-        phase: Phase | type[Phase] | str = ValidationPhase,
+        phase: Phase | type[Phase] | str | None = None,
     ) -> None:
         super().__init__(param)
         if not callable(value_func):
@@ -96,7 +97,7 @@ class StatMonitorParamSetter(TriggerSetter):
             raise DeclarationError(
                 f"`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not {threshold!r}."
             )
-        self._watched = Watched(phase_name(phase, "StatMonitorParamSetter"), metric, "StatMonitorParamSetter")
+        self._watched = Watched.named(metric, phase, "StatMonitorParamSetter")
         self.value_func = value_func
         self.threshold = threshold
         self.reverse = reverse
@@ -146,4 +147,4 @@ class StatMonitorParamSetter(TriggerSetter):
         return min(self.values) < self.values[0] - self.threshold
 
     def __repr__(self) -> str:
-        return f"StatMonitorParamSetter({self.param_name}, {self._watched.metric!r})"
+        return f"StatMonitorParamSetter({self.param_name}, {str(self._watched)!r})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fluxcb._declare.phases import Phase
+from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 
 __all__ = ["Watched", "phase_name"]
@@ -13,15 +13,39 @@ __all__ = ["Watched", "phase_name"]
 
 @dataclass(frozen=True)
 class Watched:
-    """A metric that decides about something.
+    """A metric that decides about something, by the name under which it is logged: `validation/loss`.
+
+    A callback makes one with `Watched.named` from what its user wrote, declares `Read()` on `cbstate.metrics_epoch`,
+    and asks `at` at Trigger, behind the epoch's validation and every `InferenceRunner`.
 
     Attributes:
-        phase: The phase's name.
+        phase: The phase's name; of an `InferenceRunner`, the runner's.
         metric: The metric's name.
         owner: Who looks at it, for messages.
 
     Raises:
         DeclarationError: `metric` is no name.
+
+    Example:
+        >>> from fluxcb import Callback, Read, on
+        >>> from fluxcb.callbacks import Metrics, Watched
+        >>> from fluxcb.events import Trigger
+        >>> from fluxcb.phases import AbstractTrainingPhase
+        >>> from fluxcb.testing import testlearner
+        >>> class ShowIt(Callback):
+        ...     def __init__(self, metric="loss", *, phase=None):
+        ...         self.watched = Watched.named(metric, phase, "ShowIt")
+        ...
+        ...     def stateaccess(self):
+        ...         return {"cbstate": {"metrics_epoch": Read()}}
+        ...
+        ...     @on(Trigger, AbstractTrainingPhase)
+        ...     def show(self, event, phase, learner):
+        ...         value = self.watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
+        ...         print(self.watched, value is not None)
+        >>> testlearner(Metrics(), ShowIt("training/loss"), ShowIt()).fit(1)
+        training/loss True
+        validation/loss True
     """
 
     phase: str
@@ -30,10 +54,55 @@ class Watched:
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, str) or not self.metric:
+            raise _no_name(self.metric, self.owner)
+
+    @classmethod
+    def named(
+        cls,
+        text: str,
+        phase: Phase | type[Phase] | str | None,
+        owner: str,
+        *,
+        default: Phase | type[Phase] | str = ValidationPhase,
+    ) -> Watched:
+        """Return the metric that a user has named.
+
+        Args:
+            text: A metric's name, `loss`; or with its phase in front, `training/loss`, as `LogMetrics` and
+                `InferenceRunner` log it. What stands before the first slash is the phase.
+            phase: The phase that the user has given beside it (class, instance or name), or None for none.
+            owner: The callback's name, for messages.
+            default: The phase where neither says one.
+
+        Raises:
+            DeclarationError: `text` is no name, `phase` is no phase, or they name two phases.
+
+        Example:
+            >>> from fluxcb.phases import TrainingPhase
+            >>> for text, phase in [("loss", None), ("loss", TrainingPhase), ("inference/top/5", None)]:
+            ...     print(repr(Watched.named(text, phase, "MyCallback")))
+            Watched(phase='validation', metric='loss', owner='MyCallback')
+            Watched(phase='training', metric='loss', owner='MyCallback')
+            Watched(phase='inference', metric='top/5', owner='MyCallback')
+        """
+        given = None if phase is None else phase_name(phase, owner)
+        if not isinstance(text, str):
+            raise _no_name(text, owner)
+        named, slash, metric = text.partition("/")
+        if not slash:
+            return cls(phase_name(default, owner) if given is None else given, text, owner)
+        if not named or not metric:
+            raise _no_name(text, owner)
+        if given is not None and given != named:
             raise DeclarationError(
-                f"`{self.owner}` takes the name of a metric, not {self.metric!r}.",
-                fix='e.g. "loss", or "accuracy" if there is a `Metrics(accuracy)`',
+                f'`{owner}` was given the metric "{text}" and beside it the phase {given}.',
+                why="what stands before the first slash is the phase, so these are two",
+                fix=[
+                    f'name the phase once: leave out the one beside the metric, or write "{given}/{metric}"',
+                    f'write "{given}/{text}" if the metric itself is called "{text}"',
+                ],
             )
+        return cls(named, metric, owner)
 
     def at(self, metrics_epoch: Any, epoch: int) -> float | None:
         """Return the value of an epoch, or None in an epoch without one.
@@ -43,31 +112,38 @@ class Watched:
             epoch: Number of the epoch.
 
         Raises:
-            DeclarationError: There has never been a value.
+            DeclarationError: There has never been a value, and nothing is there that would bring one.
         """
         values = metrics_epoch[self.phase]
-        if self.metric not in values:
-            raise self._missing(list(values), [name for name in metrics_epoch if len(metrics_epoch[name])], epoch)
-        return values.at(epoch).get(self.metric)
+        if self.metric in values:
+            return values.at(epoch).get(self.metric)
+        if self.phase in metrics_epoch and not len(values):
+            return None  # an `InferenceRunner` that has not been due yet
+        raise self._missing(metrics_epoch, epoch)
 
-    def _missing(self, metrics: list[str], phases: list[str], epoch: int) -> DeclarationError:
-        named = ", ".join(f"`{name}`" for name in metrics or phases) or "nothing"
-        if metrics:
-            where = f"{self.phase} has {named}"
-            fix = ["name one of these", f'add it: `Metrics(Metric(fn, name="{self.metric}"))`']
+    def _missing(self, metrics_epoch: Any, epoch: int) -> DeclarationError:
+        metrics = {phase: list(metrics_epoch[phase]) for phase in metrics_epoch}
+        known = [f"{phase}/{name}" for phase, names in metrics.items() for name in names]
+        fix = ["name one of these"] if known else []
+        if metrics.get(self.phase):
+            near = did_you_mean(self.metric, metrics[self.phase])
+            fix.append(f'add it: `Metrics(Metric(fn, name="{self.metric}"))`')
         else:
-            where = f"{self.phase} has no values at all; there are some of {named}"
-            fix = ["give the Learner validation data: `data=(training, validation)`", "write `phase=TrainingPhase`"]
+            whole = [name for name in known if name.endswith(f"/{self}")]  # a metric with a slash in its own name
+            near = f" Did you mean `{whole[0]}`?" if whole else did_you_mean(self.phase, metrics)
+            if self.phase == ValidationPhase.name:
+                fix.insert(0, "give the Learner validation data: `data=(training, validation)`")
+            else:
+                fix.append(f'add what runs it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="{self.phase}")`')
         return DeclarationError(
-            f"{self.owner} watches `{self.metric}` of {self.phase}, which has no value in epoch {epoch}."
-            f"{did_you_mean(self.metric, metrics)}",
-            where=where,
+            f"{self.owner} watches `{self}`, which has no value in epoch {epoch}.{near}",
+            where=f"there are {', '.join(f'`{name}`' for name in known) or 'none'}",
             why="without it nothing would ever happen",
             fix=fix,
         )
 
     def __str__(self) -> str:
-        return f"{self.phase} {self.metric}"
+        return f"{self.phase}/{self.metric}"
 
 
 def phase_name(phase: Any, owner: str) -> str:
@@ -82,4 +158,11 @@ def phase_name(phase: Any, owner: str) -> str:
         return phase.name
     raise DeclarationError(
         f"`{owner}` takes a phase class with a name, not {phase!r}.", fix="e.g. `phase=ValidationPhase`"
+    )
+
+
+def _no_name(text: Any, owner: str) -> DeclarationError:
+    return DeclarationError(
+        f"`{owner}` takes the name of a metric, not {text!r}.",
+        fix='e.g. "loss", or "training/loss", or "accuracy" if there is a `Metrics(accuracy)`',
     )

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from fluxcb.checkpoints.run_folder import Entry, RunFolder
 from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
 
 __all__ = ["finite", "save"]
+
+# Orbax numbers the saves of a process, and one waits for signals under the number of another if they overlap (0.12.8).
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def save(folder: RunFolder, snapshot: Snapshot, *, run: str, value: float | None) -> Entry | None:
@@ -46,7 +50,7 @@ def save(folder: RunFolder, snapshot: Snapshot, *, run: str, value: float | None
         if chief:
             folder.clear(path)
         _agree(None)
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with _ONE_AT_A_TIME, ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             checkpointer.save(path, args=_items(snapshot))
         if chief:
             manifest_of(snapshot, run, value, path).write(path)

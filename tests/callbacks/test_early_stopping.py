@@ -54,17 +54,17 @@ ZIGZAG = [10.0, 9, 8, 9, 10, 7, 10, 10, 10, 10, 10]
 @pytest.mark.parametrize(
     ("criterion", "epoch", "said"),
     [
-        (2, 5, "validation loss: the last 2 were no better than 8"),
-        (NumberSinceBest(3), 9, "validation loss: the last 3 were no better than 7"),
-        (Patience(2), 5, "validation loss: 2 in a row were worse than the one before, the last is 10"),
-        (GL(24), 5, "validation loss: 10 is 25 % worse than the best, 8 (limit 24 %)"),
-        (NumberLimit(4), 4, "validation loss: number of values 4 (limit 4)"),
-        (Threshold(8.5), 3, "validation loss: 8 is below 8.5"),
+        (2, 5, "validation/loss: the last 2 were no better than 8"),
+        (NumberSinceBest(3), 9, "validation/loss: the last 3 were no better than 7"),
+        (Patience(2), 5, "validation/loss: 2 in a row were worse than the one before, the last is 10"),
+        (GL(24), 5, "validation/loss: 10 is 25 % worse than the best, 8 (limit 24 %)"),
+        (NumberLimit(4), 4, "validation/loss: number of values 4 (limit 4)"),
+        (Threshold(8.5), 3, "validation/loss: 8 is below 8.5"),
         (Never(), 11, None),
         (
             GL(24) | NumberLimit(5),
             5,
-            "validation loss: 10 is 25 % worse than the best, 8 (limit 24 %); number of values 5 (limit 5)",
+            "validation/loss: 10 is 25 % worse than the best, 8 (limit 24 %); number of values 5 (limit 5)",
         ),
     ],
     ids=repr,
@@ -79,7 +79,7 @@ def test_training_losses_go_before_those_of_validation():
     # Progress 1000 (3.5 - 3) / 3 = 166.7 and GL 0; then 1000 (3 - 3) / 3 = 0: a stall.
     trained = learner([5.0, 5.0, 5.0, 9.0], EarlyStopping(PQ(0.1, k=2)), training=[4.0, 3.0, 3.0, 3.0])
     trained.fit(4)
-    assert trained.stop_reason == "validation loss: training makes no progress: its last 2 values are [3.0, 3.0]"
+    assert trained.stop_reason == "validation/loss: training makes no progress: its last 2 values are [3.0, 3.0]"
     assert trained.epoch == 3
 
 
@@ -88,20 +88,20 @@ def test_the_quotient_of_prechelt():
     trained = learner([5.0, 5.0, 6.0], EarlyStopping(PQ(0.27, k=2)), training=[5.0, 4.0, 3.5])
     trained.fit(3)
     assert trained.stop_reason == (
-        "validation loss: generalization loss over training progress is 0.28 at 6 (limit 0.27)"
+        "validation/loss: generalization loss over training progress is 0.28 at 6 (limit 0.27)"
     )
 
 
 def test_nan_in_training_is_seen_by_those_who_look():
     trained = learner([1.0] * 4, EarlyStopping(InvalidValue()), training=[1.0, np.nan, 1.0, 1.0])
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (2, "validation loss: a value is nan")
+    assert (trained.epoch, trained.stop_reason) == (2, "validation/loss: a value is nan")
 
 
 def test_high_values_may_be_the_good_ones():
     trained = learner([0.1, 0.5, 0.4, 0.5, 0.6], EarlyStopping(2, metric="score", mode="max"))
     trained.fit(5)
-    assert (trained.epoch, trained.stop_reason) == (4, "validation score: the last 2 were no better than 0.5")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/score: the last 2 were no better than 0.5")
     assert EarlyStopping(GL(2) | Threshold(0.9), mode="max").criteria == (
         GL(2, mode="max") | Threshold(0.9, mode="max"),
     )
@@ -112,9 +112,10 @@ def test_several_metrics_each_with_its_criterion():
     stop = EarlyStopping(("half", NumberSinceBest(2, mode="max")), ("half", 4), NumberLimit(6))
     trained = learner([1.0, 2.0, 3.0, 2.0, 1.0, 1.0], stop, metrics=Metrics(half))
     trained.fit(6)  # half: -0.5, -1, -1.5
-    assert (trained.epoch, trained.stop_reason) == (3, "validation half: the last 2 were no better than -0.5")
+    assert (trained.epoch, trained.stop_reason) == (3, "validation/half: the last 2 were no better than -0.5")
     assert repr(stop) == (
-        "EarlyStopping(('half', NumberSinceBest(mode='max', n=2)), ('half', NumberSinceBest(n=4)), NumberLimit(n=6))"
+        "EarlyStopping(('validation/half', NumberSinceBest(mode='max', n=2)), "
+        "('validation/half', NumberSinceBest(n=4)), NumberLimit(n=6))"
     )
     trained.fit(1)  # the criteria go on
     assert trained.stop_reason is not None
@@ -124,19 +125,47 @@ def test_all_reasons_of_an_epoch_are_told():
     trained = learner([1.0, 2.0], EarlyStopping(1, ("score", NumberLimit(2))))
     trained.fit(2)
     assert trained.stop_reason == (
-        "validation loss: the last 1 were no better than 1; validation score: number of values 2 (limit 2)"
+        "validation/loss: the last 1 were no better than 1; validation/score: number of values 2 (limit 2)"
     )
 
 
 def test_training_may_be_what_is_watched():
     trained = learner([1.0] * 4, EarlyStopping(1, phase=TrainingPhase), training=[3.0, 2.0, 2.5, 1.0])
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (3, "training loss: the last 1 were no better than 2")
+    assert (trained.epoch, trained.stop_reason) == (3, "training/loss: the last 1 were no better than 2")
 
 
 @pytest.mark.parametrize("phase", [ValidationPhase, ValidationPhase(), "validation"])
 def test_a_phase_is_a_class_an_instance_or_a_name(phase):
-    assert EarlyStopping(1, phase=phase).phase == "validation"
+    assert repr(EarlyStopping(1, phase=phase)) == "EarlyStopping(NumberSinceBest(n=1))"
+
+
+@pytest.mark.parametrize(
+    "stop", [EarlyStopping(1, metric="training/loss"), EarlyStopping(("training/loss", 1))], ids=["metric", "pair"]
+)
+def test_a_metric_may_be_named_as_it_is_logged(stop):
+    trained = learner([1.0] * 4, stop, training=[3.0, 2.0, 2.5, 1.0])
+    trained.fit(4)
+    assert (trained.epoch, trained.stop_reason) == (3, "training/loss: the last 1 were no better than 2")
+    assert repr(stop) == "EarlyStopping(('training/loss', NumberSinceBest(n=1)))"
+
+
+def test_each_criterion_may_look_at_another_phase():
+    stop = EarlyStopping(3, ("training/loss", 2))  # the best of validation is the last, of training the second
+    trained = learner([5.0, 4, 3, 2, 1], stop, training=[3.0, 2.0, 2.5, 2.5, 1.0])
+    trained.fit(5)
+    assert (trained.epoch, trained.stop_reason) == (4, "training/loss: the last 2 were no better than 2")
+
+
+def test_training_losses_may_be_named_as_they_are_logged():
+    # The generalization loss is 100 (8 / 4 - 1) percent at the third value. The last two training losses are 4 and 2:
+    # a progress of 1000 (3 / 2 - 1) per mille, and 100 / 500 = 0.2.
+    for arguments in ({}, {"train_metric": "training/loss"}, {"train_metric": "loss", "train_phase": "training"}):
+        trained = learner([8.0, 4, 8], EarlyStopping(PQ(0.15, k=2), **arguments), training=[6.0, 4.0, 2.0])
+        trained.fit(3)
+        assert trained.stop_reason == (
+            "validation/loss: generalization loss over training progress is 0.2 at 8 (limit 0.15)"
+        )
 
 
 def test_what_else_is_done_at_trigger_is_done_first(capsys):
@@ -160,9 +189,9 @@ def test_a_later_fit_goes_on_with_what_was_seen():
     trained.fit(7)
     assert trained.epoch == 3
     trained.fit(7)  # 6 is no reason to go on
-    assert (trained.epoch, trained.stop_reason) == (4, "validation loss: the last 3 were no better than 3")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: the last 3 were no better than 3")
     trained.fit(3)  # but 1 is
-    assert (trained.epoch, trained.stop_reason) == (7, "validation loss: the last 2 were no better than 1")
+    assert (trained.epoch, trained.stop_reason) == (7, "validation/loss: the last 2 were no better than 1")
 
 
 @pytest.mark.parametrize("saved_at", range(1, 9))
@@ -190,13 +219,13 @@ def test_epochs_without_a_validation_do_not_count():
 
     trained = learner([1.0, 2.0, 3.0, 4.0], EarlyStopping(1), Skip())
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (4, "validation loss: the last 1 were no better than 1")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: the last 1 were no better than 1")
 
 
 def test_a_period_around_it_makes_it_look_less_often():
     trained = learner([3.0, 1.0, 2.0, 0.5, 3.0, 0.7, 0.1, 0.1], every(EarlyStopping(1), epochs=2))
     trained.fit(8)
-    assert (trained.epoch, trained.stop_reason) == (6, "validation loss: the last 1 were no better than 0.5")
+    assert (trained.epoch, trained.stop_reason) == (6, "validation/loss: the last 1 were no better than 0.5")
 
 
 def test_a_loop_written_by_hand_is_told_by_the_cancel():
@@ -207,7 +236,7 @@ def test_a_loop_written_by_hand_is_told_by_the_cancel():
     trained.trigger()
     trained.run_epoch(training)
     trained.run_epoch(validation)
-    with pytest.raises(CancelFitting, match="validation loss: the last 1 were no better than 1"):
+    with pytest.raises(CancelFitting, match="validation/loss: the last 1 were no better than 1"):
         trained.trigger()
 
 
@@ -228,7 +257,7 @@ def test_the_clock_of_a_time_limit_starts_with_the_fit(monkeypatch):
     trained.fit(2)
     assert trained.stop_reason is None
     trained.fit(7)
-    assert (trained.epoch, trained.stop_reason) == (4, "validation loss: 40.0 s have passed (limit 35 s)")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: 40.0 s have passed (limit 35 s)")
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
@@ -239,8 +268,8 @@ def test_a_metric_that_does_not_exist_is_an_error():
     with pytest.raises(DeclarationError) as caught:
         trained.fit(2)
     assert str(caught.value) == (
-        "EarlyStopping watches `scor` of validation, which has no value in epoch 1. Did you mean `score`?\n"
-        "  where: validation has `loss`, `score`\n"
+        "EarlyStopping watches `validation/scor`, which has no value in epoch 1. Did you mean `score`?\n"
+        "  where: there are `training/loss`, `training/score`, `validation/loss`, `validation/score`\n"
         "  why:   without it nothing would ever happen\n"
         "  fix:   name one of these\n"
         '     or: add it: `Metrics(Metric(fn, name="scor"))`'
@@ -259,11 +288,11 @@ def test_a_phase_without_values_is_an_error():
     with pytest.raises(DeclarationError) as caught:
         trained.fit(2)
     assert str(caught.value) == (
-        "EarlyStopping watches `loss` of validation, which has no value in epoch 1.\n"
-        "  where: validation has no values at all; there are some of `training`\n"
+        "EarlyStopping watches `validation/loss`, which has no value in epoch 1.\n"
+        "  where: there are `training/loss`\n"
         "  why:   without it nothing would ever happen\n"
         "  fix:   give the Learner validation data: `data=(training, validation)`\n"
-        "     or: write `phase=TrainingPhase`"
+        "     or: name one of these"
     )
 
 
@@ -295,6 +324,19 @@ def test_without_metrics_the_learner_is_not_built():
             "training.",
         ),
         (
+            lambda: EarlyStopping(PQ(), metric="training/loss"),
+            "PQ() needs training losses beside the values it judges, and `EarlyStopping` was told to judge those of "
+            "training.",
+        ),
+        (
+            lambda: EarlyStopping(("training/loss", 1), phase=ValidationPhase),
+            '`EarlyStopping` was given the metric "training/loss" and beside it the phase validation.',
+        ),
+        (
+            lambda: EarlyStopping(1, train_metric="validation/loss", train_phase=TrainingPhase),
+            '`EarlyStopping` was given the metric "validation/loss" and beside it the phase training.',
+        ),
+        (
             lambda: EarlyStopping(1, 2).load_state_dict({"states": [None]}),
             "EarlyStopping(NumberSinceBest(n=1), NumberSinceBest(n=2)) has 2 criteria; the saved state is that of 1.",
         ),
@@ -309,7 +351,7 @@ def test_mistakes_are_told_at_construction(make, said):
 
 def test_a_missing_training_metric_is_an_error_for_those_who_need_it():
     stop = EarlyStopping(PQ(k=2), train_metric="los")
-    with pytest.raises(DeclarationError, match=r"EarlyStopping watches `los` of training, .* Did you mean `loss`\?"):
+    with pytest.raises(DeclarationError, match=r"EarlyStopping watches `training/los`, .* Did you mean `loss`\?"):
         learner([1.0], stop).fit(1)
 
 
@@ -324,4 +366,4 @@ def test_no_writer_of_the_metrics_comes_behind_it():
 
     trained = learner([1.0] * 5, EarlyStopping(2, metric="late"), Late())
     trained.fit(5)
-    assert (trained.epoch, trained.stop_reason) == (3, "validation late: the last 2 were no better than 1")
+    assert (trained.epoch, trained.stop_reason) == (3, "validation/late: the last 2 were no better than 1")

@@ -396,8 +396,19 @@ def test_the_rate_falls_where_the_metric_stands_still(values, arguments, expecte
     [([math.nan, 3, 2, 1, 0.5], []), ([1, math.nan, 0.5, 0.4, 0.3], []), ([1, math.inf, 1, math.nan, 1], [5])],
 )
 def test_what_is_no_number_counts_for_nothing(values, expected):
-    with pytest.warns(UserWarning, match=r"^StatMonitorParamSetter\(learning_rate, 'score'\) passes over the value"):
+    with pytest.warns(
+        UserWarning, match=r"^StatMonitorParamSetter\(learning_rate, 'validation/score'\) passes over the value"
+    ):
         assert changes(values) == expected
+
+
+def test_a_metric_may_be_named_as_it_is_logged():
+    setter = StatMonitorParamSetter(LearningRate, "training/loss", lambda rate: rate / 2, 1e9, 2)
+    assert repr(setter) == "StatMonitorParamSetter(learning_rate, 'training/loss')"
+    learner = testlearner(Metrics(), setter, validation_batches=0)
+    before = learner.hyperparams["learning_rate"]
+    learner.fit(2)  # no loss is better by 1e9
+    assert learner.hyperparams["learning_rate"] == pytest.approx(before / 2)
 
 
 def test_a_metric_that_does_not_exist_is_an_error_at_the_first_trigger():
@@ -405,7 +416,7 @@ def test_a_metric_that_does_not_exist_is_an_error_at_the_first_trigger():
     with pytest.raises(DeclarationError) as error:
         testlearner(Metrics(), setter).fit(1)
     assert str(error.value).splitlines()[0] == (
-        "StatMonitorParamSetter watches `acuracy` of validation, which has no value in epoch 1."
+        "StatMonitorParamSetter watches `validation/acuracy`, which has no value in epoch 1."
     )
     with pytest.raises(MissingStateError):
         testlearner(StatMonitorParamSetter(LearningRate, "loss", abs, 0, 3))
@@ -624,7 +635,7 @@ def table(schedule: Any, *args: Any, **kwargs: Any):
         (
             lambda: StatMonitorParamSetter(LearningRate, "", abs, 0, 3),
             "`StatMonitorParamSetter` takes the name of a metric, not ''.\n"
-            '  fix:   e.g. "loss", or "accuracy" if there is a `Metrics(accuracy)`',
+            '  fix:   e.g. "loss", or "training/loss", or "accuracy" if there is a `Metrics(accuracy)`',
         ),
     ],
 )

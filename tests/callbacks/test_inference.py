@@ -314,7 +314,7 @@ def test_early_stopping_and_setters_watch_a_runner():
         InferenceRunner(pairs(), Worse(), name="test"),
     )
     learner.fit(6)
-    assert learner.stop_reason == "test badness: the last 2 were no better than 1"
+    assert learner.stop_reason == "test/badness: the last 2 were no better than 1"
     assert learner.epoch == 4
     assert learner.hyperparams["learning_rate"] == pytest.approx(0.01)  # of (1, 2) the second is no better
 
@@ -638,7 +638,11 @@ def test_values_that_an_inferencer_cannot_take(values, inferencer, told):
         (lambda: InferenceRunner(pairs(), ["loss"]), "`InferenceRunner` takes inferencers, not 'loss'."),
         (
             lambda: InferenceRunner(pairs(), ScalarStats("loss"), name="a.b"),
-            "`name` of `InferenceRunner` must be a name, not 'a.b'.",
+            "`name` of `InferenceRunner` must be a name without `.` and `/`, not 'a.b'.",
+        ),
+        (
+            lambda: InferenceRunner(pairs(), ScalarStats("loss"), name="a/b"),
+            "`name` of `InferenceRunner` must be a name without `.` and `/`, not 'a/b'.",
         ),
         (
             lambda: InferenceRunner(pairs(), ScalarStats("loss"), phase=TrainingPhase()),

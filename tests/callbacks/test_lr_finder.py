@@ -250,7 +250,7 @@ def test_batches_of_ones_own_over_and_over():
     )
 
 
-def test_a_plot(monkeypatch):
+def test_a_plot():
     pytest.importorskip("matplotlib")
     import matplotlib.pyplot as plt
 
@@ -264,14 +264,16 @@ def test_a_plot(monkeypatch):
     without = plt.figure().add_subplot()
     assert len(LRFinderResult((1.0, 2.0), (1.0, 2.0), 0.0).plot(without).lines) == 1
     plt.close("all")
+
+
+def test_a_plot_without_matplotlib_is_printed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    with pytest.raises(DeclarationError) as error:
-        result.plot()
-    assert str(error.value) == (
-        "`LRFinderResult.plot` needs matplotlib, which is not installed.\n"
-        "  fix:   pip install matplotlib\n"
-        "     or: draw `result.smoothed` over `result.rates` with what you have"
-    )
+    assert LRFinderResult((0.01, 0.1, 1.0, 10.0), (4.0, 4.0, 1.0, 9.0), beta=0.0).plot() is None
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "■ loss (averaged)   ■ suggestion: 0.1"
+    assert lines[-1].split() == ["0.01", "learning", "rate", "10"]
+    with pytest.raises(DataError, match=r"^`loss \(averaged\)` has no point that can be drawn\."):
+        LRFinderResult((), (), beta=0.0).plot()
 
 
 class Bare(AbstractTrainingPhase):

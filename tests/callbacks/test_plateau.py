@@ -150,8 +150,19 @@ def test_what_it_cannot_do_without_is_missed_at_construction():
         fluxcb.testing.testlearner(Metrics(), ReduceLROnPlateau(), optimizer=optax.sgd(0.1))
 
 
+def test_a_metric_may_be_named_as_it_is_logged():
+    callback, stub = ReduceLROnPlateau(0.5, patience=0, metric="training/loss"), Stub(1.0)
+    for epoch, (training, validation) in enumerate([(2.0, 9.0), (1.0, 9.0), (1.0, 8.0)], 1):
+        stub.progress.epoch = epoch
+        stub.cbstate.metrics_epoch.entry("training").add("loss", epoch, training)
+        stub.cbstate.metrics_epoch.entry("validation").add("loss", epoch, validation)
+        callback.look(None, TrainingPhase(), stub)
+    assert stub.hyperparams.learning_rate == 0.5  # training stands still in the third epoch, and only there
+    assert repr(callback) == "ReduceLROnPlateau(0.5, patience=0, metric='training/loss')"
+
+
 def test_a_metric_that_does_not_exist_is_an_error():
-    with pytest.raises(DeclarationError, match=r"ReduceLROnPlateau watches `lss` of validation, .* mean `loss`"):
+    with pytest.raises(DeclarationError, match=r"ReduceLROnPlateau watches `validation/lss`, .* mean `loss`"):
         fluxcb.testing.testlearner(Metrics(), ReduceLROnPlateau(metric="lss")).fit(1)
 
 
@@ -172,7 +183,11 @@ def test_a_metric_that_does_not_exist_is_an_error():
         ({"min_lr": INF}, "`min_lr` of `ReduceLROnPlateau` must be a finite number, 0 or more, not inf."),
         ({"mode": "low"}, '`mode` of `ReduceLROnPlateau` must be "min" or "max", not \'low\'.'),
         ({"metric": 3}, "`ReduceLROnPlateau` takes the name of a metric, not 3."),
-        ({"phase": None}, "`ReduceLROnPlateau` takes a phase class with a name, not None."),
+        ({"phase": 3}, "`ReduceLROnPlateau` takes a phase class with a name, not 3."),
+        (
+            {"metric": "training/loss", "phase": "validation"},
+            '`ReduceLROnPlateau` was given the metric "training/loss" and beside it the phase validation.',
+        ),
     ],
 )
 def test_mistakes_are_told_at_construction(options, said):

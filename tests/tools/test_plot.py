@@ -1,4 +1,4 @@
-"""Runs on disk, and their curves in a terminal."""
+"""Runs on disk, and their curves."""
 
 import io
 import json
@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from fluxcb import DataError, DeclarationError
-from fluxcb._tools.chart import chart
 from fluxcb._tools.plotting import plot
 from fluxcb._tools.runs import read_run
 
@@ -85,45 +84,6 @@ def test_no_run(tmp_path):
 
 
 # --- drawing --------------------------------------------------------------------------------------------------------
-
-
-def dots(lines):
-    """Return the set dots of a chart as (column, row), from the top left, two by four in each character."""
-    found = set()
-    for row, line in enumerate(lines):
-        body = re.split("[┤│]", line.plain)
-        if len(body) < 2:
-            continue
-        for column, character in enumerate(body[1]):
-            bits = ord(character) - 0x2800 if character != " " else 0
-            for bit, (dx, dy) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
-                if bits >> bit & 1:
-                    found.add((2 * column + dx, 4 * row + dy))
-    return found
-
-
-def test_a_straight_line_is_one():
-    # Ticks are at 0, 2.5 ... 10, so labels take 3 characters and the axis 2; a character has 2 x 4 dots.
-    lines = chart([([(0, 0), (10, 10)], "")], width=15, height=2)
-    columns = 2 * (15 - 3 - 2)
-    expected = {(round(x), round(7 * (1 - x / (columns - 1)))) for x in range(columns)}
-    assert dots(lines) == expected
-    assert [line.plain[:4] for line in lines] == [" 10 ", "  0 ", "    ", "    "]
-
-
-def test_curves_have_no_gaps():
-    points = [(x, (x * 7919) % 13) for x in range(40)]
-    drawn = dots(chart([(points, "")], width=30, height=6))
-    columns = {x for x, _ in drawn}
-    assert columns == set(range(min(columns), max(columns) + 1))
-    for x, y in drawn:  # each dot but one has a neighbour
-        assert any((x + dx, y + dy) in drawn for dx in (-1, 0, 1) for dy in (-1, 0, 1) if (dx, dy) != (0, 0))
-
-
-def test_one_point_and_a_level_line():
-    assert len(dots(chart([([(3, 2.0)], "")], width=20, height=4))) == 1
-    level = dots(chart([([(0, 2.0), (5, 2.0)], "")], width=20, height=4))
-    assert len({y for _, y in level}) == 1
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""`plot_metrics`: what `Metrics` has kept, as curves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fluxcb._errors import DataError, DeclarationError
+from fluxcb.plots.chart import Points
+from fluxcb.plots.curves import chosen, plot_curves
+
+__all__ = ["plot_metrics"]
+
+
+def plot_metrics(learner: Any, *names: str, ax: Any = None) -> Any:
+    """Draw a Learner's metrics over epochs, or over steps: the loss curve.
+
+    For runs on disk there is `fluxcb plot`.
+
+    Args:
+        learner: The Learner; it has `Metrics`, or an `InferenceRunner`, and has trained.
+        *names: Which, by the names under which they are logged: `validation/loss`; `training/step/loss` for the values
+            of steps. A plain `loss` is that of all phases, and there are patterns: `validation/*`. All losses if no
+            name is given.
+        ax: The matplotlib axes to draw into, or the rich console to print to. If not given, a new figure of matplotlib,
+            which `plt.show()` shows; or the terminal, where matplotlib is not installed.
+
+    Returns:
+        The matplotlib axes, or None where curves were printed.
+
+    Raises:
+        DataError: A name fits nothing, or there are no values.
+        DeclarationError: Names of epochs' and of steps' values stand side by side.
+
+    Example:
+        >>> from rich.console import Console
+        >>> from fluxcb.callbacks import Metrics
+        >>> from fluxcb.plots import plot_metrics
+        >>> from fluxcb.testing import testlearner
+        >>> learner = testlearner(Metrics())
+        >>> learner.fit(20)
+        >>> plot_metrics(learner, "validation/loss", ax=Console(width=60))
+        ■ validation/loss
+        ...
+    """
+    of_steps = [name for name in names if "/step/" in name]
+    if of_steps and len(of_steps) < len(names):
+        raise DeclarationError(
+            f"`plot_metrics` was given names of steps' values ({', '.join(of_steps)}) and others.",
+            why="those are over steps, and these over epochs",
+            fix="call it for each kind",
+        )
+    curves = _steps(learner) if of_steps else _epochs(learner)
+    if not curves:
+        raise DataError(
+            "There are no metrics to draw.",
+            why="`Metrics` keeps values of each epoch, and of each step",
+            fix=["put `Metrics()` into the list of callbacks", "train before: `learner.fit(1)`"],
+        )
+    found = chosen(curves, names, "The Learner")
+    loss = all(name.endswith("loss") for name in found)
+    return plot_curves(found, x_label="step" if of_steps else "epoch", y_label="loss" if loss else "value", ax=ax)
+
+
+def _epochs(learner: Any) -> dict[str, Points]:
+    if "metrics_epoch" not in learner.cbstate:
+        return {}
+    phases = learner.cbstate["metrics_epoch"]
+    return {f"{phase}/{name}": phases[phase][name] for phase in phases for name in phases[phase]}
+
+
+def _steps(learner: Any) -> dict[str, Points]:
+    if "metrics_step" not in learner.cbstate:
+        return {}
+    phases = learner.cbstate["metrics_step"]
+    return {
+        f"{phase}/step/{name}": list(zip(phases[phase].steps, phases[phase][name], strict=True))
+        for phase in phases
+        for name in phases[phase]
+    }

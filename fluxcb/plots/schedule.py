@@ -1,0 +1,120 @@
+"""`plot_schedule`: hyperparameters over the steps of a training that has not begun."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluxcb._declare.schedules import positive
+from fluxcb._errors import DeclarationError, TraceError
+from fluxcb.plots.chart import Points
+from fluxcb.plots.curves import plot_curves, separate_axes
+
+__all__ = ["plot_schedule"]
+
+_MOST = 2000  # points; more than there are dots across a screen
+
+
+def plot_schedule(
+    schedule: Callable[[Any], Any] | float | Mapping[Any, Callable[[Any], Any] | float], steps: int, *, ax: Any = None
+) -> Any:
+    """Draw a schedule over the steps of a training, before it begins.
+
+    Args:
+        schedule: What `Scheduler` takes, a mapping such as `{LearningRate: schedule}`; or one schedule: of optax, any
+            other `schedule(step) -> float[]` in `jax.numpy`, or a number.
+        steps: How many steps to draw, from step 0 on (steps). Of many, 2000 are computed.
+        ax: The matplotlib axes to draw into, or the rich console to print to. If not given, a new figure of matplotlib,
+            which `plt.show()` shows; or the terminal, where matplotlib is not installed.
+
+    Returns:
+        The matplotlib axes; a list of them, one below the other, if several hyperparameters are drawn into a new
+        figure. None where curves were printed.
+
+    Raises:
+        DeclarationError: There is no schedule, a key names no hyperparameter, a schedule returns something else than
+            one number, or `steps` is no whole number of at least 1.
+        TraceError: A schedule decides in Python by the step, and so could not be compiled.
+
+    Example:
+        >>> import optax
+        >>> from rich.console import Console
+        >>> from fluxcb.callbacks import LearningRate
+        >>> from fluxcb.plots import plot_schedule
+        >>> schedule = optax.warmup_cosine_decay_schedule(0.0, 0.1, warmup_steps=100, decay_steps=1000)
+        >>> plot_schedule({LearningRate: schedule}, 1000, ax=Console(width=60))
+        ■ learning_rate
+        ...
+
+    Source:
+        fastai, `plot_sched`; ignite, `simulate_values`.
+    """
+    positive(steps, "`steps` of `plot_schedule`")
+    if isinstance(schedule, Mapping):
+        named = _named(schedule)
+        curves = {name: _points(one, steps, f"The schedule of `{name}`") for name, one in named.items()}
+    else:
+        curves = {"schedule": _points(schedule, steps, "The schedule")}
+    if ax is None and len(curves) > 1:  # a learning rate would be a flat line beside a momentum
+        separate = zip(curves.items(), separate_axes(len(curves)), strict=True)
+        drawn = [_plot({name: points}, axes) for (name, points), axes in separate]
+        if None in drawn:
+            return None
+        for axes in drawn:
+            axes.label_outer()  # the steps of all are below the last
+        return drawn
+    return _plot(curves, ax)
+
+
+def _plot(curves: dict[str, Points], ax: Any) -> Any:
+    label = next(iter(curves)).replace("_", " ") if len(curves) == 1 else "value"
+    return plot_curves(curves, x_label="step", y_label=label, ax=ax)
+
+
+def _named(schedules: Mapping[Any, Any]) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    for key, schedule in schedules.items():
+        name = key if isinstance(key, str) else getattr(key, "name", None)  # a `HyperParameter` has one
+        if not isinstance(name, str) or not name or name in named:
+            raise DeclarationError(
+                f"`plot_schedule` was given a schedule for {key!r}, which names no hyperparameter, or one that has a "
+                "schedule.",
+                fix="use LearningRate, a subclass of HyperParameter with a `name`, or a name, each once",
+            )
+        named[name] = schedule
+    if not named:
+        raise DeclarationError(
+            "`plot_schedule` was given no schedule.", fix="e.g. `plot_schedule({LearningRate: schedule}, 1000)`"
+        )
+    return named
+
+
+def _points(schedule: Any, steps: int, what: str) -> Points:
+    """Return the values at steps, computed as `Scheduler` does: traced."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    def value(step: Any) -> Any:
+        found = schedule(step) if callable(schedule) else schedule
+        shape = getattr(found, "shape", None)
+        number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not number and shape != ():
+            kind = f"a {type(found).__name__}" if shape is None else f"an array of shape {shape}"
+            raise DeclarationError(
+                f"{what} must be a number, or a function that returns one for a step, not {kind}.",
+                fix="e.g. `optax.cosine_decay_schedule(1e-3, 1000)`",
+            )
+        return jnp.asarray(found, jnp.float32)
+
+    at = np.unique(np.linspace(0, steps - 1, min(steps, _MOST)).round().astype(np.int32))
+    try:
+        values = jax.vmap(value)(jnp.asarray(at))
+    except jax.errors.JAXTypeError as error:
+        raise TraceError(
+            f"{what} cannot be compiled: it decides in Python by the step.",
+            where=str(error).partition("\n")[0],
+            why="`Scheduler` runs it inside the compiled step, where the step is no number yet",
+            fix="write it in `jax.numpy`, e.g. `jnp.where(step < 100, 0.1, 0.01)` in the place of an `if`",
+        ) from error
+    return list(zip(at.tolist(), np.asarray(values, np.float64).tolist(), strict=True))

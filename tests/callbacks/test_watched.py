@@ -1,0 +1,185 @@
+"""Naming a metric in text: as it is logged, with its phase in front."""
+
+import numpy as np
+import pytest
+
+from fluxcb import Callback, DeclarationError, Read, every, on
+from fluxcb.callbacks import (
+    ByPhase,
+    EarlyStopping,
+    EpochValues,
+    InferenceRunner,
+    LogMetrics,
+    Metric,
+    Metrics,
+    Monitors,
+    ScalarStats,
+    Watched,
+)
+from fluxcb.events import Trigger
+from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase
+from fluxcb.testing import testlearner
+
+BATCHES = [(np.ones((4, 1), np.float32), np.full((4, 1), 2, np.float32))]  # a point of the line that testlearner fits
+
+
+class Named(AbstractValidationPhase):
+    name = "test"
+
+
+class Look(Callback):
+    """Note what is watched, each epoch."""
+
+    def __init__(self, *watched):
+        self.watched, self.seen = watched, []
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Read()}}
+
+    @on(Trigger, AbstractTrainingPhase)
+    def look(self, event, phase, learner):
+        metrics, epoch = learner.cbstate.metrics_epoch, learner.progress.epoch
+        self.seen.append([watched.at(metrics, epoch) for watched in self.watched])
+
+
+def of(**phases):
+    """Return `cbstate.metrics_epoch` with a value of epoch 1 for each metric named."""
+    metrics = ByPhase(EpochValues)
+    for phase, names in phases.items():
+        entry = metrics.entry(phase)
+        for name in names:
+            entry.add(name, 1, 0.5)
+    return metrics
+
+
+@pytest.mark.parametrize(
+    ("text", "phase", "expected"),
+    [
+        ("loss", None, "validation/loss"),
+        ("loss", TrainingPhase, "training/loss"),
+        ("loss", Named(), "test/loss"),
+        ("training/loss", None, "training/loss"),
+        ("training/loss", TrainingPhase(), "training/loss"),
+        ("inference/loss", "inference", "inference/loss"),
+        ("validation/top/5", None, "validation/top/5"),
+    ],
+)
+def test_a_name_with_or_without_its_phase(text, phase, expected):
+    watched = Watched.named(text, phase, "Mine")
+    assert str(watched) == expected
+    assert Watched.named(str(watched), None, "Mine") == watched
+    assert watched.metric == expected.removeprefix(f"{watched.phase}/")
+
+
+def test_the_default_is_for_names_without_a_phase():
+    assert str(Watched.named("loss", None, "Mine", default=TrainingPhase)) == "training/loss"
+    assert str(Watched.named("test/loss", None, "Mine", default=TrainingPhase)) == "test/loss"
+    assert str(Watched.named("loss", "test", "Mine", default=TrainingPhase)) == "test/loss"
+
+
+@pytest.mark.parametrize("text", ["", "/", "/loss", "training/", 3, None, Metrics])
+def test_what_is_no_name(text):
+    with pytest.raises(DeclarationError) as error:
+        Watched.named(text, None, "Mine")
+    assert str(error.value) == (
+        f"`Mine` takes the name of a metric, not {text!r}.\n"
+        '  fix:   e.g. "loss", or "training/loss", or "accuracy" if there is a `Metrics(accuracy)`'
+    )
+
+
+def test_two_phases_for_one_metric():
+    with pytest.raises(DeclarationError) as error:
+        Watched.named("training/loss", "validation", "Mine")
+    assert str(error.value) == (
+        '`Mine` was given the metric "training/loss" and beside it the phase validation.\n'
+        "  why:   what stands before the first slash is the phase, so these are two\n"
+        '  fix:   name the phase once: leave out the one beside the metric, or write "validation/loss"\n'
+        '     or: write "validation/training/loss" if the metric itself is called "training/loss"'
+    )
+
+
+def test_every_value_that_is_logged_of_an_epoch_is_watched_by_its_logged_name():
+    slashed = Metric(lambda outputs, ys: (outputs > ys).mean(), name="over/all")
+    watched = [
+        Watched.named(f"{phase}/{name}", None, "Look")
+        for phase in ("training", "validation")
+        for name in ("loss", "over/all")
+    ]
+    watched.append(Watched.named("test/loss", None, "Look"))
+    look = Look(*watched)
+    runner = InferenceRunner(BATCHES, ScalarStats("loss"), name="test")
+    learner = testlearner(Metrics(slashed), LogMetrics(steps=False), runner, look, Monitors())
+    learner.fit(2)
+    monitors = learner.cbstate["monitors"]
+    assert sorted(monitors.names()) == sorted(map(str, watched))
+    assert look.seen[-1] == [monitors.latest(str(one)) for one in watched]
+
+
+def test_a_runner_that_has_not_been_due_yet_is_waited_for():
+    stop = EarlyStopping(1, metric="inference/loss", mode="max")
+    learner = testlearner(every(InferenceRunner(BATCHES, ScalarStats("loss")), epochs=2), stop)
+    learner.fit(10)
+    # The losses fall, which is bad for `max`: the second of them, in epoch 4, is one without a better one.
+    assert learner.epoch == 4
+    assert learner.stop_reason.startswith("inference/loss: the last 1 were no better than ")
+
+
+def test_a_statistic_that_a_runner_does_not_have_is_told_when_it_has_run():
+    stop = EarlyStopping(1, metric="inference/los")
+    learner = testlearner(every(InferenceRunner(BATCHES, ScalarStats("loss")), epochs=2), stop)
+    with pytest.raises(DeclarationError) as error:
+        learner.fit(10)
+    assert error.value.what == (
+        "EarlyStopping watches `inference/los`, which has no value in epoch 2. Did you mean `loss`?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "metrics", "message"),
+    [
+        (
+            "validaton/loss",
+            of(training=["loss"], validation=["loss"]),
+            "Mine watches `validaton/loss`, which has no value in epoch 1. Did you mean `validation`?\n"
+            "  where: there are `training/loss`, `validation/loss`\n"
+            "  why:   without it nothing would ever happen\n"
+            "  fix:   name one of these\n"
+            '     or: add what runs it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="validaton")`',
+        ),
+        (
+            "top/5",
+            of(training=["loss"], validation=["top/5"]),
+            "Mine watches `top/5`, which has no value in epoch 1. Did you mean `validation/top/5`?\n"
+            "  where: there are `training/loss`, `validation/top/5`\n"
+            "  why:   without it nothing would ever happen\n"
+            "  fix:   name one of these\n"
+            '     or: add what runs it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="top")`',
+        ),
+        (
+            "training/step/loss",
+            of(training=["loss"]),
+            "Mine watches `training/step/loss`, which has no value in epoch 1. Did you mean `loss`?\n"
+            "  where: there are `training/loss`\n"
+            "  why:   without it nothing would ever happen\n"
+            "  fix:   name one of these\n"
+            '     or: add it: `Metrics(Metric(fn, name="step/loss"))`',
+        ),
+        (
+            "loss",
+            of(),
+            "Mine watches `validation/loss`, which has no value in epoch 1.\n"
+            "  where: there are none\n"
+            "  why:   without it nothing would ever happen\n"
+            "  fix:   give the Learner validation data: `data=(training, validation)`",
+        ),
+    ],
+)
+def test_what_has_no_value(text, metrics, message):
+    with pytest.raises(DeclarationError) as error:
+        Watched.named(text, None, "Mine").at(metrics, 1)
+    assert str(error.value) == message
+
+
+def test_an_epoch_without_a_value():
+    watched = Watched.named("validation/loss", None, "Mine")
+    assert [watched.at(of(validation=["loss"]), epoch) for epoch in (1, 2)] == [0.5, None]

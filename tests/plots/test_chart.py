@@ -1,0 +1,75 @@
+"""Curves drawn with dots, in a terminal."""
+
+import re
+
+import pytest
+
+from fluxcb.plots.chart import chart, ticks
+
+
+def dots(lines):
+    """Return the set dots of a chart as (column, row), from the top left, two by four in each character."""
+    found = set()
+    for row, line in enumerate(lines):
+        body = re.split("[┤│]", line.plain)
+        if len(body) < 2:
+            continue
+        for column, character in enumerate(body[1]):
+            bits = ord(character) - 0x2800 if character != " " else 0
+            for bit, (dx, dy) in enumerate([(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (1, 3)]):
+                if bits >> bit & 1:
+                    found.add((2 * column + dx, 4 * row + dy))
+    return found
+
+
+def test_a_straight_line_is_one():
+    # Ticks are at 0, 2.5 ... 10, so labels take 3 characters and the axis 2; a character has 2 x 4 dots.
+    lines = chart([([(0, 0), (10, 10)], "")], width=15, height=2)
+    columns = 2 * (15 - 3 - 2)
+    expected = {(round(x), round(7 * (1 - x / (columns - 1)))) for x in range(columns)}
+    assert dots(lines) == expected
+    assert [line.plain[:4] for line in lines] == [" 10 ", "  0 ", "    ", "    "]
+
+
+def test_curves_have_no_gaps():
+    points = [(x, (x * 7919) % 13) for x in range(40)]
+    drawn = dots(chart([(points, "")], width=30, height=6))
+    columns = {x for x, _ in drawn}
+    assert columns == set(range(min(columns), max(columns) + 1))
+    for x, y in drawn:  # each dot but one has a neighbour
+        assert any((x + dx, y + dy) in drawn for dx in (-1, 0, 1) for dy in (-1, 0, 1) if (dx, dy) != (0, 0))
+
+
+def test_one_point_and_a_level_line():
+    assert len(dots(chart([([(3, 2.0)], "")], width=20, height=4))) == 1
+    level = dots(chart([([(0, 2.0), (5, 2.0)], "")], width=20, height=4))
+    assert len({y for _, y in level}) == 1
+
+
+def test_a_logarithmic_axis():
+    # Equal factors are equal distances: the points lie on the line that 0, 1, 2 make.
+    logarithmic = chart([([(0.1, 0), (1, 5), (10, 10)], "")], width=40, height=4, log_x=True)
+    assert dots(logarithmic) == dots(chart([([(0, 0), (1, 5), (2, 10)], "")], width=40, height=4))
+    assert logarithmic[-1].plain.split() == ["0.1", "10"]
+
+
+def test_the_name_of_the_axis_stands_in_its_middle():
+    *_, rule, below = chart([([(0, 0), (10, 10)], "")], width=24, height=2, x_label="step")
+    assert below.plain == "     0" + "step".center(19 - 3) + "10"
+    assert len(below.plain) == len(rule.plain) == 24
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 10, [0, 2.5, 5, 7.5, 10]),
+        (0.2, 0.9, [0.2, 0.4, 0.6, 0.8, 1.0]),
+        (-1, 1, [-1, -0.5, 0, 0.5, 1]),
+        (3, 3, [3, 3.25, 3.5, 3.75, 4]),
+        (0, 1e-5, [0, 2.5e-6, 5e-6, 7.5e-6, 1e-5]),
+        (1e-13, 3e-13, [1e-13, 1.5e-13, 2e-13, 2.5e-13, 3e-13]),
+        (1e17, 1e17, [1e17, 1e17 + 2.5e7, 1e17 + 5e7, 1e17 + 7.5e7, 1e17 + 1e8]),
+    ],
+)
+def test_ticks_are_round_and_enclose(low, high, expected):
+    assert ticks(low, high) == pytest.approx(expected, rel=1e-12)
