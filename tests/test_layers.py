@@ -33,12 +33,8 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_compile": CHECK,
     "_run": COMPILE | {"callbacks", "checkpoints", "data", "models"},  # `callbacks`: the Learner adds the default ones
     # the library is written against what a third party has: declarations, never the engine
-<<<<<<< HEAD
-    "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "stopping"},
+    "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "plots", "stopping"},
     "checkpoints": SHARED,
-=======
-    "callbacks": DECLARE | {"data", "logging", "models", "plots", "stopping"},
->>>>>>> 0f543e5 (fluxcb.plots: schedules, metrics and the learning-rate finder with matplotlib, or in the terminal without it)
     "data": SHARED,
     "logging": DECLARE,
     "models": SHARED,
