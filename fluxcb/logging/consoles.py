@@ -7,8 +7,10 @@ from typing import IO, Any
 
 __all__ = ["CONSOLES", "console_for", "print_line"]
 
-CONSOLES: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""The consoles in use, by file."""
+# By the file's `id`, and as long as somebody holds the console, which holds the file: with the file for a weak key,
+# neither would ever go.
+CONSOLES: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""The consoles in use, by the `id` of their file."""
 
 
 def console_for(file: IO[str] | None) -> Any:
@@ -18,9 +20,10 @@ def console_for(file: IO[str] | None) -> Any:
 
     if file is None:
         return rich.get_console()
-    if file not in CONSOLES:
-        CONSOLES[file] = Console(file=file)
-    return CONSOLES[file]
+    console = CONSOLES.get(id(file))
+    if console is None:
+        console = CONSOLES[id(file)] = Console(file=file)
+    return console
 
 
 def print_line(console: Any, text: str, style: str | None = None) -> None:

@@ -18,8 +18,9 @@ from fluxcb.phases import TrainingPhase, ValidationPhase
 def terminal():
     """Return a file that the callbacks take for a terminal."""
     file = io.StringIO()
-    CONSOLES[file] = Console(file=file, force_terminal=True, width=100, legacy_windows=False)
-    return file
+    console = CONSOLES[id(file)] = Console(file=file, force_terminal=True, width=100, legacy_windows=False)
+    yield file
+    del console  # which was held until here
 
 
 class StopIn(Callback):

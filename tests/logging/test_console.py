@@ -1,10 +1,13 @@
+import gc
 import io
 import re
+import weakref
 
 import pytest
 
 from fluxcb import DeclarationError
 from fluxcb.logging import ConsoleBackend, Text
+from fluxcb.logging.consoles import console_for
 
 # reference: tensorpack's ScalarPrinter, which prints `{:.5g}`, sorted, the last value of each name
 PUTS = [(0, 0, "lr", 0.1), (1, 1, "a", 1), (3, 1, "a", 3), (3, 1, "val/x", 123456.789), (3, 1, "b", 10)]
@@ -88,3 +91,16 @@ def test_names_tell_them_apart():
     assert repr(ConsoleBackend([], ["x"], every_step=True)) == (
         "ConsoleBackend(include=[], exclude=['x'], every_step=True)"
     )
+
+
+def test_a_file_has_one_console_while_somebody_holds_it_and_none_is_kept():
+    class File(io.StringIO):
+        pass
+
+    file = File()
+    console = console_for(file)
+    assert console_for(file) is console
+    held = weakref.ref(file)
+    del console, file
+    gc.collect()
+    assert held() is None

@@ -365,10 +365,14 @@ class Host(Callback):
         return {"cbstate": entries, "step": {"loss": Read()}, "hyperparams": {"learning_rate": Read()}, **params}
 
     def resolveconflict(self, other):
-        # The earlier first; the graph says so to both.
-        if isinstance(other, Host):
+        # The earlier first, and only of two that meet: an order stated for all would leave nothing to do at once.
+        if isinstance(other, Host) and (self.touches(other) or other.touches(self)):
             return fluxcb.RunFirst(self if self.number < other.number else other)
         return fluxcb.NotDefined()
+
+    def touches(self, other):
+        params = self.params == "write" and other.params is not None
+        return params or bool(self.writes & (other.reads | other.writes))
 
     def init(self, learner):
         for name in self.writes:

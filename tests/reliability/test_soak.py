@@ -1,0 +1,92 @@
+"""100,000 steps with every built-in callback that can run together: what they hold does not grow."""
+
+import itertools
+import json
+import runpy
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import fluxcb
+import fluxcb.callbacks as library
+
+RUN = Path(__file__).with_name("soak_run.py")
+WARM = 2  # of ten checkpoints; programs, caches and the histories that are bounded are there then
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The module of the run."""
+    return types.SimpleNamespace(**runpy.run_path(str(RUN), run_name="soak_run"))
+
+
+def built_in():
+    found = (getattr(library, name) for name in library.__all__)
+    return {value.__name__ for value in found if isinstance(value, type) and issubclass(value, fluxcb.Callback)}
+
+
+def test_every_built_in_callback_has_its_place(run, tmp_path):
+    assert set(run.makers(tmp_path, sys.stdout, [])) == built_in()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    {
+        "MixUp": r"^CutMix.* and MixUp.* can never be used together.",
+        "StopOnNaNLoss": r"^SkipNonFinite.* and StopOnNaNLoss.* can never be used together.",
+        "StochasticWeightAveraging": r"^ParameterEMA.* and StochasticWeightAveraging.* both write `params`",
+    }.items(),
+    ids=lambda text: text if text.isidentifier() else "",
+)
+def test_who_is_left_out_cannot_be_there(run, tmp_path, name, reason):
+    make = run.makers(tmp_path, sys.stdout, [])
+    others = run.callbacks_of(make, exchanged=False)
+    fluxcb.check(others, default_callbacks=False)
+    assert name in run.EXCLUDED
+    with pytest.raises(fluxcb.ConflictError, match=reason):
+        fluxcb.check([*others, make[name]()], default_callbacks=False)
+
+
+def soak(steps, *arguments):
+    """Return what a process of its own holds, ten times on the way."""
+    done = subprocess.run([sys.executable, RUN, str(steps), *arguments], capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize(("steps", "arguments"), [(100_000, []), (10_000, ["exchanged"])], ids=["all", "exchanged"])
+def test_nothing_grows(steps, arguments, times):
+    steps *= times
+    held = soak(steps, *arguments)
+    assert [at["step"] for at in held] == [steps * tenth // 10 for tenth in range(1, 11)]
+    begin, end = held[WARM - 1], held[-1]
+
+    # A program that is compiled stays: it is no leak, but there are few of them.
+    assert end["compiles"] <= 4
+    quiet = [(a, b) for a, b in itertools.pairwise(held[WARM - 1 :]) if a["compiles"] == b["compiles"]]
+    assert sum(b["bytes"] - a["bytes"] for a, b in quiet) < 10 * 2**20
+    # Values of epochs are kept; what is left behind at each step, or each fifth, would be seen.
+    assert sum(b["objects"] - a["objects"] for a, b in quiet) < steps / 5
+
+    assert begin["arrays"] == end["arrays"]
+    assert begin["threads"] == end["threads"]
+    assert begin["descriptors"] == end["descriptors"]
+
+    assert end["files"].keys() == begin["files"].keys()
+    for name, (count, size) in end["files"].items():
+        before, size_before = begin["files"][name]
+        assert count == before, name
+        if name.startswith(("log", "tensorboard")):  # in proportion to what was logged
+            assert size < 1.5 * size_before * end["step"] / begin["step"], name
+        else:
+            assert size < 1.5 * size_before, name
+    assert {name: end["files"][name][0] for name in ("arrays", "images", "log.jsonl", "log.csv")} == {
+        "arrays": 3,  # the newest, as many as asked for
+        "images": 2 * 8,  # one for each image of the batch
+        "log.jsonl": 1,
+        "log.csv": 1,
+    }
