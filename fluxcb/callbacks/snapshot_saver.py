@@ -81,11 +81,12 @@ class SnapshotSaver(Callback):
         """Do what else is to be done when a fit begins."""
 
     def _take_folder(self) -> None:
+        if _is_chief():
+            self._files.lock()
+        kept = self.kept()
+        self._files.found = kept[-1][1] if kept else None  # all processes look, so that all save, or none
         if not _is_chief():
             return
-        self._files.lock()
-        kept = self.kept()
-        self._files.found = kept[-1][1] if kept else None
         others = {manifest.run for _, manifest in kept} - {self._run}
         if others:
             self._files.unlock()

@@ -7,6 +7,12 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
+from fluxcb.callbacks import CustomCallback
+from fluxcb.events import FitEnd, FitStopping
+from fluxcb.testing import testlearner
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
@@ -109,8 +115,6 @@ def test_a_second_sigterm_ends_the_process():
 
 
 def test_another_handler_of_sigint_is_left_alone():
-    from fluxcb.testing import testlearner
-
     mine = lambda signum, frame: None  # noqa: E731
     before = signal.signal(signal.SIGINT, mine)
     try:
@@ -122,8 +126,6 @@ def test_another_handler_of_sigint_is_left_alone():
 
 
 def test_a_fit_in_another_thread_leaves_signals_alone():
-    from fluxcb.testing import testlearner
-
     learner = testlearner(batches=2)
     failures = []
 
@@ -138,3 +140,21 @@ def test_a_fit_in_another_thread_leaves_signals_alone():
     thread.join()
     assert failures == []
     assert learner.step == 4
+
+
+@pytest.mark.parametrize("event", [FitStopping, FitEnd])
+def test_sigterm_while_the_last_handlers_run_is_not_lost(event):
+    def terminate(learner):
+        if learner.progress.epoch == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        learner = testlearner(CustomCallback(terminate, event), batches=1)
+        learner.fit(1)
+        assert learner.stop_reason == "preempted"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        learner.fit(1)
+        assert learner.stop_reason is None
+    finally:
+        signal.signal(signal.SIGTERM, before)
