@@ -122,6 +122,7 @@ class EventLog(Callback):
         StepEnd training 1 1 1
         EpochEnd training 1 1 1
         Trigger training 1 1 1
+        FitStopping training 1 1 1
         FitEnd training 1 1 1
     """
 

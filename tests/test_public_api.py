@@ -83,6 +83,12 @@ def test_dir_lists_every_public_name_before_it_is_used():
     assert unlisted("fluxcb", ROOT) == []
 
 
+def test_every_event_of_the_loop_is_public():
+    declared = importlib.import_module("fluxcb._declare.events")
+    events = importlib.import_module("fluxcb.events")
+    assert [e for e in declared.BUILTIN_EVENTS if getattr(events, e.__name__, None) is not e] == []
+
+
 def test_an_unknown_name_is_an_attribute_error():
     fluxcb = importlib.import_module("fluxcb")
     with pytest.raises(AttributeError, match="no_such_name"):

@@ -5,7 +5,7 @@
 | `CancelStep` at StepBegin | the step, its StepEnd; the batch is consumed, `progress.step` stays | the next step |
 | `CancelStep` at StepEnd | the moment's remaining handlers | the update stays; the next step |
 | `CancelEpoch` | the epoch's remaining steps | EpochEnd; the next epoch |
-| `CancelFitting` | everything that remains | EpochEnd of a running epoch, FitEnd; `fit` returns |
+| `CancelFitting` | everything that remains | EpochEnd of a running epoch, FitStopping, FitEnd; `fit` returns |
 | a cancel of what is not running, e.g. `CancelStep` at EpochBegin | the moment's remaining handlers | all else |
 
 They are control flow, not errors. Traced handlers cannot raise on values: they write `step.skip`

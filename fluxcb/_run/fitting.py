@@ -104,6 +104,8 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
     failures = _end(parts, phase)
     if failure is None and engine.interrupt.requested and not engine.interrupt.preempted:  # during FitEnd
         failure = KeyboardInterrupt()
+    if reason is None and engine.interrupt.preempted:  # while the last handlers ran
+        reason = engine.interrupt.reason
     if failure is not None:
         for other in failures:
             failure.add_note(f"and at FitEnd: {type(other).__name__}: {other}")

@@ -44,7 +44,8 @@ class Audit:
 def audit_learner(make: Callable[[], Learner], *, steps: int = 2) -> Audit:
     """Train a few steps, several times, and compare what happens with what the callbacks declare.
 
-    1. The Learner can be built, and trains: steps, EpochEnd, validation (as many batches at most), Trigger, FitEnd.
+    1. The Learner can be built, and trains: steps, EpochEnd, validation (as many batches at most), Trigger,
+       FitStopping, FitEnd.
     2. Fields of callbacks that change come back with `load_state_dict(state_dict())`. Only plain data count (numbers,
        texts, arrays, containers and dataclasses of them), and only if a second training gives them the same values:
        consoles, files and clocks are no state.

@@ -32,6 +32,7 @@ def _example() -> Callback:
 # Those that cannot be made without arguments, as they are shown.
 _EXAMPLES: dict[str, tuple[str, Callable[[], Callback]]] = {
     "AccumulateGradients": ("AccumulateGradients(4)", lambda: library.AccumulateGradients(4)),
+    "Checkpointer": ("Checkpointer(folder)", lambda: library.Checkpointer(gettempdir())),
     "ClipGradients": ("ClipGradients(1.0)", lambda: library.ClipGradients(1.0)),
     "CustomCallback": (
         'CustomCallback(fn, StepEnd, access={"step": {"loss": Read()}})',
@@ -46,6 +47,9 @@ _EXAMPLES: dict[str, tuple[str, Callable[[], Callback]]] = {
         'InferenceRunner(data, ScalarStats("loss"))',
         lambda: library.InferenceRunner([0], library.ScalarStats("loss")),
     ),
+    "MaxSaver": ('MaxSaver(folder, "accuracy")', lambda: library.MaxSaver(gettempdir(), "accuracy")),
+    "MinSaver": ("MinSaver(folder)", lambda: library.MinSaver(gettempdir())),
+    "ModelSaver": ("ModelSaver(folder)", lambda: library.ModelSaver(gettempdir())),
     "Metrics": ("Metrics(accuracy)", lambda: library.Metrics(library.accuracy)),
     "Scheduler": ("Scheduler({LearningRate: schedule})", lambda: library.Scheduler({library.LearningRate: abs})),
     "EarlyStopping": ("EarlyStopping(3)", lambda: library.EarlyStopping(3)),

@@ -55,7 +55,8 @@ class BestSaver(SnapshotSaver):
 
     def begun(self, learner: Any) -> None:
         """Save what a kill may have kept from being saved: the best is the state at hand, and is not on disk."""
-        if self.best is not None and self.best[0] == learner.progress.step and not self.kept():
+        saved = [manifest.step for _, manifest in self.kept()]
+        if self.best is not None and self.best[0] == learner.progress.step and self.best[0] not in saved:
             learner.snapshots.request(self._take)
 
     @on(Trigger, AbstractTrainingPhase)
@@ -68,6 +69,12 @@ class BestSaver(SnapshotSaver):
 
     def _take(self, snapshot: Snapshot) -> None:
         self.write(snapshot, self.best[1] if self.best is not None else None)
+
+    def unsaved(self) -> None:
+        """Take the best that is on disk for the best again."""
+        super().unsaved()
+        saved = [(manifest.step, manifest.value) for _, manifest in self.kept() if manifest.value is not None]
+        self.best = saved[-1] if saved else None
 
     def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
         """Return all but the newest, which is the best."""

@@ -117,7 +117,6 @@ class Checkpointer(SnapshotSaver):
         self.mode = mode
         self._watched = Watched.named(metric, None, "Checkpointer")
         self._value: float | None = None
-        self._last: tuple[Any, ...] | None = None
 
     def stateaccess(self) -> dict[str, Any]:
         """Return what it reads: everything, so it runs after all who write."""
@@ -142,15 +141,16 @@ class Checkpointer(SnapshotSaver):
 
     def _take(self, snapshot: Snapshot) -> None:
         identity = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"])
-        if self._last is None and self._newest is not None:
-            self._last = (self._newest.step, self._newest.at, self._newest.ended)
-        if identity != self._last:  # a fit often stops where the last epoch has just been saved
-            self._last = identity
+        files = self._files
+        if files.last is None and files.found is not None:
+            files.last = (files.found.step, files.found.at, files.found.ended)
+        if identity != files.last:  # a fit often stops where the last epoch has just been saved
+            files.last = identity
             self.write(snapshot, self._value)
 
     def begun(self, learner: Any) -> None:
         """Save the beginning of a new run, and wait for that: what hinders saving shows now, and logs have a start."""
-        if self._newest is None and learner.progress.step == 0:
+        if self._files.found is None and learner.progress.step == 0:
             learner.snapshots.request(self._take_first)
 
     def _take_first(self, snapshot: Snapshot) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.events import Event, FitBegin, FitEnd, HostEvent, TracedEvent
+from fluxcb._declare.events import Event, FitBegin, FitEnd, FitStopping, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import EverySeconds, Predicate, Schedule
 from fluxcb._declare.wrappers import Scheduled, throttled_by
@@ -17,9 +17,9 @@ __all__ = ["CallbackCondition", "ConditionalCallback", "FrequencyThrottle", "Tim
 class CallbackCondition:
     """Base class of conditions for `ConditionalCallback`: derive, and define `shouldrun`.
 
-    A condition is asked before each host handler, FitBegin and FitEnd excepted: setting up and tidying away are never
-    skipped. It should depend on what it is given and on nothing else: one that counts how often it is asked counts
-    handlers, not steps.
+    A condition is asked before each host handler, those of FitBegin, FitStopping and FitEnd excepted: setting up and
+    tidying away are never skipped. It should depend on what it is given and on nothing else: one that counts how often
+    it is asked counts handlers, not steps.
 
     Example:
         >>> from fluxcb.callbacks import CallbackCondition
@@ -43,7 +43,7 @@ class CallbackCondition:
 
     def schedule(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
         """Return the condition of a moment as a schedule, or None if the handler always runs."""
-        if issubclass(event, TracedEvent | FitBegin | FitEnd):
+        if issubclass(event, TracedEvent | FitBegin | FitStopping | FitEnd):
             return None
         return Predicate(lambda learner: self.shouldrun(event, phase, learner))
 
@@ -156,8 +156,8 @@ class ConditionalCallback(Scheduled):
         The callback's; the condition may read what the callback may read.
 
     Runs:
-        As the callback does, where the condition holds; FitBegin, FitEnd and traced handlers always, unless
-        `FrequencyThrottle` names their event.
+        As the callback does, where the condition holds; FitBegin, FitStopping, FitEnd and traced handlers always,
+        unless `FrequencyThrottle` names their event.
 
     Cost:
         The callback's. A condition of your own is asked at each step, so that a handler that ends windows ends one at

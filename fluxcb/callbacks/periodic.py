@@ -7,7 +7,7 @@ from typing import Any
 
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry
-from fluxcb._declare.events import Event, FitBegin, FitEnd, StepBegin, StepEnd, TracedEvent, Trigger
+from fluxcb._declare.events import Event, FitBegin, FitEnd, FitStopping, StepBegin, StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import ProxyCallback
 from fluxcb._declare.schedules import (
@@ -151,7 +151,7 @@ class PeriodicCallback(Scheduled):
         The callback's.
 
     Runs:
-        As the callback does, in the periods; FitBegin, FitEnd and traced handlers always.
+        As the callback does, in the periods; FitBegin, FitStopping, FitEnd and traced handlers always.
 
     Cost:
         The callback's. With `every_k_epochs`, a handler that ends windows ends one at each step; under
@@ -191,7 +191,7 @@ class PeriodicCallback(Scheduled):
 
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
         """Return the periods, for host handlers inside the fit."""
-        if issubclass(event, TracedEvent | FitBegin | FitEnd):
+        if issubclass(event, TracedEvent | FitBegin | FitStopping | FitEnd):
             return None
         return self._of_steps if issubclass(event, StepBegin | StepEnd) else self._schedule
 
@@ -215,7 +215,7 @@ class EnableCallbackIf(OnSchedule):
         The callback's; so is the predicate's.
 
     Runs:
-        As the callback does, while the predicate holds; FitBegin, FitEnd and traced handlers always.
+        As the callback does, while the predicate holds; FitBegin, FitStopping, FitEnd and traced handlers always.
 
     Cost:
         The callback's. The predicate is asked at each step, so that a handler that ends windows ends one at each.

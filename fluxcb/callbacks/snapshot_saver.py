@@ -7,7 +7,7 @@ import os
 import uuid
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,6 @@ class SnapshotSaver(Callback):
             )
         self._run = uuid.uuid4().hex
         self._fitting = False
-        self._newest: Manifest | None = None
         self._files = RunFolder(self.folder)
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[str | None] | None = None
@@ -82,11 +81,12 @@ class SnapshotSaver(Callback):
         """Do what else is to be done when a fit begins."""
 
     def _take_folder(self) -> None:
+        if _is_chief():
+            self._files.lock()
+        kept = self.kept()
+        self._files.found = kept[-1][1] if kept else None  # all processes look, so that all save, or none
         if not _is_chief():
             return
-        self._files.lock()
-        kept = self.kept()
-        self._newest = kept[-1][1] if kept else None
         others = {manifest.run for _, manifest in kept} - {self._run}
         if others:
             self._files.unlock()
@@ -130,7 +130,7 @@ class SnapshotSaver(Callback):
             if not locked:
                 self._take_folder()
             try:
-                _warn(self._written(snapshot, value))
+                self._settle(lambda: self._written(snapshot, value))
             finally:
                 if not locked:
                     self._files.unlock()
@@ -162,7 +162,21 @@ class SnapshotSaver(Callback):
         """
         pending, self._pending = self._pending, None
         if pending is not None:
-            _warn(pending.result())
+            self._settle(pending.result)
+
+    def _settle(self, outcome: Callable[[], str | None]) -> None:
+        try:
+            told = outcome()
+        except Exception:
+            self.unsaved()
+            raise
+        if told is not None:
+            self.unsaved()
+            warnings.warn(told, stacklevel=2)
+
+    def unsaved(self) -> None:
+        """Take back what was said of a snapshot that has not become a checkpoint."""
+        self._files.last = None
 
     def kept(self) -> list[tuple[Entry, Manifest]]:
         """Return the checkpoints in the directory, oldest first; damaged ones are left out, and so left alone."""
@@ -184,11 +198,6 @@ def better(value: float | None, best: float | None, mode: str) -> bool:
     if value is None or math.isnan(value):
         return False
     return best is None or (value < best if mode == "min" else value > best)
-
-
-def _warn(text: str | None) -> None:
-    if text is not None:
-        warnings.warn(text, stacklevel=2)
 
 
 def _is_chief() -> bool:

@@ -11,6 +11,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError
 from fluxcb.checkpoints.manifest import MANIFEST, Manifest
@@ -49,10 +50,16 @@ class RunFolder:
 
     Args:
         path: The directory; it is made when it is locked.
+
+    Attributes:
+        found: The manifest of the newest checkpoint that was there when the directory was locked, or None.
+        last: What tells the checkpoint that was last asked for from others of its step, or None.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.found: Manifest | None = None
+        self.last: tuple[Any, ...] | None = None
         self._lock: int | None = None
 
     def entries(self) -> list[Entry]:

@@ -76,14 +76,14 @@ def test_a_callback_is_triggered_in_the_periods_and_at_no_other_time(
     assert fired(log, "StepBegin") == [step - 1 for step in steps]
     assert fired(log, "EpochEnd") == steps[batches - 1 :: batches]
     assert fired(log, "FitBegin") == [0]
-    assert fired(log, "FitEnd") == steps[-1:]
+    assert fired(log, "FitStopping") == fired(log, "FitEnd") == steps[-1:]
 
 
 def test_a_trigger_comes_after_the_step_and_after_the_begin_of_the_fit():
     log = run(lambda log: PeriodicTrigger(log, every_k_steps=2, before_train=True), batches=2, epochs=1)
     assert log.names() == [
         *("FitBegin", "Trigger", "EpochBegin", "StepBegin", "StepEnd", "StepBegin", "StepEnd", "Trigger", "EpochEnd"),
-        "FitEnd",
+        *("FitStopping", "FitEnd"),
     ]
 
 
@@ -144,7 +144,7 @@ def test_a_period_of_epochs_and_the_whole_last_epoch(steps_per_call, log):
     log = run(
         lambda log: PeriodicCallback(log, every_k_epochs=2), batches=3, epochs=3, steps_per_call=steps_per_call, log=log
     )
-    inside = [entry[:1] + entry[2:4] for entry in log.entries if entry[0] not in ("FitBegin", "FitEnd")]
+    inside = [entry[:1] + entry[2:4] for entry in log.entries if not entry[0].startswith("Fit")]
     # In tensorpack, epoch 3 has its begin and its end, and of its steps the last one.
     assert inside == [
         ("EpochBegin", 3, 2),
@@ -211,7 +211,7 @@ def test_the_answer_at_the_begin_holds_for_the_end(wrap, steps_per_call, log):
     assert fired(log, "EpochEnd") == [6]  # of the same epoch; in tensorpack of the one before
     assert fired(log, "Trigger") == [3]
     assert fired(log, "FitBegin") == [0]
-    assert fired(log, "FitEnd") == [6]
+    assert fired(log, "FitStopping") == fired(log, "FitEnd") == [6]
 
 
 def test_what_has_no_begin_is_asked_at_its_end():
@@ -236,7 +236,7 @@ def test_pairs_of_one_phase_do_not_answer_for_another():
     for phase, steps in (("training", 2), ("validation", 2)):
         pairs = ["EpochBegin", *["StepBegin", "StepEnd"] * steps, "EpochEnd"]
         trigger = ["Trigger"] if phase == "training" else []
-        names = [name for name in log.names(phase) if name not in ("FitBegin", "FitEnd")]
+        names = [name for name in log.names(phase) if not name.startswith("Fit")]
         assert names == pairs + trigger
 
 

@@ -13,7 +13,18 @@ from fluxcb.callbacks import (
     Recorder,
     TimeThrottle,
 )
-from fluxcb.events import EpochEnd, Event, FitBegin, FitEnd, HostEvent, StepBegin, StepEnd, Trigger, UpdateEnd
+from fluxcb.events import (
+    EpochEnd,
+    Event,
+    FitBegin,
+    FitEnd,
+    FitStopping,
+    HostEvent,
+    StepBegin,
+    StepEnd,
+    Trigger,
+    UpdateEnd,
+)
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb.testing import EventLog, testlearner
 
@@ -231,6 +242,7 @@ def test_a_condition_of_ones_own_is_asked_before_each_host_handler():
         ("FitBegin", "training", 0, 0, 0),
         ("StepEnd", "validation", 1, 1, 1),
         ("StepEnd", "validation", 1, 1, 2),
+        ("FitStopping", "training", 1, 1, 1),
         ("FitEnd", "training", 1, 1, 1),
     ]
     assert [event.__name__ for event, phase, _ in condition.asked if phase is TrainingPhase] == [
@@ -251,6 +263,7 @@ def test_what_a_condition_does_without_words():
         CallbackCondition().shouldrun(StepEnd, TrainingPhase, None)
     assert FrequencyThrottle(3, StepEnd).shouldrun(StepEnd, TrainingPhase, None) is True
     assert CallbackCondition().schedule(UpdateEnd, TrainingPhase) is None
+    assert CallbackCondition().schedule(FitStopping, TrainingPhase) is None
     assert CallbackCondition().schedule(FitEnd, TrainingPhase) is None
     shown = repr(ConditionalCallback(Recorder(), FrequencyThrottle(2, EpochEnd)))
     assert shown == "ConditionalCallback(Recorder(), FrequencyThrottle(2, EpochEnd))"

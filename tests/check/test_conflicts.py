@@ -93,7 +93,7 @@ def test_many_moments_are_counted(refused: Any) -> None:
         "and no order is declared.\n"
         "  where: Everywhere.stateaccess  <@access>\n"
         "         AlsoEverywhere.stateaccess  <@access>\n"
-        "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 8 more "
+        "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
         "both run, and the result depends on which is last\n"
         "  fix:   put them in the list as `in_order(Everywhere, AlsoEverywhere at EverySteps(steps=2))`\n"
         "     or: make `AlsoEverywhere.runafter()` return `(Everywhere,)`",
@@ -115,7 +115,7 @@ def test_the_class_to_change_is_the_users_own(refused: Any) -> None:
             f"{one} and {other} both write `hyperparams.lr` and no order is declared.\n"
             f"  where: {one}.stateaccess  <@access>\n"
             f"         {other}.stateaccess  <@access>\n"
-            "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 8 more "
+            "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
             "both run, and the result depends on which is last\n"
             f"  fix:   put them in the list as `in_order({one}, {other})`\n"
             "     or: make `Everywhere.runafter()` return `(BuiltIn,)`",

@@ -133,7 +133,8 @@ def test_existing_callbacks_work_with_it():
     clip, ema, log = ClipGradients(0.01), ParameterEMA(0.5, validate=False), EventLog()
     learner = gan(Metrics(), Recorder(), clip, ema, log)
     learner.fit(1)
-    assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 10, "EpochEnd", "Trigger", "FitEnd"]
+    rest = ["EpochEnd", "Trigger", "FitStopping", "FitEnd"]
+    assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 10, *rest]
     moved = optax.tree.norm(jax.tree.map(lambda a, b: a - b, learner.params, PARAMS))
     assert 0 < float(moved) <= 10 * 0.1 * 0.01 * (1 + 1e-5)
     assert learner.cbstate["history"]["training"].steps == 10

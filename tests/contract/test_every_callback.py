@@ -136,6 +136,10 @@ VALIDATION = [(np.ones((8, 1), np.float32), np.ones((8, 1), np.float32))]
 # What cannot be made without arguments, or needs company; the others are found by themselves.
 HOW = {
     "AccumulateGradients": {"make": lambda: library.AccumulateGradients(3)},
+    "Checkpointer": {
+        "make": lambda: library.Checkpointer(folder(), steps=3, keep_last=2),
+        "handles": ["_files"],  # what is in the directory
+    },
     "ClipGradients": {"make": lambda: library.ClipGradients(0.5)},
     "CustomCallback": {
         "make": logging_losses,
@@ -194,6 +198,17 @@ HOW = {
     },
     "LabelSmoothing": {"learner": of_images},
     "LossSpikeGuard": {"make": lambda: library.LossSpikeGuard(0.5, window=3)},
+    "MaxSaver": {
+        "make": lambda: library.MaxSaver(folder()),
+        "needs": [library.Metrics],
+        "handles": ["_files"],  # what is in the directory
+    },
+    "MinSaver": {
+        "make": lambda: library.MinSaver(folder()),
+        "needs": [library.Metrics],
+        "handles": ["_files"],  # what is in the directory
+    },
+    "ModelSaver": {"make": lambda: library.ModelSaver(folder()), "handles": ["_files"]},
     "Metrics": {"make": lambda: library.Metrics(library.Metric(lambda outputs, ys: outputs.mean(), name="mean"))},
     "MetricsPrinter": {"make": lambda: library.MetricsPrinter(io.StringIO()), "needs": [library.Metrics]},
     "MixUp": {"learner": of_images},

@@ -237,7 +237,7 @@ def test_fixtures(project):
 
         def test_learner(fluxcb_learner, fluxcb_events):
             fluxcb_learner(fluxcb_events, batches=2, validation_batches=0).fit(1)
-            sequence = "FitBegin EpochBegin StepBegin StepEnd StepBegin StepEnd EpochEnd Trigger FitEnd"
+            sequence = "FitBegin EpochBegin StepBegin StepEnd StepBegin StepEnd EpochEnd Trigger FitStopping FitEnd"
             assert fluxcb_events.names() == sequence.split()
         """
     )

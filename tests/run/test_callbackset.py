@@ -100,7 +100,7 @@ def test_add_get_replace_remove_set():
     learner.callbacks.remove(log)
     assert list(learner.callbacks) == []
     learner.fit(1)
-    assert (new.calls, len(log.entries)) == (4, 1 + 10 + 6 + 1 + 1)
+    assert (new.calls, len(log.entries)) == (4, 1 + 10 + 6 + 1 + 2)
     learner.callbacks.set([old])
     learner.fit(1)
     assert old.calls == 4

@@ -23,6 +23,7 @@ from fluxcb.events import (
     Event,
     FitBegin,
     FitEnd,
+    FitStopping,
     HostEvent,
     StepBegin,
     StepEnd,
@@ -87,6 +88,7 @@ WHOLE = [
     ("StepEnd", "validation", 2, 1, 1),
     ("EpochEnd", "validation", 2, 1, 1),
     ("Trigger", "training", 2, 1, 2),
+    ("FitStopping", "training", 2, 1, 2),
     ("FitEnd", "training", 2, 1, 2),
 ]
 
@@ -113,6 +115,7 @@ def test_cancel_step_at_step_begin():
         ("StepEnd", "validation", 1, 1, 1),
         ("EpochEnd", "validation", 1, 1, 1),
         ("Trigger", "training", 1, 1, 1),
+        ("FitStopping", "training", 1, 1, 1),
         ("FitEnd", "training", 1, 1, 1),
     ]
     assert before == [*WHOLE[:3], *rest]
@@ -148,7 +151,7 @@ def test_cancel_epoch_at_step_end():
 
 def test_cancel_fitting_at_step_begin():
     before, after, learner = run(CancelFitting, StepBegin)
-    rest = [("EpochEnd", "training", 0, 1, 0), ("FitEnd", "training", 0, 1, 0)]
+    rest = [(name, "training", 0, 1, 0) for name in ("EpochEnd", "FitStopping", "FitEnd")]
     assert before == [*WHOLE[:3], *rest]
     assert after == [*WHOLE[:2], *rest]
     assert (learner.step, learner.stop_reason) == (0, "enough")
@@ -156,7 +159,7 @@ def test_cancel_fitting_at_step_begin():
 
 def test_cancel_fitting_at_step_end():
     before, after, learner = run(CancelFitting, StepEnd, step=2)
-    rest = [("EpochEnd", "training", 2, 1, 2), ("FitEnd", "training", 2, 1, 2)]
+    rest = [(name, "training", 2, 1, 2) for name in ("EpochEnd", "FitStopping", "FitEnd")]
     assert before == [*WHOLE[:6], *rest]
     assert after == [*WHOLE[:5], *rest]
     assert (learner.step, learner.stop_reason) == (2, "enough")
@@ -164,7 +167,8 @@ def test_cancel_fitting_at_step_end():
 
 @pytest.mark.parametrize("cancel", [CancelStep])
 @pytest.mark.parametrize(
-    ("event", "index"), [(FitBegin, 0), (EpochBegin, 1), (EpochEnd, 6), (Trigger, 11), (FitEnd, 12)]
+    ("event", "index"),
+    [(FitBegin, 0), (EpochBegin, 1), (EpochEnd, 6), (Trigger, 11), (FitStopping, 12), (FitEnd, 13)],
 )
 def test_cancel_step_where_no_step_is_skips_the_rest_of_the_moment(cancel, event, index):
     before, after, learner = run(cancel, event)
@@ -174,7 +178,9 @@ def test_cancel_step_where_no_step_is_skips_the_rest_of_the_moment(cancel, event
     assert learner.stop_reason is None
 
 
-@pytest.mark.parametrize(("event", "index"), [(FitBegin, 0), (EpochEnd, 6), (Trigger, 11), (FitEnd, 12)])
+@pytest.mark.parametrize(
+    ("event", "index"), [(FitBegin, 0), (EpochEnd, 6), (Trigger, 11), (FitStopping, 12), (FitEnd, 13)]
+)
 def test_cancel_epoch_where_no_step_is_left_skips_the_rest_of_the_moment(event, index):
     before, after, learner = run(CancelEpoch, event)
     assert before == WHOLE
@@ -192,32 +198,47 @@ def test_cancel_epoch_at_epoch_begin():
     assert after == [WHOLE[0], *rest]
 
 
+ENDING = [("FitStopping", "training", 0, 0, 0), ("FitEnd", "training", 0, 0, 0)]
+CUT_SHORT = [(name, "training", 0, 1, 0) for name in ("EpochEnd", "FitStopping", "FitEnd")]
+
+
 @pytest.mark.parametrize(
     ("event", "before", "after"),
     [
-        (FitBegin, [WHOLE[0], ("FitEnd", "training", 0, 0, 0)], [("FitEnd", "training", 0, 0, 0)]),
-        (
-            EpochBegin,
-            [*WHOLE[:2], ("EpochEnd", "training", 0, 1, 0), ("FitEnd", "training", 0, 1, 0)],
-            [WHOLE[0], ("EpochEnd", "training", 0, 1, 0), ("FitEnd", "training", 0, 1, 0)],
-        ),
-        (EpochEnd, [*WHOLE[:7], WHOLE[12]], [*WHOLE[:6], WHOLE[12]]),
+        (FitBegin, [WHOLE[0], *ENDING], ENDING),
+        (EpochBegin, [*WHOLE[:2], *CUT_SHORT], [WHOLE[0], *CUT_SHORT]),
+        (EpochEnd, [*WHOLE[:7], *WHOLE[12:]], [*WHOLE[:6], *WHOLE[12:]]),
         (Trigger, WHOLE, without(11)),
+        (FitStopping, WHOLE, without(12)),
         (FitEnd, WHOLE, WHOLE),
     ],
 )
 def test_cancel_fitting_elsewhere(event, before, after):
-    assert run(CancelFitting, event, epochs=2 if event not in (FitEnd,) else 1)[:2] == (before, after)
+    ends_anyway = event in (FitStopping, FitEnd)
+    assert run(CancelFitting, event, epochs=1 if ends_anyway else 2)[:2] == (before, after)
+
+
+class Reasons(Callback):
+    """Keep what `FitStopping` gives as its reason."""
+
+    def __init__(self):
+        self.seen = []
+
+    @on
+    def look(self, event: FitStopping, phase: TrainingPhase, learner):
+        self.seen.append(event.reason)
 
 
 @pytest.mark.parametrize("event", [FitBegin, EpochBegin, StepBegin, StepEnd, EpochEnd, Trigger])
 @pytest.mark.parametrize("message", ["enough", ""])
 def test_the_stop_reason_is_the_message_of_cancel_fitting(event, message):
-    learner = testlearner(Cancels(CancelFitting, event, message=message), batches=2)
+    reasons = Reasons()
+    learner = testlearner(Cancels(CancelFitting, event, message=message), reasons, batches=2)
     learner.fit(3)
     assert learner.stop_reason == (message or "CancelFitting")
     learner.fit(1)
     assert learner.stop_reason is None
+    assert reasons.seen == [message or "CancelFitting", None]
 
 
 def test_cancel_epoch_in_validation_ends_the_validation_only():
@@ -230,7 +251,7 @@ def test_cancel_epoch_in_validation_ends_the_validation_only():
 
 def test_cancel_fitting_in_validation_ends_the_fit():
     before, after, learner = run(CancelFitting, StepEnd, ValidationPhase, epochs=3)
-    rest = [("EpochEnd", "validation", 2, 1, 1), ("FitEnd", "training", 2, 1, 2)]
+    rest = [("EpochEnd", "validation", 2, 1, 1), *WHOLE[12:]]
     assert before == [*WHOLE[:10], *rest]
     assert after == [*WHOLE[:9], *rest]
     assert learner.stop_reason == "enough"
@@ -242,7 +263,8 @@ def test_the_next_epoch_follows_a_cancelled_one():
     learner.fit(2)
     assert log.names() == [
         *("FitBegin", "EpochBegin", "StepBegin", "StepEnd", "EpochEnd", "Trigger"),
-        *("EpochBegin", "StepBegin", "StepEnd", "StepBegin", "StepEnd", "EpochEnd", "Trigger", "FitEnd"),
+        *("EpochBegin", "StepBegin", "StepEnd", "StepBegin", "StepEnd", "EpochEnd", "Trigger"),
+        *("FitStopping", "FitEnd"),
     ]
     assert (learner.step, learner.epoch) == (3, 2)
 
@@ -253,7 +275,7 @@ def test_a_trigger_inside_the_epoch_can_cancel(cancel):
     cancels = every(Cancels(cancel, Trigger), steps=2)
     learner = testlearner(log, cancels, batches=4, validation_batches=0)
     learner.fit(1)
-    rest = ["Trigger", "FitEnd"] if cancel is CancelEpoch else ["FitEnd"]
+    rest = [*(["Trigger"] if cancel is CancelEpoch else []), "FitStopping", "FitEnd"]
     assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 2, "EpochEnd", *rest]
 
 
@@ -261,7 +283,8 @@ def test_cancel_step_at_a_trigger_inside_the_epoch_skips_the_rest_of_the_trigger
     log = EventLog()
     learner = testlearner(log, every(Cancels(CancelStep, Trigger), steps=2), batches=4, validation_batches=0)
     learner.fit(1)
-    assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 4, "EpochEnd", "Trigger", "FitEnd"]
+    rest = ["EpochEnd", "Trigger", "FitStopping", "FitEnd"]
+    assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 4, *rest]
 
 
 @pytest.mark.parametrize("cancel", CANCELS)
@@ -341,6 +364,7 @@ def test_a_stopped_step_is_the_last_one(step):
         "EpochBegin",
         *["StepBegin", "StepEnd"] * step,
         "EpochEnd",
+        "FitStopping",
         "FitEnd",
     ]
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, in a process of its own."""
+"""Ctrl-C and SIGTERM, in a process of its own."""
 
 import os
 import signal
@@ -6,6 +6,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+
+import pytest
+
+from fluxcb.callbacks import CustomCallback
+from fluxcb.events import FitEnd, FitStopping
+from fluxcb.testing import testlearner
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,8 +24,8 @@ from fluxcb.phases import TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
 class Presses(Callback):
-    def __init__(self, times):
-        self.times = times
+    def __init__(self, times, signal):
+        self.times, self.signal = times, signal
 
     def stateaccess(self):
         return {"control": Append()} if BOUNDS else {}
@@ -28,7 +34,7 @@ class Presses(Callback):
     def press(self, event: StepEnd, phase: TrainingPhase, learner):
         if learner.progress.step == 3:
             for _ in range(self.times):
-                os.kill(os.getpid(), signal.SIGINT)
+                os.kill(os.getpid(), self.signal)
                 time.sleep(0.05)
 
 class Last(Callback):
@@ -37,27 +43,28 @@ class Last(Callback):
         print("FitEnd", learner.progress.step, flush=True)
 
 calling.WINDOW_SECONDS = 1e9  # however slow the machine is
-MODE, BOUNDS = sys.argv[1], sys.argv[2] == "bounds"
+MODE, BOUNDS, SIGNAL = sys.argv[1], sys.argv[2] == "bounds", getattr(signal, sys.argv[3])
+before = signal.getsignal(SIGNAL)
 log = EventLog()
-learner = testlearner(Presses(2 if MODE == "twice" else 1), Last(), log, batches=50)
+learner = testlearner(Presses(2 if MODE == "twice" else 1, SIGNAL), Last(), log, batches=50)
 try:
     learner.fit(5)
+    print("returned", learner.step, learner.stop_reason, flush=True)
 except KeyboardInterrupt:
     print("KeyboardInterrupt", learner.step, learner.stop_reason, flush=True)
-    print(log.names().count("StepEnd"), log.names()[-1], log.names("validation"), flush=True)
-    print(int(learner.state["counters"][0]) == learner.step)
-    print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-    learner.fit(steps=1)
-    print("fits again")
+print(log.names().count("StepEnd"), *log.names()[-3:], log.names("validation"), flush=True)
+print(int(learner.state["counters"][0]) == learner.step)
+print(signal.getsignal(SIGNAL) is before)
+learner.fit(steps=1)
+print("fits again", learner.stop_reason)
 """
 
 
-def run(mode, bounds):
+def run(mode, bounds, signal="SIGINT", code=0):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, mode, bounds], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
+    program = [sys.executable, "-c", PROGRAM, mode, bounds, signal]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
     return done.stdout.splitlines()
 
 
@@ -65,11 +72,11 @@ def test_the_first_ends_the_window_then_fit_end_runs_then_keyboard_interrupt_rea
     assert run("once", "bounds") == [
         "FitEnd 3",
         "KeyboardInterrupt 3 KeyboardInterrupt",
-        "3 FitEnd []",
+        "3 FitStopping EpochEnd FitEnd []",
         "True",
         "True",
         "FitEnd 4",
-        "fits again",
+        "fits again None",
     ]
 
 
@@ -79,7 +86,7 @@ def test_a_window_that_is_being_replayed_is_told_whole():
     steps = int(first.removeprefix("FitEnd "))
     assert steps > 3
     assert second == f"KeyboardInterrupt {steps} KeyboardInterrupt"
-    assert third.startswith(f"{steps} FitEnd [")
+    assert third.startswith(f"{steps} FitStopping EpochEnd FitEnd [")
 
 
 def test_the_second_stops_at_once():
@@ -87,13 +94,27 @@ def test_the_second_stops_at_once():
     assert first == "FitEnd 3"
     assert second == "KeyboardInterrupt 3 KeyboardInterrupt"
     # It flew through the handler of step 3, which may cancel and so runs behind the log; FitEnd still ran.
-    assert third == "3 FitEnd []"
-    assert rest == ["True", "True", "FitEnd 4", "fits again"]
+    assert third == "3 StepBegin StepEnd FitEnd []"
+    assert rest == ["True", "True", "FitEnd 4", "fits again None"]
+
+
+def test_sigterm_ends_the_window_and_fit_returns():
+    assert run("once", "bounds", "SIGTERM") == [
+        "FitEnd 3",
+        "returned 3 preempted",
+        "3 FitStopping EpochEnd FitEnd []",
+        "True",
+        "True",
+        "FitEnd 4",
+        "fits again None",
+    ]
+
+
+def test_a_second_sigterm_ends_the_process():
+    assert run("twice", "bounds", "SIGTERM", code=-signal.SIGTERM) == []
 
 
 def test_another_handler_of_sigint_is_left_alone():
-    from fluxcb.testing import testlearner
-
     mine = lambda signum, frame: None  # noqa: E731
     before = signal.signal(signal.SIGINT, mine)
     try:
@@ -105,8 +126,6 @@ def test_another_handler_of_sigint_is_left_alone():
 
 
 def test_a_fit_in_another_thread_leaves_signals_alone():
-    from fluxcb.testing import testlearner
-
     learner = testlearner(batches=2)
     failures = []
 
@@ -121,3 +140,21 @@ def test_a_fit_in_another_thread_leaves_signals_alone():
     thread.join()
     assert failures == []
     assert learner.step == 4
+
+
+@pytest.mark.parametrize("event", [FitStopping, FitEnd])
+def test_sigterm_while_the_last_handlers_run_is_not_lost(event):
+    def terminate(learner):
+        if learner.progress.epoch == 1:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        learner = testlearner(CustomCallback(terminate, event), batches=1)
+        learner.fit(1)
+        assert learner.stop_reason == "preempted"
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        learner.fit(1)
+        assert learner.stop_reason is None
+    finally:
+        signal.signal(signal.SIGTERM, before)

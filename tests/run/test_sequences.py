@@ -36,6 +36,7 @@ def test_two_epochs_with_validation():
         *epoch("training", 2, 3, 3),
         *epoch("validation", 2, 2, 6),
         ("Trigger", "training", 6, 2, 3),
+        ("FitStopping", "training", 6, 2, 3),
         ("FitEnd", "training", 6, 2, 3),
     ]
     assert (learner.step, learner.epoch, learner.stop_reason) == (6, 2, None)
@@ -50,6 +51,7 @@ def test_a_second_fit_goes_on_counting():
         ("FitBegin", "training", 2, 1, 2),
         *epoch("training", 2, 2, 2),
         ("Trigger", "training", 4, 2, 2),
+        ("FitStopping", "training", 4, 2, 2),
         ("FitEnd", "training", 4, 2, 2),
     ]
 
@@ -63,6 +65,7 @@ def test_fit_by_steps_ends_in_the_middle_of_an_epoch():
         ("Trigger", "training", 3, 1, 3),
         *epoch("training", 2, 2, 3),
         ("Trigger", "training", 5, 2, 2),
+        ("FitStopping", "training", 5, 2, 2),
         ("FitEnd", "training", 5, 2, 2),
     ]
 
@@ -76,7 +79,8 @@ def test_steps_per_epoch_cuts_the_stream_into_epochs(steps_per_epoch, lengths):
         expected += epoch("training", number, steps, step)
         step += steps
         expected.append(("Trigger", "training", step, number, steps))
-    assert log.entries == [*expected, ("FitEnd", "training", 5, len(lengths), lengths[-1])]
+    end = [(name, "training", 5, len(lengths), lengths[-1]) for name in ("FitStopping", "FitEnd")]
+    assert log.entries == [*expected, *end]
 
 
 class Batches(Callback):
@@ -124,10 +128,10 @@ def test_the_lengths_of_fit_and_epoch_are_known_while_they_last():
     totals = Totals()
     learner = testlearner(totals, batches=1, validation_batches=0)
     learner.fit(2)
-    assert [t[1:] for t in totals.seen] == [(2, 0), *[(2, 1)] * 5, *[(2, 1)] * 6]
+    assert [t[1:] for t in totals.seen] == [(2, 0), *[(2, 1)] * 5, *[(2, 1)] * 7]
     totals.seen.clear()
     learner.fit(steps=1)
-    assert [t[1] for t in totals.seen] == [0] * 7
+    assert [t[1] for t in totals.seen] == [0] * 8
 
 
 def test_run_epoch_emits_the_epoch_and_no_trigger():
@@ -204,5 +208,6 @@ def test_only_phases_with_data_are_validated():
         *epoch("training", 1, 1, 0),
         *epoch("test", 1, 2, 1),
         ("Trigger", "training", 1, 1, 1),
+        ("FitStopping", "training", 1, 1, 1),
         ("FitEnd", "training", 1, 1, 1),
     ]

@@ -120,7 +120,7 @@ def test_the_handler_spans_are_the_calls_of_the_handlers_in_their_order(tmp_path
         (event, PHASES[phase], *counters) for event, phase, *counters in log.entries
     ]
     assert {c["callback"] for c in calls} == {"EventLog()"}
-    assert len(log.entries) == 2 * (2 * (25 + 2) + 4 + 1) + 2  # steps; begin and end of epochs, trigger; of the fit
+    assert len(log.entries) == 2 * (2 * (25 + 2) + 4 + 1) + 3  # steps; begin and end of epochs, trigger; of the fit
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 10])

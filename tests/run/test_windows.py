@@ -206,7 +206,7 @@ def test_triggers_come_at_the_period_and_no_longer_at_the_epochs_end():
 def test_scheduled_step_events():
     log = EventLog()
     testlearner(every(log, steps=3), batches=4, validation_batches=0).fit(2)
-    # FitBegin, FitEnd and the epochs' own events are not counted in steps; Trigger comes at the period.
+    # FitBegin, FitStopping, FitEnd and the epochs' own events are not counted in steps; Trigger comes at the period.
     assert [(name, step) for name, _, step, _, _ in log.entries] == [
         ("FitBegin", 0),
         ("EpochBegin", 0),
@@ -219,6 +219,7 @@ def test_scheduled_step_events():
         ("StepEnd", 6),
         ("Trigger", 6),
         ("EpochEnd", 8),
+        ("FitStopping", 8),
         ("FitEnd", 8),
     ]
 
@@ -229,5 +230,6 @@ def test_schedules_by_epoch_cover_whole_epochs():
     assert [(name, epoch) for name, _, _, epoch, _ in log.entries] == [
         ("FitBegin", 0),
         *[(name, 2) for name in ("EpochBegin", "StepBegin", "StepEnd", "EpochEnd", "Trigger")],
+        ("FitStopping", 3),
         ("FitEnd", 3),
     ]

@@ -140,6 +140,8 @@ def squares():
 # fit reads at its begin is shared by its epochs. An epoch of 296 steps has one read of `Metrics` every 256 steps, one
 # at its end, and one at the end of its validation.
 BUILT_IN = {
+    "Checkpointer": (lambda file: [library.Checkpointer(mkdtemp(dir=FOLDER.name))], False, 0),
+    "Checkpointer, of steps": (lambda file: [library.Checkpointer(mkdtemp(dir=FOLDER.name), steps=40)], False, 0),
     "ClipGradients": (lambda file: [library.ClipGradients(0.5)], False, 0),
     "CustomCallback": (lambda file: [Losses(), losses()], True, 0),
     "DumpArrays": (lambda file: [every(library.DumpArrays("step.loss", mkdtemp(dir=FOLDER.name)), steps=40)], True, 0),
@@ -181,6 +183,9 @@ BUILT_IN = {
         False,
         3,
     ),
+    "MaxSaver": (lambda file: [Metrics(), library.MaxSaver(mkdtemp(dir=FOLDER.name))], False, 3),
+    "MinSaver": (lambda file: [Metrics(), library.MinSaver(mkdtemp(dir=FOLDER.name))], False, 3),
+    "ModelSaver": (lambda file: [library.ModelSaver(mkdtemp(dir=FOLDER.name))], False, 0),
     "MetricsPrinter": (lambda file: [Metrics(), library.MetricsPrinter(file)], False, 3),
     "ModelSummary": (lambda file: [library.ModelSummary(file)], False, 1),
     "MovingAverage": (lambda file: [library.MovingAverage("step.loss"), library.Monitors()], False, 1),

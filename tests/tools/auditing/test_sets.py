@@ -54,7 +54,7 @@ def test_a_training_has_as_many_steps_as_asked_for_and_its_validation_no_more():
         return testlearner(logs[-1], batches=5, validation_batches=4)
 
     assert audit_learner(make, steps=3).problems == []
-    expected = ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 3, "EpochEnd", "Trigger", "FitEnd"]
+    expected = ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 3, "EpochEnd", "Trigger", "FitStopping", "FitEnd"]
     assert logs[0].names("training") == expected
     assert logs[0].names("validation") == ["EpochBegin", *["StepBegin", "StepEnd"] * 3, "EpochEnd"]
 

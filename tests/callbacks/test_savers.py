@@ -1,0 +1,239 @@
+"""Checkpointer, ModelSaver, MinSaver, MaxSaver: which states are on disk, and when."""
+
+import errno
+import math
+import os
+import shutil
+import signal
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, Write, on
+from fluxcb.callbacks import Checkpointer, MaxSaver, MinSaver, ModelSaver
+from fluxcb.checkpoints import load_params
+from fluxcb.checkpoints.saving import manifest_of
+from fluxcb.events import EpochEnd, Event, StepEnd
+from fluxcb.phases import AbstractTrainingPhase, ValidationPhase
+
+
+class Told(Callback):
+    """Measure, for each validation, what was said beforehand; stands for `Metrics`."""
+
+    def __init__(self, *values, name="loss"):
+        self.values, self.name = values, name
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Write()}}
+
+    def init(self, learner):
+        if "metrics_epoch" not in learner.cbstate:
+            learner.cbstate.metrics_epoch = {}
+
+    @on
+    def tell(self, event: EpochEnd, phase: ValidationPhase, learner):
+        epoch = learner.progress.epoch
+        learner.cbstate.metrics_epoch = {"validation": _Values(self.name, self.values[:epoch])}
+
+
+class _Values(dict):
+    def __init__(self, name, values):
+        super().__init__({name: values})
+
+    def at(self, epoch):
+        return {name: values[epoch - 1] for name, values in self.items()}
+
+
+def training(*callbacks, steps=2):
+    """Return a Learner whose parameter counts the finished steps: each subtracts a gradient of -1."""
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: -params["w"] + 0 * jnp.sum(batch),
+        optax.sgd(1.0),
+        data=([np.zeros(1, np.float32)] * steps, [np.zeros(1, np.float32)]),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+def steps_in(folder):
+    return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
+
+
+def kept(tmp_path, saver=MinSaver, *values, name="min-validation-loss", **kwargs):
+    training(saver(tmp_path, **kwargs), Told(*values)).fit(len(values))
+    return steps_in(tmp_path / name) if (tmp_path / name).exists() else []
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ((3.0, 1.0, 2.0), 4),
+        ((1.0, 1.0, 1.0), 2),  # of equal ones the first
+        ((math.nan, 2.0, 3.0), 4),  # NaN is never the best, and nothing has to be better than it
+        ((2.0, math.nan, 1.0), 6),
+        ((math.inf, 2.0, 3.0), 4),
+        ((0.0, -1.0, 5.0), 4),
+    ],
+)
+def test_the_smallest_value_is_kept(tmp_path, values, best):
+    assert kept(tmp_path, MinSaver, *values) == [best]
+    assert float(load_params(tmp_path / "min-validation-loss")["w"]) == best
+
+
+@pytest.mark.parametrize(("values", "best"), [((3.0, 5.0, 4.0), 4), ((math.nan, -2.0, -3.0), 4), ((1.0, 1.0), 2)])
+def test_the_largest_value_is_kept(tmp_path, values, best):
+    assert kept(tmp_path, MaxSaver, *values, name="max-validation-loss") == [best]
+
+
+def test_only_nan_saves_nothing(tmp_path):
+    assert kept(tmp_path, MinSaver, math.nan, math.nan) == []
+
+
+def test_the_best_is_the_state_at_hand_and_not_a_checkpoint_with_a_similar_number(tmp_path):
+    # Seven epochs of two steps: the best of all at step 4, and one at step 14 that only ends like it.
+    values = (9.0, 1.0, 8.0, 7.0, 6.0, 5.0, 4.0)
+    training(Checkpointer(tmp_path / "all", keep_last=9), MinSaver(tmp_path), Told(*values)).fit(7)
+    assert steps_in(tmp_path / "all") == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert steps_in(tmp_path / "min-validation-loss") == [4]
+    assert float(load_params(tmp_path / "min-validation-loss")["w"]) == 4
+
+
+def test_a_name_with_a_slash_is_a_name(tmp_path):
+    saver = MinSaver(tmp_path, "validation/top/5")
+    training(saver, Told(2.0, 1.0, name="top/5")).fit(2)
+    assert sorted(os.listdir(tmp_path)) == ["min-validation-top-5"]
+    assert saver.best == (4, 1.0)
+    assert float(load_params(tmp_path / "min-validation-top-5")["w"]) == 4
+
+
+class Full:
+    """A disk that is full at some steps."""
+
+    def __init__(self, monkeypatch, *steps):
+        self.steps = set(steps)
+        monkeypatch.setattr("fluxcb.checkpoints.saving.manifest_of", self)
+
+    def __call__(self, snapshot, run, value, folder):
+        if snapshot.step in self.steps:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return manifest_of(snapshot, run, value, folder)
+
+
+def test_what_could_not_be_saved_is_not_the_best(tmp_path, monkeypatch):
+    disk = Full(monkeypatch, 4)
+    saver = MinSaver(tmp_path)
+    learner = training(saver, Told(3.0, 1.0, 2.0))
+    with pytest.raises(CheckpointError, match=r"^The checkpoint of step 4 could not be written to .*No space left"):
+        learner.fit(2)
+    assert saver.best == (2, 3.0)
+    assert steps_in(saver.folder) == [2]
+    disk.steps.clear()
+    learner.fit(1)
+    assert saver.best == (6, 2.0)
+    assert steps_in(saver.folder) == [6]
+
+
+class Breaks(Callback):
+    """Make the parameters NaN in one epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def stateaccess(self):
+        return {"params": Write()}
+
+    @on(EpochEnd, AbstractTrainingPhase)
+    def spoil(self, event, phase, learner):
+        learner.params = {"w": jnp.full((), math.nan if learner.progress.epoch == self.epoch else 1.0)}
+
+
+def test_a_state_that_is_not_finite_is_not_the_best(tmp_path):
+    saver = MinSaver(tmp_path)
+    with pytest.warns(UserWarning, match="does not save the state after step 4: some parameters are NaN or infinite"):
+        training(saver, Breaks(2), Told(3.0, 1.0, 2.0)).fit(3)
+    assert saver.best == (6, 2.0)
+    assert steps_in(saver.folder) == [6]
+
+
+def test_a_best_that_a_kill_kept_from_being_saved_is_saved_at_the_resume(tmp_path):
+    def made():
+        return training(Checkpointer(tmp_path), MinSaver(tmp_path), Told(3.0, 1.0, 2.0))
+
+    best = tmp_path / "min-validation-loss"
+    made().fit(1)
+    shutil.copytree(best, tmp_path / "before")
+    made().fit(2, resume=True)
+    assert steps_in(best) == [4]
+    shutil.rmtree(best)  # as if the process had been killed between the two savers' writing
+    shutil.copytree(tmp_path / "before", best)
+    again = made()
+    again.fit(3, resume=True)
+    assert again.step == 6
+    assert steps_in(best) == [4]
+    assert float(load_params(best)["w"]) == 4
+
+
+def test_the_savers_errors_end_the_training(tmp_path, monkeypatch):
+    Full(monkeypatch, 4)
+    learner = training(ModelSaver(tmp_path))
+    with pytest.raises(CheckpointError) as raised:
+        learner.fit(5)
+    assert raised.value.what.startswith(f"The checkpoint of step 4 could not be written to {tmp_path}: No space left")
+    assert steps_in(tmp_path) == [0, 2]
+    assert learner.epoch == 3  # at the next save at the latest, which waits for this one
+
+
+def test_ten_are_kept(tmp_path):
+    training(ModelSaver(tmp_path), steps=1).fit(12)
+    assert steps_in(tmp_path) == list(range(3, 13))
+
+
+class Ends(Callback):
+    def __init__(self, how, step):
+        self.how, self.step = how, step
+
+    def stateaccess(self):
+        return {"control": Append()}
+
+    @on(StepEnd, AbstractTrainingPhase)
+    def end(self, event: Event, phase, learner):
+        if learner.progress.step == self.step:
+            self.how()
+
+
+def cancel():
+    raise CancelFitting
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("how", "step"), [(cancel, 5), (press, 5)])
+def test_a_fit_that_is_ended_is_saved_where_it_ended(tmp_path, how, step):
+    learner = training(Checkpointer(tmp_path, epochs=100), Ends(how, step), steps=3)
+    if how is press:
+        with pytest.raises(KeyboardInterrupt):
+            learner.fit(9)
+    else:
+        learner.fit(9)
+    assert learner.step == step
+    assert steps_in(tmp_path) == [0, step]
+    assert float(load_params(tmp_path)["w"]) == step
+
+
+def test_the_end_is_saved_whatever_the_period(tmp_path):
+    training(Checkpointer(tmp_path, steps=4), steps=3).fit(steps=10)
+    assert steps_in(tmp_path) == [4, 8, 10]
+
+
+def test_the_savers_stand_anywhere_in_the_list(tmp_path):
+    for number, pick in enumerate(((0, 1, 2), (2, 1, 0), (1, 2, 0))):
+        folder = tmp_path / str(number)
+        makers = [ModelSaver(folder), MinSaver(folder), Told(3.0, 1.0, 2.0)]
+        training(*(makers[i] for i in pick)).fit(3)
+        assert steps_in(folder / "min-validation-loss") == [4]
+        assert steps_in(folder) == [0, 2, 4, 6]
