@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from fluxcb._declare.callback import Callback
@@ -12,11 +13,11 @@ from fluxcb._declare.events import Event, FitStopping, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.run_folder import Entry
+from fluxcb.checkpoints.run_folder import Entry, whole
 from fluxcb.checkpoints.snapshot import Snapshot
 
 __all__ = ["Checkpointer", "ModelSaver"]
@@ -116,6 +117,7 @@ class Checkpointer(SnapshotSaver):
         self.mode = mode
         self._watched = Watched.named(metric, None, "Checkpointer")
         self._value: float | None = None
+        self._there: tuple[Path, Any] | None = None
         self._last: tuple[Any, ...] | None = None
 
     def stateaccess(self) -> dict[str, Any]:
@@ -139,12 +141,18 @@ class Checkpointer(SnapshotSaver):
             self._value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
         learner.snapshots.request(self._take)
 
+    def begun(self, learner: Any, kept: list[tuple[Entry, Manifest]]) -> None:
+        """Look which checkpoint the fit may go on from: if it ends at once, that one need not be written again."""
+        here = [(entry.path, _position(manifest)) for entry, manifest in kept if entry.step == learner.progress.step]
+        self._last, self._there = None, here[-1] if here else None
+
     def _take(self, snapshot: Snapshot) -> None:
-        identity = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"])
-        if self._last is None and self._newest is not None:
-            self._last = (self._newest.step, self._newest.at, self._newest.ended)
-        if identity != self._last:  # a fit often stops where the last epoch has just been saved
-            self._last = identity
+        position = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"])
+        there, self._there = self._there, None
+        if there is not None and there[1] == position and _is_whole(there[0]):
+            self._last = position
+        if position != self._last:  # a fit often stops where the last epoch has just been saved
+            self._last = position
             self.write(snapshot, self._value)
 
     def begun(self, learner: Any) -> None:
@@ -208,6 +216,17 @@ class ModelSaver(Checkpointer):
 
     def __init__(self, folder: str | os.PathLike[str], max_to_keep: int = 10) -> None:
         super().__init__(folder, keep_last=max_to_keep)
+
+
+def _position(manifest: Manifest) -> tuple[Any, ...]:
+    return (manifest.step, manifest.at, manifest.ended)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return whole(path) is not None
+    except CheckpointCorruptError:
+        return False
 
 
 def _schedule(steps: int | None, epochs: int | None, seconds: float | None) -> Schedule | None:

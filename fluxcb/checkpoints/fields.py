@@ -1,0 +1,101 @@
+"""Whether a manifest's fields are what they must be: who changes a file can change its checksum, too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+__all__ = ["ARRAYS", "HOST", "TREES", "wrong_field"]
+
+HOST, ARRAYS = "host", "host_arrays"
+"""Names of the parts of a checkpoint that are no pytrees of the carry."""
+
+TREES = ("params", "model_state", "opt_state", "cbstate", ARRAYS)
+
+_ARRAY = re.compile(r"[\w<>]+\[(\d{1,18}(, \d{1,18})*)?\]", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def wrong_field(content: Any) -> str | None:
+    """Return the name of a field that is missing, unknown, or not what it must be, or None."""
+    if not isinstance(content, dict):
+        return "the whole"
+    unknown = [str(name) for name in content if name not in _FIELDS]
+    return next((name for name, fits in _FIELDS.items() if name not in content or not fits(content[name])), None) or (
+        unknown[0] if unknown else None
+    )
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and not isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _mapping(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _position(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(_count, value[1:]))
+    )
+
+
+def _per_tree(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: _mapping(fits)(value) and set(value) == set(TREES)
+
+
+def _array(value: Any) -> bool:
+    return isinstance(value, str) and _ARRAY.fullmatch(value) is not None
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _about(value: Any) -> bool:
+    return isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in _ABOUT.items())
+
+
+def _inside(name: str) -> bool:
+    """Tell whether a file's name leads to no place outside the folder that it is in."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and str(path) == name
+
+
+def _sum(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and _count(value[0])
+        and isinstance(value[1], str)
+        and _DIGEST.fullmatch(value[1]) is not None
+    )
+
+
+_ABOUT: Mapping[str, Callable[[Any], bool]] = {
+    "callbacks": _mapping(_is(str)),
+    "data": _mapping(lambda of: isinstance(of, dict) and "batches" in of),
+    "programs": _mapping(_is(str)),
+    "versions": _mapping(_is(str)),
+    "devices": _is(list),
+}
+
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "run": _is(str),
+    "step": _count,
+    "epoch": _count,
+    "at": _position,
+    "ended": _is(str, type(None)),
+    "value": _is(int, float, type(None)),
+    "trees": _per_tree(_mapping(_array)),
+    "sequences": _per_tree(_texts),
+    "about": _about,
+    "files": lambda value: _mapping(_sum)(value) and all(map(_inside, value)),
+    "format": _count,
+}
