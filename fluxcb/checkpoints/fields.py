@@ -1,4 +1,4 @@
-"""Whether a manifest's fields are what they must be: who changes a file can change its checksum, too."""
+"""Whether what JSON files hold is what it must be: who changes a file can change its checksum, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-__all__ = ["ARRAYS", "HOST", "TREES", "wrong_field"]
+__all__ = ["ARRAYS", "HOST", "TREES", "wrong_field", "wrong_in_host"]
 
 HOST, ARRAYS = "host", "host_arrays"
 """Names of the parts of a checkpoint that are no pytrees of the carry."""
@@ -19,13 +19,21 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def wrong_field(content: Any) -> str | None:
-    """Return the name of a field that is missing, unknown, or not what it must be, or None."""
+    """Return the name of a manifest's field that is missing, unknown, or not what it must be, or None."""
+    return _wrong(content, _FIELDS)
+
+
+def wrong_in_host(content: Any) -> str | None:
+    """Return the same of the host's state, as far as it is every run's."""
+    return _wrong(content, _HOST)
+
+
+def _wrong(content: Any, expected: Mapping[str, Callable[[Any], bool]]) -> str | None:
     if not isinstance(content, dict):
         return "the whole"
-    unknown = [str(name) for name in content if name not in _FIELDS]
-    return next((name for name, fits in _FIELDS.items() if name not in content or not fits(content[name])), None) or (
-        unknown[0] if unknown else None
-    )
+    wrong = [name for name, fits in expected.items() if name not in content or not fits(content[name])]
+    wrong += [name for name in content if name not in expected]
+    return wrong[0] if wrong else None
 
 
 def _is(*kinds: type) -> Callable[[Any], bool]:
@@ -58,8 +66,8 @@ def _texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
-def _about(value: Any) -> bool:
-    return isinstance(value, dict) and all(name in value and fits(value[name]) for name, fits in _ABOUT.items())
+def _record(fields: Mapping[str, Callable[[Any], bool]]) -> Callable[[Any], bool]:
+    return lambda value: _wrong(value, fields) is None
 
 
 def _inside(name: str) -> bool:
@@ -78,24 +86,36 @@ def _sum(value: Any) -> bool:
     )
 
 
-_ABOUT: Mapping[str, Callable[[Any], bool]] = {
-    "callbacks": _mapping(_is(str)),
-    "data": _mapping(lambda of: isinstance(of, dict) and "batches" in of),
-    "programs": _mapping(_is(str)),
-    "versions": _mapping(_is(str)),
-    "devices": _is(list),
-}
+_ended = _is(str, type(None))
 
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "run": _is(str),
     "step": _count,
     "epoch": _count,
     "at": _position,
-    "ended": _is(str, type(None)),
+    "ended": _ended,
     "value": _is(int, float, type(None)),
     "trees": _per_tree(_mapping(_array)),
     "sequences": _per_tree(_texts),
-    "about": _about,
+    "about": _record(
+        {
+            "callbacks": _mapping(_is(str)),
+            "data": _mapping(_record({"batches": _is(int, type(None))})),
+            "programs": _mapping(_is(str)),
+            "versions": _mapping(_is(str)),
+            "devices": _is(list),
+        }
+    ),
     "files": lambda value: _mapping(_sum)(value) and all(map(_inside, value)),
     "format": _count,
+}
+
+_HOST: Mapping[str, Callable[[Any], bool]] = {
+    "progress": _record({"step": _count, "epoch": _count, "step_in_epoch": _count}),
+    "at": _position,
+    "fit": _record({"epoch": _count, "step": _count, "ended": _ended}),
+    "key": _is(dict),
+    "cbstate": _is(dict),
+    "callbacks": _is(dict),
+    "data": _is(dict),
 }

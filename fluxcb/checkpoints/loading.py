@@ -13,7 +13,7 @@ import numpy as np
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, ResumeError
 from fluxcb._typing import PyTree
-from fluxcb.checkpoints.fields import ARRAYS, HOST
+from fluxcb.checkpoints.fields import ARRAYS, HOST, wrong_in_host
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.naming import flat, named, nested, unflatten
 from fluxcb.checkpoints.run_folder import is_checkpoint, newest_good, whole
@@ -133,6 +133,13 @@ def read_snapshot(folder: Path, manifest: Manifest, trees: Mapping[str, PyTree])
             side.
     """
     held = _leaves(folder, manifest, [*trees, HOST, ARRAYS])
+    wrong = wrong_in_host(held[HOST])
+    if wrong is None and held[HOST]["progress"]["step"] != manifest.step:
+        wrong = "progress"
+    if wrong is not None:
+        raise CheckpointCorruptError(
+            f"{folder / HOST} is no state that fluxcb wrote: see `{wrong}`.", where=str(folder)
+        )
     made: dict[str, PyTree] = {}
     for part, tree in trees.items():
         leaves = held.get(part, {})

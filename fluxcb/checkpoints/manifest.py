@@ -80,7 +80,7 @@ class Manifest:
             expected = _sum_of_content(content)
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointCorruptError(
-                f"{folder} has no manifest that can be read: {type(error).__name__}: {error}", where=str(file)
+                f"{file} is no manifest that can be read: {type(error).__name__}: {error}", where=str(file)
             ) from error
         if written != expected:
             raise CheckpointCorruptError(f"{file} is not what was written: its checksum differs.", where=str(file))

@@ -261,8 +261,8 @@ def manifest_of(path: Path) -> Manifest:
     manifest, match = Manifest.read(path), _NAME.fullmatch(path.name)
     if match is not None and int(match[1]) != manifest.step:
         raise CheckpointCorruptError(
-            f"{path} holds the checkpoint of step {manifest.step}: it was renamed, or its files were exchanged.",
-            where=str(path),
+            f"{path / MANIFEST} is of step {manifest.step}: the folder was renamed, or files were exchanged.",
+            where=str(path / MANIFEST),
             fix="give it back its name",
         )
     return manifest
