@@ -288,7 +288,9 @@ def assert_resumes_exactly(
         more = f"\n(and so at {len(failures) - 1} other events)" if len(failures) > 1 else ""
         shown = lines[:10] + ([f"... and {len(lines) - 10} more"] if len(lines) > 10 else [])
         raise AssertionError(
-            f"A run interrupted at {moment}, and resumed, differs from one that was not:\n  " + "\n  ".join(shown) + more
+            f"A run interrupted at {moment}, and resumed, differs from one that was not:\n  "
+            + "\n  ".join(shown)
+            + more
         )
 
 

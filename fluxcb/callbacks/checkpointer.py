@@ -141,11 +141,6 @@ class Checkpointer(SnapshotSaver):
             self._value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
         learner.snapshots.request(self._take)
 
-    def begun(self, learner: Any, kept: list[tuple[Entry, Manifest]]) -> None:
-        """Look which checkpoint the fit may go on from: if it ends at once, that one need not be written again."""
-        here = [(entry.path, _position(manifest)) for entry, manifest in kept if entry.step == learner.progress.step]
-        self._last, self._there = None, here[-1] if here else None
-
     def _take(self, snapshot: Snapshot) -> None:
         position = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"])
         there, self._there = self._there, None
@@ -155,9 +150,11 @@ class Checkpointer(SnapshotSaver):
             self._last = position
             self.write(snapshot, self._value)
 
-    def begun(self, learner: Any) -> None:
+    def begun(self, learner: Any, kept: list[tuple[Entry, Manifest]]) -> None:
         """Save the beginning of a new run, and wait for that: what hinders saving shows now, and logs have a start."""
-        if self._newest is None and learner.progress.step == 0:
+        here = [(entry.path, _position(manifest)) for entry, manifest in kept if entry.step == learner.progress.step]
+        self._last, self._there = None, here[-1] if here else None  # if the fit ends at once, it is there already
+        if not kept and learner.progress.step == 0:
             learner.snapshots.request(self._take_first)
 
     def _take_first(self, snapshot: Snapshot) -> None:

@@ -44,13 +44,17 @@ def _count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
+def _counter(value: Any) -> bool:
+    return _count(value) and value < 2**31  # as the carry holds it
+
+
 def _mapping(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
 
 
 def _position(value: Any) -> bool:
     return value is None or (
-        isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(_count, value[1:]))
+        isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(_counter, value[1:]))
     )
 
 
@@ -90,8 +94,8 @@ _ended = _is(str, type(None))
 
 _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "run": _is(str),
-    "step": _count,
-    "epoch": _count,
+    "step": _counter,
+    "epoch": _counter,
     "at": _position,
     "ended": _ended,
     "value": _is(int, float, type(None)),
@@ -111,9 +115,9 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 _HOST: Mapping[str, Callable[[Any], bool]] = {
-    "progress": _record({"step": _count, "epoch": _count, "step_in_epoch": _count}),
+    "progress": _record({"step": _counter, "epoch": _counter, "step_in_epoch": _counter}),
     "at": _position,
-    "fit": _record({"epoch": _count, "step": _count, "ended": _ended}),
+    "fit": _record({"epoch": _counter, "step": _counter, "ended": _ended}),
     "key": _is(dict),
     "cbstate": _is(dict),
     "callbacks": _is(dict),

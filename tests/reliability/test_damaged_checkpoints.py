@@ -529,7 +529,7 @@ def test_a_forged_manifest_that_says_the_truth_is_read(run: Path, params: dict[s
 
 FIELDS = {
     "run": [None, 1, ["x"]],
-    "step": [-1, 8.0, "8", True, None, 2**63, [8]],
+    "step": [-1, 8.0, "8", True, None, 2**31, [8]],
     "epoch": [-1, 2.0, "2", None, 10**30],
     "at": [1, "training", [], ["training", 1], ["training", -1, 0], [1, 2, 3], {"phase": "training"}],
     "ended": [1, []],
