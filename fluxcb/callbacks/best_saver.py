@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
 from fluxcb.checkpoints.manifest import Manifest
@@ -34,6 +35,12 @@ class BestSaver(SnapshotSaver):
         owner = type(self).__name__
         self._watched = Watched.named(metric, None, owner)
         super().__init__(folder, owner)
+        if name is not None and not (isinstance(name, str) and re.match(r"[^\W\d]", name)):
+            raise DeclarationError(
+                f"`name` of {owner} must begin with a letter, and not be {name!r}.",
+                why="it is the name of a directory inside the run's, where numbers are checkpoints",
+                fix=f'e.g. `{owner}("runs/1", {metric!r}, name="best")`',
+            )
         inner = name if name is not None else f"{self.mode}-{self._watched}"
         self.folder = self._files.path = self.folder / re.sub(r"[^\w.-]+", "-", inner)
         self.best: tuple[int, float] | None = None
@@ -53,10 +60,10 @@ class BestSaver(SnapshotSaver):
         super().load_state_dict(state)
         self.best = (state["best"][0], state["best"][1]) if state["best"] is not None else None
 
-    def begun(self, learner: Any) -> None:
+    def begun(self, learner: Any, kept: list[tuple[Entry, Manifest]]) -> None:
         """Save what a kill may have kept from being saved: the best is the state at hand, and is not on disk."""
-        saved = [manifest.step for _, manifest in self.kept()]
-        if self.best is not None and self.best[0] == learner.progress.step and self.best[0] not in saved:
+        best = self.best[0] if self.best is not None else None
+        if best == learner.progress.step and all(entry.step != best for entry, _ in kept):
             learner.snapshots.request(self._take)
 
     @on(Trigger, AbstractTrainingPhase)
@@ -73,7 +80,7 @@ class BestSaver(SnapshotSaver):
     def unsaved(self) -> None:
         """Take the best that is on disk for the best again."""
         super().unsaved()
-        saved = [(manifest.step, manifest.value) for _, manifest in self.kept() if manifest.value is not None]
+        saved = [(manifest.step, manifest.value) for _, manifest in self._files.kept()[0] if manifest.value is not None]
         self.best = saved[-1] if saved else None
 
     def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:

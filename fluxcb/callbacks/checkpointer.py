@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from fluxcb._declare.callback import Callback
@@ -12,11 +13,11 @@ from fluxcb._declare.events import Event, FitStopping, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.run_folder import Entry
+from fluxcb.checkpoints.run_folder import Entry, whole
 from fluxcb.checkpoints.snapshot import Snapshot
 
 __all__ = ["Checkpointer", "ModelSaver"]
@@ -140,17 +141,19 @@ class Checkpointer(SnapshotSaver):
         learner.snapshots.request(self._take)
 
     def _take(self, snapshot: Snapshot) -> None:
-        identity = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"])
-        files = self._files
-        if files.last is None and files.found is not None:
-            files.last = (files.found.step, files.found.at, files.found.ended)
-        if identity != files.last:  # a fit often stops where the last epoch has just been saved
-            files.last = identity
+        position, files = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"]), self._files
+        found, files.found = files.found, None
+        if found is not None and _position(found[1]) == position and _is_whole(found[0].path):
+            files.last = position
+        if position != files.last:  # a fit often stops where the last epoch has just been saved
+            files.last = position
             self.write(snapshot, self._value)
 
-    def begun(self, learner: Any) -> None:
+    def begun(self, learner: Any, kept: list[tuple[Entry, Manifest]]) -> None:
         """Save the beginning of a new run, and wait for that: what hinders saving shows now, and logs have a start."""
-        if self._files.found is None and learner.progress.step == 0:
+        here = [(entry, manifest) for entry, manifest in kept if entry.step == learner.progress.step]
+        self._files.last, self._files.found = None, here[-1] if here else None  # if the fit ends at once
+        if not kept and learner.progress.step == 0:
             learner.snapshots.request(self._take_first)
 
     def _take_first(self, snapshot: Snapshot) -> None:
@@ -209,6 +212,17 @@ class ModelSaver(Checkpointer):
 
     def __init__(self, folder: str | os.PathLike[str], max_to_keep: int = 10) -> None:
         super().__init__(folder, keep_last=max_to_keep)
+
+
+def _position(manifest: Manifest) -> tuple[Any, ...]:
+    return (manifest.step, manifest.at, manifest.ended)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return whole(path) is not None
+    except CheckpointCorruptError:
+        return False
 
 
 def _schedule(steps: int | None, epochs: int | None, seconds: float | None) -> Schedule | None:

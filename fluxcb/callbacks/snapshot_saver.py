@@ -17,7 +17,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError
+from fluxcb._errors import CheckpointError, DeclarationError
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
 from fluxcb.checkpoints.snapshot import Snapshot
@@ -52,6 +52,7 @@ class SnapshotSaver(Callback):
             )
         self._run = uuid.uuid4().hex
         self._fitting = False
+        self._goes_on = False
         self._files = RunFolder(self.folder)
         self._thread: ThreadPoolExecutor | None = None
         self._pending: Future[str | None] | None = None
@@ -66,7 +67,7 @@ class SnapshotSaver(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with that run."""
-        self._run = state["run"]
+        self._run, self._goes_on = state["run"], True
 
     # -- a fit ------------------------------------------------------------------------------
 
@@ -74,26 +75,36 @@ class SnapshotSaver(Callback):
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
         """Take the directory, or find that it is another run's."""
         self._fitting = True
-        self._take_folder()
-        self.begun(learner)
+        self.begun(learner, self._take_folder())
 
-    def begun(self, learner: Any) -> None:
-        """Do what else is to be done when a fit begins."""
+    def begun(self, learner: Any, kept: list[tuple[Entry, Manifest]]) -> None:
+        """Do what else is to be done when a fit begins, with these checkpoints in the directory, oldest first."""
 
-    def _take_folder(self) -> None:
+    def _take_folder(self) -> list[tuple[Entry, Manifest]]:
         if _is_chief():
             self._files.lock()
-        kept = self.kept()
-        self._files.found = kept[-1][1] if kept else None  # all processes look, so that all save, or none
-        if not _is_chief():
-            return
-        others = {manifest.run for _, manifest in kept} - {self._run}
-        if others:
+        try:
+            kept, damaged = self._files.kept()  # all processes look, so that all save, or none
+            self._refuse_others(kept, damaged)
+        except BaseException:
             self._files.unlock()
+            raise
+        return kept
+
+    def _refuse_others(self, kept: list[tuple[Entry, Manifest]], damaged: list[str]) -> None:
+        why = "one directory has one run: its checkpoints are numbered by step, and old ones are deleted"
+        if {manifest.run for _, manifest in kept} - {self._run}:
             raise CheckpointError(
                 f"{self.folder} has the checkpoints of another run.",
-                why="one directory has one run: its checkpoints are numbered by step, and old ones are deleted",
+                why=why,
                 fix=["go on with it: `learner.fit(..., resume=True)`", "name another directory, or delete this one"],
+            )
+        if damaged and not kept and not self._goes_on:
+            raise CheckpointError(
+                f"{self.folder} has checkpoints, and it cannot be read whose they are.",
+                where=damaged,
+                why=why,
+                fix="name another directory, or delete this one",
             )
 
     @on(StepEnd | EpochBegin | EpochEnd, Phase, access={})
@@ -150,8 +161,14 @@ class SnapshotSaver(Callback):
             )
         save(self._files, snapshot, run=self._run, value=value)
         if _is_chief():
-            for entry in self.dispensable(self.kept()):
-                self._files.remove(entry)
+            for entry in self.dispensable(self._files.kept()[0]):
+                try:
+                    self._files.remove(entry)
+                except OSError as error:
+                    raise CheckpointError(
+                        f"The old checkpoint {entry.path} could not be deleted: {error.strerror or error}.",
+                        why=f"that of step {snapshot.step} has been written, and the directory would grow without end",
+                    ) from error
         return None
 
     def wait(self) -> None:
@@ -178,19 +195,9 @@ class SnapshotSaver(Callback):
         """Take back what was said of a snapshot that has not become a checkpoint."""
         self._files.last = None
 
-    def kept(self) -> list[tuple[Entry, Manifest]]:
-        """Return the checkpoints in the directory, oldest first; damaged ones are left out, and so left alone."""
-        found = []
-        for entry in self._files.entries():
-            try:
-                found.append((entry, Manifest.read(entry.path)))
-            except CheckpointCorruptError:
-                continue
-        return found
-
     @abstractmethod
     def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
-        """Return which checkpoints are to be deleted, of those in the directory, oldest first."""
+        """Return which checkpoints are to be deleted, of those in the directory, oldest first; never the last."""
 
 
 def better(value: float | None, best: float | None, mode: str) -> bool:

@@ -13,7 +13,8 @@ import numpy as np
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, ResumeError
 from fluxcb._typing import PyTree
-from fluxcb.checkpoints.manifest import ARRAYS, HOST, Manifest
+from fluxcb.checkpoints.fields import ARRAYS, HOST, wrong_in_host
+from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.naming import flat, named, nested, unflatten
 from fluxcb.checkpoints.run_folder import is_checkpoint, newest_good, whole
 from fluxcb.checkpoints.snapshot import Snapshot, text_of
@@ -132,6 +133,13 @@ def read_snapshot(folder: Path, manifest: Manifest, trees: Mapping[str, PyTree])
             side.
     """
     held = _leaves(folder, manifest, [*trees, HOST, ARRAYS])
+    wrong = wrong_in_host(held[HOST])
+    if wrong is None and held[HOST]["progress"]["step"] != manifest.step:
+        wrong = "progress"
+    if wrong is not None:
+        raise CheckpointCorruptError(
+            f"{folder / HOST} is no state that fluxcb wrote: see `{wrong}`.", where=str(folder)
+        )
     made: dict[str, PyTree] = {}
     for part, tree in trees.items():
         leaves = held.get(part, {})
@@ -147,21 +155,19 @@ def _leaves(folder: Path, manifest: Manifest, parts: Iterable[str]) -> dict[str,
     """Return the arrays of some parts by name, as numpy arrays (of random keys, the data); the host's JSON as it is."""
     import orbax.checkpoint as ocp
 
-    there = {path.name for path in folder.iterdir()}
-    wanted: dict[str, Any] = {part: _wanted(manifest, part) for part in parts if part in there}
     try:
+        wanted: dict[str, Any] = {part: item for part in parts if (item := _wanted(manifest, part)) is not None}
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             restored = checkpointer.restore(folder.absolute(), args=ocp.args.Composite(**wanted))
+        found: dict[str, Any] = {part: flat(restored[part]) if part != HOST else restored[part] for part in wanted}
     except Exception as error:
         raise CheckpointCorruptError(
             f"{folder} cannot be read, though its files are what was written: {type(error).__name__}: {error}",
             where=str(folder),
         ) from error
-    found: dict[str, Any] = {part: flat(restored[part]) if part != HOST else restored[part] for part in wanted}
-    for part, texts in manifest.trees.items():
-        if part in parts:  # arrays without elements are not stored
-            empty = {tuple(name.split(".")): _empty(text) for name, text in texts.items()}
-            found[part] = {name: x for name, x in empty.items() if x is not None} | found.get(part, {})
+    for part in parts:
+        if part != HOST:
+            found[part] = _whole(folder, part, manifest.trees[part], found.get(part, {}))
     return found
 
 
@@ -171,10 +177,33 @@ def _wanted(manifest: Manifest, part: str) -> Any:
     if part == HOST:
         return ocp.args.JsonRestore()
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
-    if part == ARRAYS:
-        return ocp.args.PyTreeRestore(restore_args={str(n): as_numpy for n in range(manifest.arrays)})
     names = [tuple(name.split(".")) for name, text in manifest.trees[part].items() if _empty(text) is None]
-    return ocp.args.PyTreeRestore(restore_args=nested(dict.fromkeys(names, as_numpy)))
+    return ocp.args.PyTreeRestore(restore_args=nested(dict.fromkeys(names, as_numpy))) if names else None
+
+
+def _whole(folder: Path, part: str, texts: Mapping[str, str], found: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the arrays of a part, with those that are not stored because they have no elements.
+
+    Raises:
+        CheckpointCorruptError: They are not those of the manifest.
+    """
+    whole = dict(found)
+    for name, text in texts.items():
+        key = tuple(name.split("."))
+        array = whole.setdefault(key, _empty(text))
+        if not (_is_data(array, text) or (isinstance(array, np.ndarray) and text_of(array) == text)):
+            told = text_of(array) if isinstance(array, np.ndarray) else type(array).__name__
+            raise CheckpointCorruptError(
+                f"{folder} has {told} for {part}: {name}, which its manifest says is {text}.", where=str(folder)
+            )
+    return whole
+
+
+def _is_data(array: Any, text: str) -> bool:
+    """Tell whether an array is the data of random keys that a text such as `key<fry>[3]` describes."""
+    if not text.startswith("key<") or not isinstance(array, np.ndarray) or array.dtype != np.uint32:
+        return False
+    return text.endswith(f"[{', '.join(map(str, array.shape[:-1]))}]")
 
 
 def _empty(text: str) -> np.ndarray | None:

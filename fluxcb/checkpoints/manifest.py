@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError
+from fluxcb.checkpoints.fields import wrong_field
 
-__all__ = ["ARRAYS", "HOST", "MANIFEST", "Manifest", "sums_of"]
-
-HOST, ARRAYS = "host", "host_arrays"
-"""Names of the parts of a checkpoint that are no pytrees of the carry."""
+__all__ = ["MANIFEST", "Manifest", "sums_of"]
 
 MANIFEST = "fluxcb-manifest.json"
 FORMAT = 1
 _BLOCK = 1 << 20
+_LONGEST = 1 << 28
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,7 @@ class Manifest:
         at: Where in an epoch it was written, or None between two epochs.
         ended: Why the fit ended before its time, if it did.
         value: The value that decides which checkpoints are the best, or None.
-        arrays: How many arrays stand beside the host's JSON.
-        trees: For each pytree of arrays the arrays by name: `float32[32, 10]`.
+        trees: For each pytree of arrays, and for those beside the host's JSON, the arrays by name: `float32[32, 10]`.
         sequences: For each pytree the names of its lists and tuples.
         about: What the run is made of; see `Snapshot.about`.
         files: For each file its size (bytes) and SHA-256.
@@ -52,7 +50,6 @@ class Manifest:
     at: list[Any] | None
     ended: str | None
     value: float | None
-    arrays: int
     trees: Mapping[str, Mapping[str, str]]
     sequences: Mapping[str, list[str]]
     about: Mapping[str, Any]
@@ -75,20 +72,27 @@ class Manifest:
         """
         file = folder / MANIFEST
         try:
+            info = file.lstat()
+            if not stat.S_ISREG(info.st_mode) or info.st_size > _LONGEST:  # a pipe would be read from for ever
+                raise CheckpointCorruptError(f"{file} is no manifest, but something else.", where=str(file))
             content = json.loads(file.read_bytes())
             written = content.pop("sha256")
+            expected = _sum_of_content(content)
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise CheckpointCorruptError(
-                f"{folder} has no manifest that can be read: {type(error).__name__}: {error}", where=str(file)
+                f"{file} is no manifest that can be read: {type(error).__name__}: {error}", where=str(file)
             ) from error
-        if written != _sum_of_content(content):
+        if written != expected:
             raise CheckpointCorruptError(f"{file} is not what was written: its checksum differs.", where=str(file))
-        if content["format"] > FORMAT:
+        version = content.get("format")
+        if isinstance(version, int) and version > FORMAT:
             raise CheckpointError(
-                f"{folder} was written by a later version of fluxcb (format {content['format']}, this one knows "
-                f"{FORMAT}).",
+                f"{folder} was written by a later version of fluxcb (format {version}, this one knows {FORMAT}).",
                 fix="upgrade fluxcb",
             )
+        wrong = wrong_field(content)
+        if wrong is not None:
+            raise CheckpointCorruptError(f"{file} is no manifest that fluxcb wrote: see `{wrong}`.", where=str(file))
         return cls(**content)
 
     def verify(self, folder: Path) -> None:

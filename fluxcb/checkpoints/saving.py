@@ -15,8 +15,9 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from fluxcb._errors import CheckpointError
-from fluxcb.checkpoints.manifest import ARRAYS, HOST, Manifest, sums_of
+from fluxcb._errors import CheckpointError, FluxcbError
+from fluxcb.checkpoints.fields import ARRAYS, HOST
+from fluxcb.checkpoints.manifest import Manifest, sums_of
 from fluxcb.checkpoints.naming import named, nested, sequences
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
 from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
@@ -48,9 +49,10 @@ def save(folder: RunFolder, snapshot: Snapshot, *, run: str, value: float | None
     chief = jax.process_index() == 0
     try:
         if chief:
+            folder.still_mine()
             folder.clear(path)
         _agree(None)
-        with _ONE_AT_A_TIME, ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+        with _ONE_AT_A_TIME, ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(path, args=_items(snapshot))
         if chief:
             manifest_of(snapshot, run, value, path).write(path)
@@ -71,7 +73,8 @@ def save(folder: RunFolder, snapshot: Snapshot, *, run: str, value: float | None
 
 def manifest_of(snapshot: Snapshot, run: str, value: float | None, folder: Path) -> Manifest:
     """Return the manifest of what has been written to a folder."""
-    leaves = {name: named(tree) for name, tree in snapshot.trees.items()}
+    trees = {**snapshot.trees, ARRAYS: snapshot.arrays}
+    leaves = {name: named(tree) for name, tree in trees.items()}
     return Manifest(
         run=run,
         step=snapshot.step,
@@ -79,12 +82,17 @@ def manifest_of(snapshot: Snapshot, run: str, value: float | None, folder: Path)
         at=snapshot.host["at"],
         ended=snapshot.host["fit"]["ended"],
         value=value,
-        arrays=len(snapshot.arrays),
         trees={name: {".".join(n): text_of(x) for n, x in of.items()} for name, of in leaves.items()},
-        sequences={name: sequences(tree) for name, tree in snapshot.trees.items()},
+        sequences={name: sequences(tree) for name, tree in trees.items()},
         about=json.loads(json.dumps(snapshot.about)),
         files=sums_of(folder),
     )
+
+
+def _handler() -> Any:
+    # With folders that are made beside, threads wait for five minutes for a folder that could not be made (0.12.8).
+    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(async_options=at_once))
 
 
 def _items(snapshot: Snapshot) -> Any:
@@ -123,6 +131,8 @@ def _agree(failure: str | None) -> str | None:
 
 def _told(error: BaseException, folder: Path) -> str:
     """Return what went wrong in a line; orbax tells of a full disk in the middle of a long ValueError."""
+    if isinstance(error, FluxcbError):
+        return error.what.removesuffix(".")
     code = getattr(error, "errno", None)
     found = re.search(r"os_error_code='(\d+)'", str(error))
     if code is None and found is not None:

@@ -1,0 +1,177 @@
+"""A save with the deletion of an old checkpoint, cut off at every operation: what is listed is whole, and goes on.
+
+The disk dies, for the process, at the n-th operation that changes it: that one and all behind it fail, those that clean
+up, too. What lies there then is what SIGKILL leaves.
+"""
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Callback, Read, on
+from fluxcb._declare.events import FitStopping
+from fluxcb._errors import CheckpointError
+from fluxcb.callbacks import Checkpointer, Metrics
+from fluxcb.checkpoints.loading import find
+from fluxcb.checkpoints.run_folder import newest_good
+from fluxcb.phases import AbstractTrainingPhase
+
+CHANGES = ("os.rename", "os.mkdir", "os.rmdir", "os.remove", "os.truncate", "os.link", "os.symlink")
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Disk:
+    """Counts what changes the files in a folder, and may die."""
+
+    def __init__(self) -> None:
+        self.folder, self.most, self.dead = "", None, False
+        self.done: list[str] = []
+        self._lock = threading.Lock()
+        sys.addaudithook(self._heard)  # there is no way to remove one
+
+    def _heard(self, event: str, args: Any) -> None:
+        if not self.folder:
+            return
+        if event == "open":
+            path, _, flags = args
+            changes = isinstance(path, str) and path.startswith(self.folder) and bool(flags & WRITES)
+        else:  # in a folder that is deleted, names are relative
+            changes = event in CHANGES and (
+                str(args[0]).startswith(self.folder) or args[-1] not in (-1, 0, None, 0o777)
+            )
+        if changes:
+            self.operate(event)
+
+    def operate(self, event: str) -> None:
+        """Note an operation, or fail."""
+        with self._lock:
+            if len(self.done) == self.most:
+                self.dead = True
+            if self.dead:
+                raise OSError(5, "the disk is dead")
+            self.done.append(event)
+
+    def dies(self, folder: Path, after: int | None) -> None:
+        self.folder, self.most, self.dead, self.done = str(folder), after, False, []
+
+    def lives(self) -> None:
+        self.folder = ""
+
+
+@pytest.fixture(scope="module")
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.fixture(autouse=True)
+def synced(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """fsync is no audited event. It need not be done here: nobody cuts the power."""
+    monkeypatch.setattr(os, "fsync", lambda handle: disk.operate("fsync") if disk.folder else None)
+    yield
+    disk.lives()
+
+
+class Keep(Callback):
+    """Keep the snapshot of the moment at which a fit stops."""
+
+    def stateaccess(self) -> dict[str, Any]:
+        return {"*": Read()}
+
+    @on(FitStopping, AbstractTrainingPhase)
+    def ask(self, event: Any, phase: Any, learner: Any) -> None:
+        learner.snapshots.request(self.take)
+
+    def take(self, snapshot: Any) -> None:
+        self.snapshot = snapshot
+
+
+def learner(folder: Path) -> fluxcb.Learner:
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.arange(6.0).reshape(2, 3)},
+        lambda params, batch, key: jnp.mean((batch @ params["w"] - jax.random.uniform(key)) ** 2),
+        optax.adam(0.1),
+        data=[jnp.full((4, 2), i / 3) for i in range(4)],
+        callbacks=[Checkpointer(folder, steps=100, keep_last=1), Keep(), Metrics()],
+        default_callbacks=False,
+    )
+
+
+def bits(tree: Any) -> list[bytes]:
+    return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(tree)]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, list[bytes]]]:
+    """A run with the checkpoint of step 3, the snapshot of step 6, and the parameters of both."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    trained = learner(folder)
+    trained.fit(steps=3)
+    params = {"3": bits(trained.params)}
+    shutil.copytree(folder, folder.with_name("original"))
+    trained.fit(steps=3)
+    params["6"] = bits(trained.params)
+    assert params["3"] != params["6"]
+    assert [path.name for path in folder.with_name("original").glob("[0-9]*")] == ["3"]
+    return folder.with_name("original"), trained.callbacks.get(Keep).snapshot, params
+
+
+def test_a_save_cut_off_anywhere_leaves_a_whole_newest_checkpoint(
+    begun: tuple[Path, Any, dict[str, list[bytes]]], disk: Disk, tmp_path: Path, times: int
+) -> None:
+    original, snapshot, params = begun
+    run, again = tmp_path / "run", learner(tmp_path / "run")
+    saver = Checkpointer(run, keep_last=1)
+    saver.load_state_dict({"run": find(original)[1].run})
+    outcomes, met = {}, set()
+
+    def cut_off(after: int | None) -> list[str]:
+        """Save step 6, and delete step 3, up to an operation; return what was done."""
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(original, run)
+        disk.dies(run, after)
+        failed = False
+        try:
+            saver.write(snapshot)
+        except CheckpointError:
+            failed = True
+        disk.lives()
+        assert disk.dead == (after is not None)
+        assert failed == disk.dead or disk.done[commit + 2 :]  # what cannot be deleted, is left for later
+        return disk.done
+
+    commit = 0
+    operations = cut_off(None)
+    assert [path.name for path in run.glob("[0-9]*")] == ["6"]
+    commit = len(operations) - 1 - operations[::-1].index("fsync") - 1  # the run's folder is synced behind its rename
+    assert operations[commit] == "os.rename"
+    assert commit > 60
+    assert operations[commit + 2] == "os.rename"  # the old checkpoint's, before it is deleted
+    assert len(operations) > commit + 40
+    points = range(len(operations)) if times > 1 else [*range(0, commit - 4, 4), *range(commit - 4, len(operations), 2)]
+    for after in points:
+        cut_off(after)
+        found = newest_good(run)
+        assert found is not None
+        outcomes[after] = found[0].path.name
+        left = {path.name.split("-")[0] for path in run.iterdir()} - {"fluxcb.lock"}
+        if frozenset(left) not in met:
+            met.add(frozenset(left))
+            again.restore(run)
+            assert bits(again.params) == params[outcomes[after]]
+        saver._files.lock()  # what the next fit does first
+        saver._files.unlock()
+        assert {path.name for path in run.iterdir()} == left - {".saving", ".trash"} | {"fluxcb.lock"}
+    # Up to the rename that commits, it is the old one; from there on, the new one.
+    assert outcomes == {after: "3" if after <= commit else "6" for after in points}
+    assert met == {frozenset(names) for names in (["3"], ["3", ".saving"], ["3", "6"], ["6", ".trash"])}
