@@ -13,7 +13,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._errors import TraceError
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["below", "check_loss", "conforming", "part_of", "replaced", "root_of"]
+__all__ = ["below", "check_loss", "conforming", "part_of", "replaced", "root_of", "watched"]
 
 
 def root_of(path: StatePath) -> StatePath:
@@ -67,6 +67,21 @@ def check_loss(loss: Any) -> None:
         why="its gradient is what training follows",
         fix=fix,
     )
+
+
+def watched(loss: Any, follows: list[bool]) -> Any:
+    """Return the loss; differentiating it notes in `follows` that something which is differentiated leads to it."""
+
+    @jax.custom_jvp
+    def same(x: Any) -> Any:
+        return x
+
+    @same.defjvp
+    def rule(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+        follows.append(True)  # JAX asks only for what carries a tangent
+        return primals[0], tangents[0]
+
+    return same(loss)
 
 
 def conforming(old: PyTree, new: PyTree, what: str, where: Any = ()) -> PyTree:

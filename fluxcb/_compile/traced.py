@@ -19,7 +19,7 @@ import optax
 from jax.extend.core import get_opaque_trace_state
 
 from fluxcb._compile.arrays import differences
-from fluxcb._compile.carried import check_loss, conforming, replaced, root_of
+from fluxcb._compile.carried import check_loss, conforming, replaced, root_of, watched
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.protect import make_proxy
@@ -145,6 +145,7 @@ class TraceState:
             )
         parameters = self._part(path, wrt)
         before, level = dict(self.values), self._level
+        follows: list[bool] = []
 
         def closure(x: PyTree) -> tuple[Any, dict[StatePath, Any]]:
             self.values = dict(before)
@@ -154,6 +155,7 @@ class TraceState:
             loss = function(x)
             check_loss(loss)
             self._refuse_ignored(loss)
+            loss = watched(loss, follows)
             changed = {
                 p: jax.tree.map(jnp.asarray, value)
                 for p, value in self.values.items()
@@ -162,6 +164,16 @@ class TraceState:
             return loss, changed
 
         gradients, changed = jax.grad(closure, has_aux=True)(parameters)
+        if not follows:
+            raise TraceError(
+                f"The loss does not depend on `{wrt}`.",
+                where=f"{type(self.phase).__name__}.step",
+                why="its gradient is zero everywhere, so no step would learn anything",
+                fix=[
+                    "compute it from the model's outputs, or from the parameters",
+                    "if it is: comparisons, `argmax`, `round` and `jax.lax.stop_gradient` let no gradient through",
+                ],
+            )
         self._level = level
         self.values = before | changed
         return gradients
@@ -338,7 +350,15 @@ class TraceState:
         try:
             # The scope names the handler's operations in profiles, and tells them from the model's own.
             with jax.named_scope(f"fluxcb:{handler.declared.cls.__name__}.{handler.name}"):
-                handler.function(event, self.phase, learner)
+                returned = handler.function(event, self.phase, learner)
+            if returned is not None:
+                raise TraceError(
+                    f"The traced handler {handler.declared.label}.{handler.name} returns "
+                    f"{type(returned).__name__}, which nobody takes.",
+                    where=handler.where,
+                    why="what a handler computes becomes part of the step where it is assigned",
+                    fix="assign it, e.g. `learner.step.grads = grads`, and return nothing",
+                )
         except FluxcbError:
             raise
         except _CONCRETE as error:

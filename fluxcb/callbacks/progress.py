@@ -16,6 +16,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
 from fluxcb._declare.schedules import EverySeconds, Schedule
 from fluxcb.callbacks.console import console_for, is_plain, print_line
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["ProgressBar"]
 
@@ -69,7 +70,7 @@ class ProgressBar(Callback):
     chief_only = True  # one process prints
 
     def __init__(self, file: IO[str] | None = None, interval: float = 0.1) -> None:
-        self.file = file
+        self.file = text_file(file, "ProgressBar")
         self.interval = interval
         # An instance's own, because the clock's last stroke is remembered in it.
         self._schedule = EverySeconds(interval)

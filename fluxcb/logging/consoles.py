@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import IO, Any
 
-__all__ = ["CONSOLES", "console_for", "print_line"]
+from fluxcb._errors import DeclarationError
+
+__all__ = ["CONSOLES", "console_for", "print_line", "text_file"]
 
 CONSOLES: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """The consoles in use, by file."""
@@ -21,6 +23,20 @@ def console_for(file: IO[str] | None) -> Any:
     if file not in CONSOLES:
         CONSOLES[file] = Console(file=file)
     return CONSOLES[file]
+
+
+def text_file(file: IO[str] | None, owner: str) -> IO[str] | None:
+    """Return a file that lines can be printed to; None stands for the usual one.
+
+    Raises:
+        DeclarationError: It is no open file.
+    """
+    if file is None or callable(getattr(file, "write", None)):
+        return file
+    raise DeclarationError(
+        f"`file` of `{owner}` must be an open text file, not {file!r}.",
+        fix='write `file=open("lines.txt", "w")`, or leave it out',
+    )
 
 
 def print_line(console: Any, text: str, style: str | None = None) -> None:

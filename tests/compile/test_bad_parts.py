@@ -184,7 +184,9 @@ def test_bad_optimizers():
 
 
 def test_a_program_that_does_not_exist():
-    assert fails(DeclarationError, program="fast") == "`program` is 'loop', 'straight' or None, not 'fast'."
+    assert fails(DeclarationError, program="fast") == (
+        "`program` is 'loop', 'straight' or None, not 'fast'.\n  fix:   leave it out: the model decides"
+    )
 
 
 def test_integer_parameters():
