@@ -49,7 +49,8 @@ def check_leaves(
             shown, why, fix = trouble
             keys = jax.tree_util.keystr(path)
             place = f" at `{name}{keys}`" if keys else ""
-            raise error(f"{what} has {shown}{place}, and JAX takes arrays of numbers.", where=where, why=why, fix=fix)
+            text = f"{what} has {shown}{place}, which JAX cannot take as an array of numbers."
+            raise error(text, where=where, why=why, fix=fix)
 
 
 def is_number(value: Any) -> bool:
@@ -114,7 +115,9 @@ def _is_list_of_numbers(value: Any) -> bool:
 
 
 def _shown(leaf: Any) -> str:
-    if hasattr(leaf, "dtype") and hasattr(leaf, "shape"):
+    if isinstance(getattr(leaf, "dtype", None), np.dtype):
         return describe(leaf)
     text = repr(leaf)
+    if " at 0x" in text:  # says nothing, and something else each time
+        return f"an object of type `{type(leaf).__name__}`"
     return f"{type(leaf).__name__} {text if len(text) <= _LONGEST else text[:_LONGEST] + '...'}"

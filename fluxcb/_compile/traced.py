@@ -32,7 +32,7 @@ from fluxcb._declare.state import CARRY, STEP_FLAGS
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
 from fluxcb._typing import LossFn, ModelAdapter, PyTree, StatePath
 
-__all__ = ["COUNTERS", "StepSetup", "TraceState", "name_hash"]
+__all__ = ["COUNTERS", "NEEDS_VALUE", "StepSetup", "TraceState", "name_hash"]
 
 COUNTERS = ("step", "epoch", "step_in_epoch", "stopped")
 """What the first words of the carry's `counters`, an int32[4 + words of the key], hold; the random key is behind them.
@@ -40,13 +40,13 @@ COUNTERS = ("step", "epoch", "step_in_epoch", "stopped")
 Each leaf of the carry costs time at every call (0.6 us), so these small ones are one.
 """
 
-# Errors JAX raises when Python asks a tracer for a value.
-_CONCRETE = (
+NEEDS_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.UnexpectedTracerError,
 )
+"""Errors JAX raises when Python asks a tracer for a value."""
 
 
 def name_hash(name: str) -> int:
@@ -361,7 +361,7 @@ class TraceState:
                 )
         except FluxcbError:
             raise
-        except _CONCRETE as error:
+        except NEEDS_VALUE as error:
             raise self._needs_value(handler, error) from error
         except TypeError as error:
             if "Tracer" in str(error):
