@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
+from fluxcb.callbacks.arguments import number_between
 
 __all__ = ["AbstractMetric", "Loss", "Metric", "SmoothLoss", "accuracy"]
 
@@ -206,11 +207,7 @@ class SmoothLoss(AbstractMetric):
     needs: ClassVar[tuple[str, ...]] = ("loss",)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, beta: float = 0.98) -> None:
-        if not 0 <= beta < 1:
-            raise DeclarationError(
-                f"`beta` of SmoothLoss must be at least 0 and below 1, not {beta!r}.", fix="e.g. `SmoothLoss(0.98)`"
-            )
-        self.beta = beta
+        self.beta = number_between(0, 1, beta, "`beta` of SmoothLoss")
 
     def init(self) -> Any:
         """Return the average and the number of steps: two zeros, float32[]."""

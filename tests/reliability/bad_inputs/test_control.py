@@ -17,40 +17,40 @@ def raises(error=DeclarationError, text=FIRST, fix="do it otherwise"):
     raise error(text, fix=fix)
 
 
-def test_the_plain_case_passes(refuses):
-    refuses(lambda log: raises(), DeclarationError, FIRST)
+def test_the_plain_case_passes(told):
+    told(lambda: raises(), DeclarationError, FIRST)
 
 
-def test_what_is_accepted_is_found(refuses):
+def test_what_is_accepted_is_found(told):
     with pytest.raises(pytest.fail.Exception, match="it was accepted"):
-        refuses(lambda log: None, DeclarationError, FIRST)
+        told(lambda: None, DeclarationError, FIRST)
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda log: raises(text="It cannot be so."),
-        lambda log: raises(error=FluxcbError),
-        lambda log: raises(fix=()),
-        lambda log: float("x"),
+        lambda: raises(text="It cannot be so."),
+        lambda: raises(error=FluxcbError),
+        lambda: raises(fix=()),
+        lambda: float("x"),
     ],
     ids=["another-text", "another-kind", "no-cure", "an-error-of-python"],
 )
-def test_a_wrong_error_is_found(make, refuses):
+def test_a_wrong_error_is_found(make, told):
     with pytest.raises(AssertionError):
-        refuses(make, DeclarationError, FIRST)
+        told(make, DeclarationError, FIRST)
 
 
 @pytest.mark.parametrize("make", [lambda: Path("left").touch(), lambda: Path("folder").mkdir()], ids=["file", "folder"])
-def test_what_is_left_on_disk_is_found(make, refuses):
+def test_what_is_left_on_disk_is_found(make, told):
     with pytest.raises(AssertionError, match="work"):
-        refuses(lambda log: [make(), raises()], DeclarationError, FIRST)
+        told(lambda: [make(), raises()], DeclarationError, FIRST)
 
 
-def test_a_thread_that_is_left_is_found(refuses):
+def test_a_thread_that_is_left_is_found(told):
     done = threading.Event()
     with pytest.raises(AssertionError, match="Thread"):
-        refuses(lambda log: [threading.Thread(target=done.wait).start(), raises()], DeclarationError, FIRST)
+        told(lambda: [threading.Thread(target=done.wait).start(), raises()], DeclarationError, FIRST)
     done.set()
 
 

@@ -79,7 +79,9 @@ def test_models(model, first, refuses):
         ({"w": np.array(["a"])}, "<U1[1] at `params['w']`"),
         ({"w": np.array([None, 1])}, "object[2] at `params['w']`"),
     ],
-    ids=str,
+    ids=[
+        *["object", "text", "set", "function", "leaf-text", "list", "deep", "huge", "byte-order", "texts", "objects"],
+    ],
 )
 def test_parameters_that_are_no_arrays(params, shown, refuses):
     refuses(lambda log: from_loss(log, params), DeclarationError, NO_ARRAY.format("`params`", shown))
