@@ -32,7 +32,6 @@ NUMBERS = {
     "`factor` of DynamicLossScale": (ABOVE, 1, lambda x: cb.DynamicLossScale(factor=x)),
     "`threshold` of LossSpikeGuard": (ABOVE, 0, cb.LossSpikeGuard),
     "`seconds` of `StepTimeout`": (ABOVE, 0, cb.StepTimeout),
-    "`first` of `StepTimeout` (seconds)": (ABOVE, 0, lambda x: cb.StepTimeout(1, first=x)),
     "`interval` of `GPUUtilizationTracker` (seconds)": (ABOVE, 0, lambda x: cb.GPUUtilizationTracker(interval=x)),
     "`scale` of `DumpImages`": (ABOVE, 0, lambda x: cb.DumpImages("step.xs", "images", scale=x)),
     "`timeout` of `SendMonitorData` (seconds)": (
@@ -54,9 +53,6 @@ NUMBERS = {
 @pytest.mark.parametrize("value", [-1, NAN, INF, "0.5", True, None, np.zeros(2)], ids=str)
 def test_numbers(what, value, told):
     template, bound, make = NUMBERS[what]
-    optional = "`first`" in what and value is None
-    if optional:
-        pytest.skip("None is what it is by default")
     first = template.format(what, value) if template is BETWEEN else template.format(what, bound, value)
     told(lambda: make(value), DeclarationError, first)
 
