@@ -80,9 +80,10 @@ def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) 
         for path, permission, where in d.accesses():
             problem = _unknown(path, steps, names)
             if problem:
-                what, hint = problem
+                what, hint, known = problem
                 what = f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}"
-                problems.append(UnknownStateError(what, where=where))
+                fix = f"name one of {', '.join(sorted(known))}" if known else f"write `{path[0]}` alone"
+                problems.append(UnknownStateError(what, where=where, fix=fix))
             elif path[0] in ("progress", "key", "*") and writes(permission):
                 what = f"{d.label} declares to write `{dotted(path)}`, which no callback can write."
                 cure = "declare the paths it changes" if path[0] == "*" else "remove it from `stateaccess`"
@@ -99,24 +100,25 @@ def _written_step_names(declared: Sequence[Declared]) -> set[str]:
     }
 
 
-def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[str, str] | None:
+def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[str, str, Iterable[str]] | None:
+    """Return what is wrong with a path, a hint, and the names that could stand in its place; None if nothing is."""
     first = path[0]
     if first not in FIRST_LEVEL:
         if first in steps:
             hint = f' Step values are nested: `{{"step": {{"{first}": Read()}}}}`.'
         else:
             hint = did_you_mean(first, FIRST_LEVEL)
-        return "which is not a part of the Learner", hint
+        return "which is not a part of the Learner", hint, FIRST_LEVEL
     if first in ("*", "control") and len(path) > 1:
-        return f"but `{first}` has no parts", ""
+        return f"but `{first}` has no parts", "", ()
     if len(path) < 2:
         return None
     if first == "step" and path[1] not in steps:
-        return "which no phase provides and no callback writes", did_you_mean(path[1], steps)
+        return "which no phase provides and no callback writes", did_you_mean(path[1], steps), steps
     if first == "progress" and path[1] not in PROGRESS:
-        return "which is no counter", did_you_mean(path[1], PROGRESS)
+        return "which is no counter", did_you_mean(path[1], PROGRESS), PROGRESS
     if first == "data" and path[1] not in phase_names:
-        return "which is the name of no phase", did_you_mean(path[1], phase_names)
+        return "which is the name of no phase", did_you_mean(path[1], phase_names), phase_names
     return None
 
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import Event
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
+from fluxcb._typing import PyTree
 
-__all__ = ["LossWrites"]
+__all__ = ["LossWrites", "watched"]
 
 
 class LossWrites:
@@ -68,7 +68,7 @@ class LossWrites:
             return loss
         unfollowed, entry = self._unfollowed[-1], object()
         unfollowed[entry] = event, handler
-        return _watched(loss, self._tokens[-1], lambda: unfollowed.pop(entry, None))
+        return watched((loss, self._tokens[-1]), lambda: unfollowed.pop(entry, None))[0]
 
     def read(self) -> None:
         """Note that the phase reads `step.loss`."""
@@ -100,16 +100,16 @@ class LossWrites:
         return type(self._phase).__name__
 
 
-def _watched(loss: Any, token: Any, reached: Callable[[], Any]) -> Any:
-    """Return `loss`; `reached()` is called when a gradient is taken that depends on it."""
+def watched(tree: PyTree, reached: Callable[[], Any]) -> PyTree:
+    """Return the arrays as they are; `reached()` is called when a gradient is taken that leads through one of them."""
 
     @jax.custom_vjp
-    def same(loss: Any, token: Any) -> Any:
-        return loss
+    def same(tree: PyTree) -> PyTree:
+        return tree
 
-    def backward(_: None, cotangent: Any) -> tuple[Any, Any]:
-        reached()
-        return cotangent, jnp.zeros_like(token)
+    def backward(_: None, cotangents: PyTree) -> tuple[PyTree]:
+        reached()  # JAX asks only where there is a cotangent
+        return (cotangents,)
 
-    same.defvjp(lambda loss, token: (loss, None), backward)
-    return same(loss, token)
+    same.defvjp(lambda tree: (tree, None), backward)
+    return same(tree)

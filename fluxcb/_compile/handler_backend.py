@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from fluxcb._compile.arrays import describe
 from fluxcb._compile.carried import conforming, names_in, root_of
+from fluxcb._compile.leaves import check_leaves, is_number
 from fluxcb._declare.access import Append, Permission, dotted
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import Event
@@ -154,9 +155,12 @@ class HandlerBackend:
         elif path[0] == "hyperparams":
             state.setup.hyperparams.require(path[1], writing=True, who=label, where=where)
             old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
-            if jnp.shape(value) != old.shape:
+            if not is_number(value) or jnp.shape(value) != old.shape:
                 raise TraceError(
-                    f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.", where=where
+                    f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.",
+                    where=where,
+                    why="a hyperparameter is one number on the device, and its shape is compiled into the step",
+                    fix="give one number, e.g. `jnp.mean(...)` of several",
                 )
             state.values["opt_state",] = state.setup.hyperparams.set(state.values["opt_state",], path[1], value)
         else:
@@ -176,7 +180,7 @@ class HandlerBackend:
             ) from None
 
     def _set_flag(self, state: TraceState, path: StatePath, value: Any) -> None:
-        if jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
+        if not is_number(value) or jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
             raise TraceError(
                 f"{self._handler.declared.label} writes {describe(value)} to `{dotted(path)}`, which is bool[].",
                 where=self._handler.where,
@@ -189,6 +193,9 @@ class HandlerBackend:
         if path[1] in ("grads", "loss") and old is not None:
             what = f"{self._handler.declared.label} changes the structure, shape or dtype of `{dotted(path)}`"
             value = conforming(old, value, what, self._handler.where)
+        else:
+            what = f"What {self._handler.declared.label} writes to `{dotted(path)}`"
+            check_leaves(value, what, dotted(path), TraceError, where=self._handler.where)
         state.replace(path, value)
 
     def names(self, path: StatePath) -> Iterator[str]:

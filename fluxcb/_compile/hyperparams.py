@@ -31,7 +31,7 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         The optimizer; `optax.inject_hyperparams` of the factory.
 
     Raises:
-        DeclarationError: The factory has no such argument.
+        DeclarationError: It is no factory, or has other arguments.
 
     Example:
         >>> import optax, fluxcb
@@ -39,7 +39,19 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         >>> float(optimizer.init({"w": 0.0}).hyperparams["learning_rate"]) == float(jax.numpy.float32(1e-3))
         True
     """
+    if not callable(factory):
+        raise DeclarationError(
+            f"`inject` takes a factory of optimizers, not {type(factory).__name__}.",
+            why="the optimizer is made anew from its arguments, which become arrays on the device",
+            fix="write `fluxcb.inject(optax.adam, learning_rate=1e-3)`, not `fluxcb.inject(optax.adam(1e-3))`",
+        )
     parameters = inspect.signature(factory).parameters
+    for name, value in arguments.items():
+        if isinstance(value, str):
+            raise DeclarationError(
+                f"`inject` takes numbers and schedules, and `{name}` is {value!r}.",
+                fix=f"give e.g. `{name}=1e-3`, or keep it out: `functools.partial(factory, {name}={value!r})`",
+            )
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in arguments:
         if name not in parameters and not takes_any:
@@ -47,6 +59,16 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
                 f"`{getattr(factory, '__name__', factory)}` has no argument `{name}`.{did_you_mean(name, parameters)}",
                 fix=f"its arguments are {', '.join(parameters)}",
             )
+    missing = [
+        name
+        for name, p in parameters.items()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and name not in arguments
+    ]
+    if missing:
+        raise DeclarationError(
+            f"`{getattr(factory, '__name__', factory)}` needs `{missing[0]}`, which `inject` was not given.",
+            fix=f"give it, e.g. `{missing[0]}=1e-3`",
+        )
     static = tuple(name for name in parameters if name not in arguments)
     return optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**arguments)
 

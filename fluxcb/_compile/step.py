@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import StepLearner
-from fluxcb._compile.traced import StepSetup, TraceState
+from fluxcb._compile.traced import NEEDS_VALUE, StepSetup, TraceState
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
@@ -65,7 +65,14 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     def step(carry: PyTree, batch: Batch) -> tuple[PyTree, dict[str, Any]]:
         state = TraceState(setup, phase, carry, batch)
         state.touched = touched
-        phase.step(StepLearner(state), state.emit)
+        try:
+            phase.step(StepLearner(state), state.emit)
+        except NEEDS_VALUE as error:  # handlers have told theirs already
+            raise TraceError(
+                f"`{type(phase).__name__}.step` needs a value in Python: {str(error).splitlines()[0]}",
+                why="model and loss run while the step is compiled, when values are not known yet",
+                fix="stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no numpy",
+            ) from error
         return state.finish()
 
     carry_spec, shapes = spec_of(carry), batch_spec(batch)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fluxcb._compile.carried import conforming
+from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.state import CARRY
 from fluxcb._errors import TraceError, did_you_mean
@@ -41,6 +42,10 @@ class _StepNames:
                 "(grad, vmap, scan, ...) that fluxcb did not open.",
                 why="the value would leak out of the transformation as a tracer",
                 fix='differentiate with `learner.grad(function, wrt="params")`, or assign what comes out of it',
+            )
+        if name != "loss":  # which is checked where it is differentiated
+            check_leaves(
+                value, f"`step.{name}`", f"step.{name}", TraceError, where=f"{type(state.phase).__name__}.step"
             )
         state.values["step", name] = value
 

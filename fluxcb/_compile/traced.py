@@ -20,7 +20,7 @@ from jax.extend.core import get_opaque_trace_state
 
 from fluxcb._compile.arrays import differences
 from fluxcb._compile.carried import check_loss, conforming, replaced, root_of
-from fluxcb._compile.followed import LossWrites
+from fluxcb._compile.followed import LossWrites, watched
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.protect import make_proxy
@@ -33,7 +33,7 @@ from fluxcb._declare.state import CARRY, STEP_FLAGS
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
 from fluxcb._typing import LossFn, ModelAdapter, PyTree, StatePath
 
-__all__ = ["COUNTERS", "StepSetup", "TraceState", "name_hash"]
+__all__ = ["COUNTERS", "NEEDS_VALUE", "StepSetup", "TraceState", "name_hash"]
 
 COUNTERS = ("step", "epoch", "step_in_epoch", "stopped")
 """What the first words of the carry's `counters`, an int32[4 + words of the key], hold; the random key is behind them.
@@ -41,13 +41,13 @@ COUNTERS = ("step", "epoch", "step_in_epoch", "stopped")
 Each leaf of the carry costs time at every call (0.6 us), so these small ones are one.
 """
 
-# Errors JAX raises when Python asks a tracer for a value.
-_CONCRETE = (
+NEEDS_VALUE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
     jax.errors.UnexpectedTracerError,
 )
+"""Errors JAX raises when Python asks a tracer for a value."""
 
 
 def name_hash(name: str) -> int:
@@ -148,10 +148,12 @@ class TraceState:
             )
         parameters = self._part(path, wrt)
         before, level = dict(self.values), self._level
+        follows: list[bool] = []
 
         def closure(x: PyTree, token: Any) -> tuple[Any, dict[StatePath, Any]]:
             self.losses.open_gradient(token)
             self.values = dict(before)
+            x = watched(x, lambda: follows.append(True))
             self.replace(path, x)
             inside = self.values[path[:1]]
             self._level = get_opaque_trace_state()
@@ -166,6 +168,16 @@ class TraceState:
 
         (gradients, _), changed = jax.grad(closure, argnums=(0, 1), has_aux=True)(parameters, jnp.float32(0))
         self.losses.close_gradient()
+        if not follows:
+            raise TraceError(
+                f"The loss does not depend on `{wrt}`.",
+                where=f"{type(self.phase).__name__}.step",
+                why="its gradient is zero everywhere, so no step would learn anything",
+                fix=[
+                    "compute it from the model's outputs, or from the parameters",
+                    "if it is: comparisons, `argmax`, `round` and `jax.lax.stop_gradient` let no gradient through",
+                ],
+            )
         self._level = level
         self.values = before | changed
         return gradients
@@ -333,10 +345,18 @@ class TraceState:
         try:
             # The scope names the handler's operations in profiles, and tells them from the model's own.
             with jax.named_scope(f"fluxcb:{handler.declared.cls.__name__}.{handler.name}"):
-                handler.function(event, self.phase, learner)
+                returned = handler.function(event, self.phase, learner)
+            if returned is not None:
+                raise TraceError(
+                    f"The traced handler {handler.declared.label}.{handler.name} returns "
+                    f"{type(returned).__name__}, which nobody takes.",
+                    where=handler.where,
+                    why="what a handler computes becomes part of the step where it is assigned",
+                    fix="assign it, e.g. `learner.step.grads = grads`, and return nothing",
+                )
         except FluxcbError:
             raise
-        except _CONCRETE as error:
+        except NEEDS_VALUE as error:
             raise self._needs_value(handler, error) from error
         except TypeError as error:
             if "Tracer" in str(error):

@@ -13,6 +13,7 @@ from fluxcb._declare.handlers import check_signature, entries_of, is_handler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule
+from fluxcb._declare.signatures import runs_later
 from fluxcb._errors import DeclarationError
 
 __all__ = ["Callback", "unwrap"]
@@ -151,6 +152,13 @@ def _check_spelling(cls: type) -> None:
                     f"`{cls.__name__}.{name}` must be a method, not {type(value).__name__} {value!r}.",
                     where=f"{cls.__module__}.{cls.__qualname__}",
                     fix=returning if name in ("stateaccess", "runafter") else "write a method",
+                )
+            if later := runs_later(value):
+                raise DeclarationError(
+                    f"`{cls.__name__}.{name}` is {later}; it must run when it is called.",
+                    where=f"{cls.__name__}.{name}  {source_of(value)}",
+                    why="its call would return at once, and nothing would ever run its body",
+                    fix="make it a plain method, without `async` and `yield`",
                 )
             continue
         declares = inspect.isfunction(value) or isinstance(value, Mapping | tuple | list)

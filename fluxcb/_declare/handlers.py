@@ -14,6 +14,7 @@ from fluxcb._declare.dispatch import Entry, Pair, check_pair, source_of
 from fluxcb._declare.events import HostEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
+from fluxcb._declare.signatures import runs_later
 from fluxcb._errors import DeclarationError
 
 __all__ = ["check_options", "check_signature", "entries_of", "is_handler", "on"]
@@ -137,10 +138,11 @@ def check_options(access: Any, when: Any, where: str) -> None:
 
 
 def check_signature(function: Any, where: str) -> None:
-    """Check that a handler takes `(self, event, phase, learner)`.
+    """Check that a handler takes `(self, event, phase, learner)`, and runs when it is called.
 
     Raises:
-        DeclarationError: It takes something else; the message shows both signatures.
+        DeclarationError: It takes something else, and the message shows both signatures; or it is a coroutine or a
+            generator.
     """
     try:
         signature = inspect.signature(function)
@@ -155,6 +157,13 @@ def check_signature(function: Any, where: str) -> None:
             f"The handler `{function.__qualname__}{_plain(function)}` must take (self, event, phase, learner).",
             where=where,
             fix=f"write `def {function.__name__}(self, event: StepEnd, phase: Phase, learner):`",
+        )
+    if later := runs_later(function):
+        raise DeclarationError(
+            f"The handler `{function.__qualname__}` is {later}; a handler must run when it is called.",
+            where=where,
+            why="its call would return at once, and nothing would ever run its body",
+            fix="make it a plain method, without `async` and `yield`",
         )
 
 

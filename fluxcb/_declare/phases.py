@@ -17,7 +17,7 @@ from fluxcb._declare.events import (
     TracedEvent,
     UpdateEnd,
 )
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import DeclarationError, TraceError
 
 __all__ = [
     "AbstractTrainingPhase",
@@ -115,7 +115,7 @@ class TrainingPhase(AbstractTrainingPhase):
         def loss(params: Any) -> Any:
             learner.step.outputs = learner.forward(params, learner.step.xs)
             emit(LossBegin())
-            learner.step.loss = learner.loss_fn(learner.step.outputs, learner.step.ys)
+            learner.step.loss = _required_loss(learner)(learner.step.outputs, learner.step.ys)
             emit(BackwardBegin())
             return learner.step.loss
 
@@ -170,8 +170,25 @@ class LossValidationPhase(ValidationPhase):
 
 
 def _call_loss(learner: Any, params: Any) -> None:
-    result = learner.loss_fn(params, learner.step.batch, learner.key)
-    if isinstance(result, tuple):
+    result = _required_loss(learner)(params, learner.step.batch, learner.key)
+    if not isinstance(result, tuple):
+        learner.step.loss = result
+    elif len(result) == 2:
         learner.step.loss, learner.step.aux = result
     else:
-        learner.step.loss = result
+        raise TraceError(
+            f"The loss function returned a tuple of {len(result)}; it returns the loss, or a pair `(loss, aux)`.",
+            why="the first is differentiated, and the second becomes `step.aux`",
+            fix='put what belongs to the loss into one pytree: `return loss, {"kl": kl, "norm": norm}`',
+        )
+
+
+def _required_loss(learner: Any) -> Any:
+    """Return the loss function, or say that there is none."""
+    if learner.loss_fn is None:
+        raise TraceError(
+            "This Learner has no loss function, and its phase calls one.",
+            why="`loss_fn=None` is for phases that compute their losses themselves",
+            fix="give the Learner a `loss_fn`, or `phases=` with a step of your own",
+        )
+    return learner.loss_fn

@@ -6,12 +6,15 @@ due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts call
 
 from __future__ import annotations
 
+import inspect
+import math
 import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DeclarationError
 
 __all__ = [
@@ -227,7 +230,8 @@ class EverySeconds(Schedule):
     _last: list[float] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float) or not self.seconds > 0:
+        number = isinstance(self.seconds, int | float) and not isinstance(self.seconds, bool)
+        if not number or not 0 < self.seconds < math.inf:
             raise DeclarationError(
                 f"The period of `EverySeconds` (seconds) must be a number above 0, not {self.seconds!r}.",
                 fix="give a positive number of seconds",
@@ -282,6 +286,16 @@ class Predicate(Schedule):
                 f"`when` takes a function of the learner, not {self.function!r}.",
                 fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
             )
+        later = runs_later(self.function)
+        if later or not accepts(self.function, 1):
+            raise DeclarationError(
+                f"The function of `when` is {later}."
+                if later
+                else f"The function of `when` must take one argument, the learner; it takes "
+                f"{inspect.signature(self.function)}.",
+                why="it is called with the learner wherever the callback may be due, and says yes or no",
+                fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
+            )
 
     def __str__(self) -> str:
         return f"while `{getattr(self.function, '__qualname__', self.function)}` holds"
@@ -300,14 +314,24 @@ class Predicate(Schedule):
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Ask the function, or whoever was asked at the begin."""
         if self._held is None:
-            return bool(self.function(learner))
+            return self._answer(learner)
         moment = (epoch, step) if self._by_step else (epoch,)
         if self._ends and moment in self._held:
             return self._held[moment]
-        answer = bool(self.function(learner))
+        answer = self._answer(learner)
         self._held.clear()
         self._held[moment] = answer
         return answer
+
+    def _answer(self, learner: Any) -> bool:
+        answer = self.function(learner)
+        try:
+            return bool(answer)
+        except ValueError as error:
+            raise DeclarationError(
+                f"The function of `when` must answer yes or no, not {type(answer).__name__}: {error}",
+                fix="reduce it: `when(callback, lambda learner: bool(values.any()))`",
+            ) from error
 
     def next_due(self, step: int, epoch: int) -> int:
         """Return the next step: it must be asked at each."""

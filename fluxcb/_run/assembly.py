@@ -15,6 +15,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
 from fluxcb._compile.arrays import copy_tree, leaves_of, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.plan import Plan
 from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced import COUNTERS, StepSetup
@@ -34,7 +35,7 @@ from fluxcb._errors import DataError, DeclarationError, FluxcbError, MissingStat
 from fluxcb._run.engine import Engine
 from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
-from fluxcb._run.given import check_params, concrete, sources, together
+from fluxcb._run.given import as_list_of_phases, check_params, concrete, own_params, sources, together
 from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.timeline import recorded_timeline
 from fluxcb._typing import Batch, ModelAdapter, PyTree
@@ -78,6 +79,8 @@ class Assembly:
         self.feeds: dict[str, Feed] = {}
         self.fitting = False
         self._params = params
+        if example_batch is not None:
+            check_leaves(example_batch, "`example_batch`", "example_batch", DataError, lists=False)
         self._example_batch: Batch | None = None
         self._waiting_for_batch = False
         self._items: list[Any] = []
@@ -91,7 +94,7 @@ class Assembly:
 
     def _own_phases(self, phases: Iterable[Phase] | None) -> tuple[Phase, ...]:
         """Return the phases, with those of a plain loss in the place of the usual two if there is no model."""
-        given = tuple(phases) if phases is not None else (TrainingPhase(), ValidationPhase())
+        given = tuple(as_list_of_phases(phases)) if phases is not None else (TrainingPhase(), ValidationPhase())
         for phase in given:
             if not isinstance(phase, Phase):
                 raise DeclarationError(
@@ -124,7 +127,7 @@ class Assembly:
                 if batch is None:  # nothing tells a batch's shape; the first step will
                     return
                 raise
-        params = copy_tree(params)
+        params = own_params(params)
         check_params(params)
         opt_state = copy_tree(state.optimizer.init(params))
         state.hyperparams = HyperparamIndex(opt_state)
@@ -420,6 +423,7 @@ class Assembly:
             batch = self.feed(phase).peek()
         if batch is None:
             _ = self.state.carry  # says what is missing
+        check_leaves(batch, f"A batch of {type(phase).__name__}", "batch", DataError, lists=False)
         self._example_batch = spec_of(batch)
         self._build_carry(batch)
         self.install(self._items)

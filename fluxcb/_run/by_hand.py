@@ -67,7 +67,7 @@ def callbacks_as_hook(callbacks: Iterable[Any], values: Mapping[str, Any], *, ke
     Source:
         tensorpack, `CallbackToHook`, which hands on what happens around a step only.
     """
-    items = list(callbacks)
+    items: Any = list(callbacks) if isinstance(callbacks, Iterable) else callbacks
     names = announced(values)
     phase = _phase_of(tuple(names))
     for declared in declare(items)[0]:

@@ -75,12 +75,17 @@ class CallbackSet:
         """Return the first callback of a class, looking inside wrappers.
 
         Raises:
-            DeclarationError: There is none.
+            DeclarationError: There is none, or it is no class.
         """
+        if not isinstance(cls, type):
+            raise DeclarationError(
+                f"`learner.callbacks.get` takes a callback class, not {cls!r}.",
+                fix="e.g. `learner.callbacks.get(Recorder)`",
+            )
         for callback in self:
             inner = unwrap(callback)
             if isinstance(inner, cls):
-                return inner
+                return inner  # pyright: ignore[reportReturnType]  # the check above hides that `cls` is a type[C]
         names = [type(unwrap(c)).__name__ for c in self]
         raise DeclarationError(
             f"This Learner has no {cls.__name__}.{did_you_mean(cls.__name__, names)}",
@@ -159,6 +164,11 @@ class CallbackSet:
         Raises:
             FluxcbError: The new set is not valid; the old one stays.
         """
+        if isinstance(callbacks, str | Callback) or not isinstance(callbacks, Iterable):
+            raise DeclarationError(
+                f"`callbacks.set` takes a list of callback instances, not {callbacks!r}.",
+                fix="write `learner.callbacks.set([...])`, or `learner.callbacks.add(...)` for one more",
+            )
         items = list(callbacks)
         self._install(items)
         self._items = items
@@ -178,6 +188,13 @@ class CallbackSet:
             DeclarationError: There is none of its class.
             FluxcbError: The new set is not valid; the old one stays.
         """
+        if not isinstance(callback, Callback):
+            raise DeclarationError(
+                f"`learner.callbacks.replace` takes a callback instance, not {callback!r}.",
+                fix=f"write `learner.callbacks.replace({callback.__name__}(...))`"
+                if isinstance(callback, type)
+                else "e.g. `learner.callbacks.replace(EarlyStopping(3))`",
+            )
         old = self.get(type(unwrap(callback)))
         self.set(_exchanged(self._items, old, [callback]))
 

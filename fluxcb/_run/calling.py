@@ -181,7 +181,7 @@ class Caller:
             for batch in window.batches:
                 try:
                     carry, outputs = call(carry, batch)
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, OverflowError):
                     # Another shape than the program's; nothing was donated. A shorter last batch has its own.
                     if calls or (other := self._single_program(batch, by_hand=by_hand)) is program:
                         raise

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from fluxcb._compile.arrays import batch_spec, describe, spec_of
+from fluxcb._compile.leaves import check_leaves, is_suspect
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
@@ -56,9 +57,10 @@ class Feed:
         self.marks_positions = False
         in_memory = isinstance(source, Sequence)
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
-        if not hasattr(source, "__iter__"):
+        if not hasattr(source, "__iter__") or isinstance(source, type | str | bytes):
             raise DataError(
-                f"`{name}` is {type(source).__name__}, which cannot be iterated.",
+                f"`{name}` is {type(source).__name__}, which "
+                + ("yields no batches." if isinstance(source, str | bytes) else "cannot be iterated."),
                 fix="give a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
             )
         if in_memory and len(source) == 0:
@@ -73,8 +75,14 @@ class Feed:
     def _find_spec(self) -> PyTree:
         spec = getattr(self.source, "element_spec", None)
         if spec is not None:
+            self._check(spec)
             return spec
-        return spec_of(self.source[0] if isinstance(self.source, Sequence) else self.peek())
+        batch = self._some(self.source[0]) if isinstance(self.source, Sequence) else self.peek()
+        self._check(batch)
+        return spec_of(batch)
+
+    def _check(self, batch: Batch) -> None:
+        check_leaves(batch, f"A batch of `{self.name}`", "batch", DataError, lists=False)
 
     def take_over(self, other: Feed) -> None:
         """Go on where another feed of the same one-shot iterator stands, with what it pulled and did not consume."""
@@ -160,15 +168,20 @@ class Feed:
                 raise _empty(self.name) from None
             self._used_up = self._one_shot
             return None
+        if is_suspect(self._some(batch)):
+            self._check(batch)
+        self._pulled += 1
+        self._taken += 1
+        return _copied(batch) if self._copies else batch
+
+    def _some(self, batch: Batch | None) -> Batch:
         if batch is None:
             raise DataError(
                 f"`{self.name}` yields None, which is no batch.",
                 why="a batch is a pytree of arrays",
                 fix="leave out what has no batch; an iterator ends by StopIteration",
             )
-        self._pulled += 1
-        self._taken += 1
-        return _copied(batch) if self._copies else batch
+        return batch
 
     def end_epoch(self, *, goes_on: bool) -> None:
         """Note that the epoch is over; unless the stream goes on, the rest of the pass is dropped."""

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from fluxcb._compile.arrays import describe, is_key
+from fluxcb._compile.arrays import copy_tree, describe, is_key
+from fluxcb._compile.leaves import check_leaves
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DataError, DeclarationError
-from fluxcb._typing import Batch, PyTree
+from fluxcb._typing import Batch, LossFn, PyTree
 
-__all__ = ["as_key", "as_optimizer", "check_params", "concrete", "sources", "together"]
+__all__ = [
+    "as_key",
+    "as_list_of_phases",
+    "as_loss",
+    "as_optimizer",
+    "check_params",
+    "concrete",
+    "own_params",
+    "sources",
+    "together",
+]
 
 
 def as_optimizer(optimizer: Any) -> Any:
@@ -22,7 +36,7 @@ def as_optimizer(optimizer: Any) -> Any:
     Raises:
         DeclarationError: It is none.
     """
-    if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
+    if all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         return optimizer
     raise DeclarationError(
         f"`optimizer` must be an optax optimizer, not {optimizer!r}.",
@@ -37,7 +51,12 @@ def as_key(key: Any) -> Any:
         DeclarationError: It is neither.
     """
     if isinstance(key, int) and not isinstance(key, bool):
-        return jax.random.key(key)
+        try:
+            return jax.random.key(key)
+        except OverflowError:
+            raise DeclarationError(
+                f"`key` must be a seed of at most 64 bits, not {key}.", fix="write `key=0` or `key=jax.random.key(0)`"
+            ) from None
     if isinstance(key, jax.Array) and is_key(key) and key.shape == ():
         return jnp.copy(key)
     raise DeclarationError(
@@ -45,11 +64,69 @@ def as_key(key: Any) -> Any:
     )
 
 
+def as_loss(loss_fn: Any, arguments: tuple[str, ...], phases: Any) -> LossFn | None:
+    """Return the loss function.
+
+    Args:
+        loss_fn: What was given.
+        arguments: What the phases of the library call it with.
+        phases: The phases that were given, or None: phases of the user's own may call it otherwise.
+
+    Raises:
+        DeclarationError: It is none.
+    """
+    if loss_fn is None:
+        return None
+    called = f"loss_fn({', '.join(arguments)})"
+    if not callable(loss_fn):
+        raise DeclarationError(
+            f"`loss_fn` must be a function, not {type(loss_fn).__name__} {loss_fn!r}.",
+            why="it is called while the step is traced",
+            fix=f"write a function `{called}` that returns a number",
+        )
+    if later := runs_later(loss_fn):
+        raise DeclarationError(
+            f"`loss_fn` is {later}; it must return the loss.",
+            why="its call would return at once, and nothing would ever run its body",
+            fix=f"write a plain function `{called}`, without `async` and `yield`",
+        )
+    if phases is None and not accepts(loss_fn, len(arguments)):
+        raise DeclarationError(
+            f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{called}`.",
+            why="`Learner` calls it with outputs and targets, `Learner.from_loss` with params, batch and key",
+            fix=f"write `def {called}:`",
+        )
+    return loss_fn
+
+
+def as_list_of_phases(phases: Any) -> Iterable[Any]:
+    """Return what was given as phases.
+
+    Raises:
+        DeclarationError: It is no list.
+    """
+    if isinstance(phases, Iterable) and not isinstance(phases, str):
+        return phases
+    raise DeclarationError(
+        f"`phases` must be a list of phase instances, not {phases!r}.", fix="e.g. `phases=[TrainingPhase()]`"
+    )
+
+
+def own_params(params: PyTree) -> PyTree:
+    """Return a copy of the parameters.
+
+    Raises:
+        DeclarationError: They are not made of arrays.
+    """
+    check_leaves(params, "`params`", "params", DeclarationError)
+    return copy_tree(params)
+
+
 def sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
     """Return the data sources by phase name.
 
     Raises:
-        DataError: A name is that of no phase.
+        DataError: A name is that of no phase, or the data is inputs and targets.
     """
     if data is None:
         return {}
@@ -63,6 +140,15 @@ def sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                 )
         return dict(data)
     if isinstance(data, tuple) and len(data) == 2:
+        if all(isinstance(source, np.ndarray | jax.Array) for source in data):
+            raise DataError(
+                "`data` is a pair of arrays, which is no pair of data sources.",
+                why="`data=(training, validation)` takes two things that yield batches",
+                fix=[
+                    "for inputs and targets, `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
+                    'for arrays of batches, `data={"training": a, "validation": b}`',
+                ],
+            )
         return {
             name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
         }

@@ -11,9 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import copy_tree, differences, to_host
+from fluxcb._compile.arrays import copy_tree, describe, differences, to_host
 from fluxcb._compile.carried import below, names_in, replaced, root_of
 from fluxcb._compile.handler_backend import Touched
+from fluxcb._compile.leaves import is_number
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
@@ -266,6 +267,8 @@ class HostBackend:
             self._require_hyperparam(path[1], writing=True)
             self._refuse_ahead(path)
             old = state.hyperparams.get(state.live(("opt_state",)), path[1])
+            if not is_number(value):
+                raise self._misfit(path, [f"{describe(old)} became {describe(value)}"])
             if np.shape(value) != old.shape:
                 raise self._misfit(path, [f"shape {old.shape} became {np.shape(value)}"])
             state.replace(("opt_state",), state.hyperparams.set(state.live(("opt_state",)), path[1], value))
@@ -297,7 +300,7 @@ class HostBackend:
         old = self._state.live(root)
         new = replaced(old, path[len(root) :], value)
         if jax.tree.structure(old) == jax.tree.structure(new):
-            new = jax.tree.map(lambda o, n: n if hasattr(n, "dtype") else jnp.asarray(n, o.dtype), old, new)
+            new = jax.tree.map(lambda o, n: jnp.asarray(n, o.dtype) if isinstance(n, int | float) else n, old, new)
         wrong = differences(old, new)
         if wrong:
             raise self._misfit(path, wrong)

@@ -25,7 +25,7 @@ from fluxcb._run.choosing import choose_engine
 from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, run_fit
-from fluxcb._run.given import as_key, as_optimizer, concrete
+from fluxcb._run.given import as_key, as_loss, as_optimizer, concrete
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
@@ -103,7 +103,8 @@ class Learner:
         program: ProgramKind | None = None,
         executor: Executor | None = None,
     ) -> None:
-        given = {"model": model, "loss_fn": loss_fn, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
+        loss = as_loss(loss_fn, ("outputs", "ys"), phases)
+        given = {"model": model, "loss_fn": loss, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
         parts = Assembly(
             adapter=adapt(model),
             params=None,
@@ -150,7 +151,8 @@ class Learner:
             program: See `Learner`.
             executor: See `Learner`.
         """
-        given = {"model": None, "loss_fn": loss_fn, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
+        loss = as_loss(loss_fn, ("params", "batch", "key"), phases)
+        given = {"model": None, "loss_fn": loss, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
         parts = Assembly(
             adapter=None,
             params=params,
@@ -319,8 +321,13 @@ class Learner:
             DeclarationError: It is no host event.
         """
         if not isinstance(event, HostEvent):
-            kind = "a traced event" if isinstance(event, TracedEvent) else "no event"
-            raise DeclarationError(f"`learner.emit` emits host events; {event!r} is {kind}.")
+            traced = isinstance(event, TracedEvent)
+            raise DeclarationError(
+                f"`learner.emit` emits host events; {event!r} is {'a traced event' if traced else 'no event'}.",
+                fix="emit it in a phase's step, by its argument `emit`"
+                if traced
+                else "emit an instance of a subclass of `HostEvent`",
+            )
         phase = self._parts.known_phase(phase)
         self._parts.ensure_built(phase)
         self._parts.engine.emit(event, phase)

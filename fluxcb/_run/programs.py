@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from fluxcb._compile.arrays import batch_spec
+from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._compile.program import Program, ProgramKind, compile_program
 from fluxcb._compile.step import TracedStep, trace_step
@@ -48,7 +49,9 @@ class Programs:
 
     def __init__(self, kind: ProgramKind | None, steps_per_call: StepsPerCall, window_bytes: int) -> None:
         if kind not in (None, "loop", "straight"):
-            raise DeclarationError(f"`program` is 'loop', 'straight' or None, not {kind!r}.")
+            raise DeclarationError(
+                f"`program` is 'loop', 'straight' or None, not {kind!r}.", fix="leave it out: the model decides"
+            )
         if isinstance(steps_per_call, str):
             if steps_per_call != "auto":
                 raise DeclarationError(
@@ -76,6 +79,9 @@ class Programs:
             DataError: The batch differs from the phase's first in more than a shorter leading axis.
             FluxcbError: The step or a handler is wrong; see `trace_step`.
         """
+        if not isinstance(batch, Rows):
+            what = f"A batch of `data.{type(phase).name}`" if checked else f"A batch of {type(phase).__name__}"
+            check_leaves(batch, what, "batch", DataError, lists=False)
         shape = signature(batch)
         if checked:
             self._check_batch(phase, batch)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from fluxcb._declare.schedules import positive
+from fluxcb._errors import DeclarationError
 from fluxcb._run.trace_file import Kind, check_writable, save
 
 __all__ = ["WINDOW", "Timeline", "recorded_timeline"]
@@ -265,6 +266,8 @@ def recorded_timeline(path: str | os.PathLike[str], progress: Progress, max_even
         OSError: It could be, but can no longer.
     """
     max_events = positive(max_events, "`max_events` of `trace`")
+    if not isinstance(path, str | os.PathLike):
+        raise DeclarationError(f"`trace` takes a path, not {path!r}.", fix='e.g. `trace("trace.json")`')
     path = Path(path)
     check_writable(path)
     timeline = Timeline(progress, max_events)

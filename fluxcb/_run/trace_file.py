@@ -80,10 +80,12 @@ def check_writable(path: Path) -> None:
     Raises:
         DeclarationError: It cannot.
     """
-    probe = _beside(path)
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
+        if "\0" in str(path):
+            raise OSError(None, "no file's name has a null character")
+        probe = _beside(path)
         probe.touch()
         probe.unlink()
     except OSError as error:

@@ -21,23 +21,25 @@ def number_above(bound: float, value: Any, what: str) -> float:
     Raises:
         DeclarationError: It is something else.
     """
-    return _checked(value, _is_finite(value) and value > bound, what, f"a number above {bound}")
+    fits = _is_finite(value) and value > bound
+    return _checked(value, fits, what, f"a number above {bound}", f"a finite number above {bound}")
 
 
 def number_from(least: float, value: Any, what: str) -> float:
     """Return a finite number of at least `least`; see `number_above`."""
-    return _checked(value, _is_finite(value) and value >= least, what, f"a number of at least {least}")
+    fits = _is_finite(value) and value >= least
+    return _checked(value, fits, what, f"a number of at least {least}", f"{least} or a larger, finite number")
 
 
 def number_between(least: float, below: float, value: Any, what: str) -> float:
     """Return a number of at least `least` and below `below`; see `number_above`."""
     fits = _is_finite(value) and least <= value < below
-    return _checked(value, fits, what, f"at least {least} and below {below}")
+    return _checked(value, fits, what, f"at least {least} and below {below}", "a number in this range")
 
 
-def _checked(value: Any, fits: bool, what: str, expected: str) -> float:
+def _checked(value: Any, fits: bool, what: str, expected: str, fix: str) -> float:
     if not fits:
-        raise DeclarationError(f"{what} must be {expected}, not {value!r}.")
+        raise DeclarationError(f"{what} must be {expected}, not {value!r}.", fix=f"give {fix}")
     return value
 
 

@@ -11,6 +11,7 @@ from fluxcb._declare.dispatch import Entry, check_pair
 from fluxcb._declare.events import Event, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Schedule
+from fluxcb._declare.signatures import runs_later
 from fluxcb._errors import DeclarationError
 
 __all__ = ["CustomCallback"]
@@ -90,6 +91,13 @@ class CustomCallback(Callback):
                 where=where,
                 fix="write `def fn(learner):`, or a Callback with `@on`, whose handlers get event and phase, too",
             ) from None
+        if later := runs_later(fn):
+            raise DeclarationError(
+                f"The function `{self.name}` is {later}; it must run when it is called.",
+                where=where,
+                why="its call would return at once, and nothing would ever run its body",
+                fix="write a plain `def fn(learner):`, without `async` and `yield`",
+            )
         event, phase = check_pair(event, phase, where)
         if not is_concrete(event):
             raise DeclarationError(

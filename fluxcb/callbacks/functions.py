@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DeclarationError
 
-__all__ = ["accepts", "function_of_learner", "name_of"]
+__all__ = ["function_of_learner", "name_of"]
 
 
 def function_of_learner(function: Any, what: str) -> str:
@@ -25,25 +26,18 @@ def function_of_learner(function: Any, what: str) -> str:
             f"{what} must be a function of the learner, not {function!r}.",
             fix="write e.g. `lambda learner: ...`",
         )
+    if later := runs_later(function):
+        raise DeclarationError(
+            f"{what} must run when it is called; `{name_of(function)}` is {later}.",
+            why="its call would return at once, and nothing would ever run its body",
+            fix=f"write `def {name_of(function)}(learner):`, without `async` and `yield`",
+        )
     if not accepts(function, 1):
         raise DeclarationError(
             f"{what} must take one argument, the learner; `{name_of(function)}` takes {inspect.signature(function)}.",
             fix="write `def fn(learner):`",
         )
     return name_of(function)
-
-
-def accepts(function: Any, count: int) -> bool:
-    """Tell whether something can be called with so many arguments; where nothing says what it takes, it can."""
-    try:
-        signature = inspect.signature(function)
-    except ValueError:  # some that are written in C
-        return True
-    try:
-        signature.bind(*[None] * count)
-    except TypeError:
-        return False
-    return True
 
 
 def name_of(function: Any) -> str:

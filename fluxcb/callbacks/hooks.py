@@ -11,8 +11,9 @@ from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import EpochEnd, Event, FitBegin, FitEnd, StepEnd
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import Schedule
+from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.functions import accepts, name_of
+from fluxcb.callbacks.functions import name_of
 
 __all__ = ["HookToCallback"]
 

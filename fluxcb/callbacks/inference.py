@@ -95,7 +95,7 @@ class InferenceRunner(Callback):
                 fix='e.g. `name="test"`',
             )
         self.inference_name = name
-        self.inferencers = (inferencers,) if isinstance(inferencers, Inferencer) else tuple(inferencers)
+        self.inferencers = tuple(inferencers) if isinstance(inferencers, Iterable) else (inferencers,)
         for inferencer in self.inferencers or (None,):
             if not isinstance(inferencer, Inferencer):
                 raise DeclarationError(
@@ -106,6 +106,11 @@ class InferenceRunner(Callback):
             raise DeclarationError(
                 f"`phase` of `{cls}` must be an instance of a phase that does not train, not {phase!r}.",
                 fix="e.g. `phase=ValidationPhase()`",
+            )
+        if average is not None and not isinstance(average, str):
+            raise DeclarationError(
+                f"`average` of `{cls}` must be the name of averaged parameters in `cbstate`, not {average!r}.",
+                fix='e.g. `average="ema"`',
             )
         self.average = average
         self._data = InferenceData(data, repr(self))

@@ -70,8 +70,9 @@ class DataParallelInferenceRunner(InferenceRunner):
         average: str | None = None,
     ) -> None:
         super().__init__(data, inferencers, name=name, phase=phase, average=average)
-        self.devices = tuple(devices) if devices is not None else None
-        if self.devices is not None and (not self.devices or len(set(self.devices)) < len(self.devices)):
+        given = devices if devices is None or isinstance(devices, Sequence) else (devices,)
+        self.devices = tuple(given) if given is not None else None
+        if self.devices is not None and not _are_devices(self.devices):
             raise DeclarationError(
                 f"`devices` of `DataParallelInferenceRunner` must be different devices, not {self.devices!r}.",
                 fix="leave it out for all of this process, or give `jax.devices()[:4]`",
@@ -115,3 +116,9 @@ class DataParallelInferenceRunner(InferenceRunner):
             why="only one batch is computed on a single device, or the other devices would have nothing to do",
             fix=[f"make the batch size a multiple of {devices}", "use `InferenceRunner`"],
         )
+
+
+def _are_devices(given: tuple[Any, ...]) -> bool:
+    import jax
+
+    return bool(given) and all(isinstance(device, jax.Device) for device in given) and len(set(given)) == len(given)

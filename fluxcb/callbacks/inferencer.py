@@ -98,7 +98,7 @@ class ScalarStats(Inferencer):
     """
 
     def __init__(self, names: str | Sequence[str]) -> None:
-        self.names = (names,) if isinstance(names, str) else tuple(names)
+        self.names = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else (names,)
         for name in self.names or (None,):
             checked_name(name, "ScalarStats", "the names of step values")
         self.before()
@@ -249,7 +249,8 @@ class BinaryClassificationStats(Inferencer):
             number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
             if not number or math.isnan(threshold):
                 raise DeclarationError(
-                    f"`threshold` of `BinaryClassificationStats` must be a number, not {threshold!r}."
+                    f"`threshold` of `BinaryClassificationStats` must be a number, not {threshold!r}.",
+                    fix="e.g. `threshold=0.5`",
                 )
         self.threshold = threshold
         self.prefix = f"{checked_name(prefix, 'BinaryClassificationStats', 'a prefix of names')}_" if prefix else ""

@@ -79,7 +79,9 @@ class InjectShell(Callback):
         if Path(file).is_dir():
             raise DeclarationError(f"`file` of `InjectShell` is a folder: {file}.", fix="name a file in it")
         if shell not in (None, *_SHELLS):
-            raise DeclarationError(f'`shell` of `InjectShell` is "ipython" or "pdb", not {shell!r}.')
+            raise DeclarationError(
+                f'`shell` of `InjectShell` is "ipython" or "pdb", not {shell!r}.', fix="leave it out"
+            )
         installed = importlib.util.find_spec("IPython") is not None
         if shell == "ipython" and not installed:
             raise DeclarationError(

@@ -69,12 +69,13 @@ class LogHistograms(Callback):
     """
 
     def __init__(self, of: str | Sequence[str] = ("params", "grads"), *, freq: int = 100, bins: int = 64) -> None:
-        self.of = (of,) if isinstance(of, str) else tuple(of)
+        self.of = (of,) if isinstance(of, str) or not isinstance(of, Sequence) else tuple(of)
         for name in self.of or (None,):
             if name not in _PATHS or self.of.count(name) > 1:
                 raise DeclarationError(
                     f"`of` of LogHistograms names some of {', '.join(f'`{n}`' for n in _PATHS)}, each once, "
-                    f"not {of!r}.{did_you_mean(name, _PATHS) if isinstance(name, str) and name not in _PATHS else ''}"
+                    f"not {of!r}.{did_you_mean(name, _PATHS) if isinstance(name, str) and name not in _PATHS else ''}",
+                    fix='e.g. `LogHistograms("grads")`',
                 )
         self.freq = positive(freq, "`freq` of LogHistograms (steps)")
         self.bins = positive(bins, "`bins` of LogHistograms")

@@ -70,6 +70,7 @@ class LossSpikeGuard(Callback):
             raise DeclarationError(
                 f"`window` of LossSpikeGuard (steps) must be a whole number of at least 3, not {window!r}.",
                 why="of two losses nobody can tell which stands out",
+                fix="give e.g. `window=100`",
             )
         self.window = window
 

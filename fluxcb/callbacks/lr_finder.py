@@ -159,10 +159,14 @@ def find_learning_rate(
     Source:
         Smith (2015), arXiv:1506.01186, section 3.3; fastai, `lr_find`; FastAI.jl, `lrfind`.
     """
+    if not hasattr(learner, "phases"):
+        raise DeclarationError(
+            f"`find_learning_rate` takes a Learner, not {learner!r}.", fix="write `find_learning_rate(learner)`"
+        )
     number_above(0, low, "`low` of `find_learning_rate`")
     number_above(low, high, "`high` of `find_learning_rate`")
     if positive(steps, "`steps` of `find_learning_rate`") < 2:
-        raise DeclarationError("`steps` of `find_learning_rate` must be at least 2, not 1.")
+        raise DeclarationError("`steps` of `find_learning_rate` must be at least 2, not 1.", fix="e.g. `steps=100`")
     number_between(0, 1, beta, "`beta` of `find_learning_rate`")
     number_above(1, stop_factor, "`stop_factor` of `find_learning_rate`")
     phase = next((phase for phase in learner.phases if type(phase).trains), None)
@@ -235,6 +239,11 @@ def _batches(source: Any, steps: int) -> Iterator[Any]:
     """Yield batches of a source, over and over."""
     if source is None:
         raise DataError("`find_learning_rate` has no batches.", fix="give it `data=batches`, or the Learner `data=`")
+    if not hasattr(source, "__iter__"):
+        raise DataError(
+            f"`data` of `find_learning_rate` is {type(source).__name__}, which cannot be iterated.",
+            fix="give a list of batches",
+        )
     count = 0
     while count < steps:
         passes = iter(source)

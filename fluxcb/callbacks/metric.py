@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
+from fluxcb.callbacks.arguments import number_between
 
 __all__ = ["AbstractMetric", "Loss", "Metric", "SmoothLoss", "accuracy"]
 
@@ -93,7 +96,7 @@ class Metric(AbstractMetric):
         needs: Names of the step values that are passed to `fn`, in order.
 
     Raises:
-        DeclarationError: `fn` cannot be called, or has no name and none is given.
+        DeclarationError: `fn` cannot be called with what it needs, or has no name and none is given.
 
     Example:
         >>> Metric(accuracy), Metric(lambda aux: aux["kl"], name="kl", needs=("aux",))
@@ -110,6 +113,19 @@ class Metric(AbstractMetric):
         called: str = name or getattr(fn, "__name__", "<lambda>")
         if called == "<lambda>":
             raise DeclarationError("This metric's function has no name.", fix='name it: `Metric(fn, name="top5")`')
+        if not isinstance(called, str):
+            raise DeclarationError(f"`name` of `Metric` must be a text, not {name!r}.", fix='e.g. `name="top5"`')
+        if not isinstance(needs, tuple | list) or not needs or not all(isinstance(need, str) for need in needs):
+            raise DeclarationError(
+                f"`needs` of `Metric` must be a tuple of names of step values, not {needs!r}.",
+                fix='e.g. `needs=("outputs", "ys")`',
+            )
+        if not accepts(fn, len(needs)):
+            raise DeclarationError(
+                f"The function of the metric `{called}` takes {inspect.signature(fn)}, "
+                f"and is called with {', '.join(needs)}.",
+                fix="let it take as many arguments, or name others in `needs=`",
+            )
         self.fn = fn
         self.name = called
         self.needs = tuple(needs)
@@ -125,6 +141,12 @@ class Metric(AbstractMetric):
         import jax.numpy as jnp
 
         value = self._value(step)
+        if not hasattr(value, "dtype") and not isinstance(value, int | float):
+            raise DeclarationError(
+                f"The metric `{self.name}` returned {type(value).__name__} {value!r} for one batch.",
+                why="the values of batches are averaged, so each must be one number: the mean over its batch",
+                fix="return a number, e.g. `jnp.mean(...)`",
+            )
         if jnp.shape(value) != ():
             raise DeclarationError(
                 f"The metric `{self.name}` returned an array of shape {jnp.shape(value)} for one batch.",
@@ -185,9 +207,7 @@ class SmoothLoss(AbstractMetric):
     needs: ClassVar[tuple[str, ...]] = ("loss",)  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, beta: float = 0.98) -> None:
-        if not 0 <= beta < 1:
-            raise DeclarationError(f"`beta` of SmoothLoss must be at least 0 and below 1, not {beta!r}.")
-        self.beta = beta
+        self.beta = number_between(0, 1, beta, "`beta` of SmoothLoss")
 
     def init(self) -> Any:
         """Return the average and the number of steps: two zeros, float32[]."""

@@ -30,6 +30,8 @@ class NumberedFiles:
     """
 
     def __init__(self, folder: str | os.PathLike[str], prefix: str, keep: int | None, owner: str) -> None:
+        if not isinstance(folder, str | os.PathLike):
+            raise DeclarationError(f"`folder` of `{owner}` must be a path, not {folder!r}.", fix='e.g. "runs/1/dumps"')
         self.folder = Path(folder)
         if not isinstance(prefix, str) or not prefix or not re.fullmatch(r"[^/\\\0]+", prefix) or prefix[0] == ".":
             raise DeclarationError(

@@ -75,7 +75,10 @@ class CheckNumerics(Callback):
 
     def __init__(self, at: Literal["step", "trigger"] = "step") -> None:
         if at not in ("step", "trigger"):
-            raise DeclarationError(f'`at` of CheckNumerics must be "step" or "trigger", not {at!r}.')
+            raise DeclarationError(
+                f'`at` of CheckNumerics must be "step" or "trigger", not {at!r}.',
+                fix='write `CheckNumerics(at="trigger")`',
+            )
         self.at = at
         self.leaves: tuple[str, ...] = ()
 

@@ -50,6 +50,8 @@ class PredictionWriter(Inferencer):
     """
 
     def __init__(self, path: str | os.PathLike[str], names: str | Sequence[str] = "outputs") -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise DeclarationError(f"`PredictionWriter` takes a path, not {path!r}.", fix='e.g. "predictions.npz"')
         self.path = Path(path)
         if self.path.suffix not in (".npz", ".jsonl", ".json"):
             raise DeclarationError(
@@ -57,7 +59,7 @@ class PredictionWriter(Inferencer):
                 fix=f"name it `{self.path.stem}.npz` or `{self.path.stem}.jsonl`",
             )
         _require_writable(self.path)
-        self.names = (names,) if isinstance(names, str) else tuple(names)
+        self.names = tuple(names) if isinstance(names, Sequence) and not isinstance(names, str) else (names,)
         for name in self.names or (None,):
             checked_name(name, "PredictionWriter", "the names of step values")
         self._unfinished = self.path.with_name(f".{self.path.name}.unfinished")

@@ -12,6 +12,7 @@ from fluxcb._declare.events import Event, FitBegin, FitEnd, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb.callbacks.console import aligned, console_for, is_plain, print_line
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["MetricsPrinter"]
 
@@ -63,7 +64,7 @@ class MetricsPrinter(Callback):
     chief_only = True  # one process prints
 
     def __init__(self, file: IO[str] | None = None) -> None:
-        self.file = file
+        self.file = text_file(file, "MetricsPrinter")
         self._table: _Table | None = None
 
     def stateaccess(self) -> Mapping[str, Any]:

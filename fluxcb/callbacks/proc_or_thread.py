@@ -13,9 +13,10 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, FitBegin, FitEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import number_above
-from fluxcb.callbacks.functions import accepts, name_of
+from fluxcb.callbacks.functions import name_of
 
 __all__ = ["StartProcOrThread"]
 

@@ -15,6 +15,7 @@ from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.console import console_for, print_line
 from fluxcb.callbacks.named_values import NamedValues, leaf_arrays
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["LooksAtValues", "PrintArrays", "ProcessArrays", "require_takes"]
 
@@ -164,7 +165,7 @@ class PrintArrays(LooksAtValues):
 
     def __init__(self, names: str | Sequence[str], file: IO[str] | None = None) -> None:
         super().__init__(names)
-        self.file = file
+        self.file = text_file(file, "PrintArrays")
 
     def process(self, learner: Any, values: Mapping[str, Any]) -> None:
         """Print a line per array."""

@@ -17,6 +17,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
 from fluxcb._declare.schedules import EverySeconds, Schedule
 from fluxcb.callbacks.console import console_for, is_plain, print_line
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["ProgressBar"]
 
@@ -91,7 +92,7 @@ class ProgressBar(Callback):
     chief_only = True  # one process prints
 
     def __init__(self, file: IO[str] | None = None, interval: float = 0.1) -> None:
-        self.file = file
+        self.file = text_file(file, "ProgressBar")
         self.interval = interval
         self._schedule = _AtWindowEnds(interval)
         self._display: _Display | None = None

@@ -69,7 +69,7 @@ class SanityCheck(Callback):
     """
 
     def __init__(self, checks: Iterable[Check] = (), *, defaults: bool | None = None) -> None:
-        own = (checks,) if isinstance(checks, Check) else tuple(checks)
+        own = tuple(checks) if isinstance(checks, Iterable) else (checks,)
         for check in own:
             if not isinstance(check, Check):
                 raise DeclarationError(

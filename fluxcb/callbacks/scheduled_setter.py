@@ -81,7 +81,9 @@ class ScheduledHyperParamSetter(HyperParamSetter):
     ) -> None:
         super().__init__(param)
         if interp not in (None, "linear"):
-            raise DeclarationError(f'`interp` of `ScheduledHyperParamSetter` is "linear" or None, not {interp!r}.')
+            raise DeclarationError(
+                f'`interp` of `ScheduledHyperParamSetter` is "linear" or None, not {interp!r}.', fix='write `"linear"`'
+            )
         if step_based and isinstance(param, ObjAttrParam):
             raise DeclarationError(
                 f"{param!r} cannot be set after steps.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,9 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import positive
+from fluxcb._declare.signatures import accepts
 from fluxcb._errors import ConflictError, DeclarationError
+from fluxcb.callbacks.arguments import number_above, number_between
 from fluxcb.callbacks.hyperparameter import hyperparameter_name
 
 __all__ = ["Scheduler", "onecycle"]
@@ -72,11 +75,16 @@ class Scheduler(Callback):
         for key, schedule in schedules.items():
             name = hyperparameter_name(key)
             if name in self.schedules:
-                raise DeclarationError(f"`Scheduler` is given two schedules for `{name}`.")
+                raise DeclarationError(f"`Scheduler` is given two schedules for `{name}`.", fix="give one")
             if not callable(schedule) and (isinstance(schedule, bool) or not isinstance(schedule, int | float)):
                 raise DeclarationError(
                     f"The schedule of `{name}` must be a function of the step or a number, not {schedule!r}.",
                     fix="e.g. `optax.cosine_decay_schedule(1e-3, 1000)`, or `onecycle(1000, 1e-2)`",
+                )
+            if callable(schedule) and not accepts(schedule, 1):
+                raise DeclarationError(
+                    f"The schedule of `{name}` takes {inspect.signature(schedule)}, and is called with the step.",
+                    fix="write `def schedule(step):`, or give e.g. `optax.cosine_decay_schedule(1e-3, 1000)`",
                 )
             self.schedules[name] = schedule
 
@@ -144,7 +152,7 @@ def onecycle(
         `schedule(step) -> float32[]`: `optax.cosine_onecycle_schedule`.
 
     Raises:
-        DeclarationError: `total_steps` is no whole number of at least 1.
+        DeclarationError: A number is out of its range.
 
     Example:
         >>> schedule = onecycle(100, 1.0)
@@ -157,6 +165,9 @@ def onecycle(
     import optax
 
     positive(total_steps, "`total_steps` of `onecycle`")
+    for factor, name in ((max_value, "max_value"), (start_factor, "start_factor"), (end_factor, "end_factor")):
+        number_above(0, factor, f"`{name}` of `onecycle`")
+    number_between(0, 1, warmup, "`warmup` of `onecycle`")
     return optax.cosine_onecycle_schedule(
         total_steps, max_value, pct_start=warmup, div_factor=start_factor, final_div_factor=end_factor
     )

@@ -95,7 +95,8 @@ class StatMonitorParamSetter(TriggerSetter):
         number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
         if not number or not 0 <= threshold < math.inf:
             raise DeclarationError(
-                f"`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not {threshold!r}."
+                f"`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not {threshold!r}.",
+                fix="give the change of the value that counts as one, e.g. `0.01`",
             )
         self._watched = Watched.named(metric, phase, "StatMonitorParamSetter")
         self.value_func = value_func

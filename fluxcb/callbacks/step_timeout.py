@@ -17,6 +17,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError, FluxcbError
 from fluxcb.callbacks.arguments import number_above
 from fluxcb.callbacks.hanging import COMPILING, innermost_of_fluxcb, is_in, stacks, what_runs
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["StepTimeout"]
 
@@ -89,9 +90,11 @@ class StepTimeout(Callback):
                 number_above(0, limit, f"`{name}` of `StepTimeout` (seconds)")
         self.first, self.between = first, between
         if action not in ("warn", "abort"):
-            raise DeclarationError(f'`action` of `StepTimeout` is "warn" or "abort", not {action!r}.')
+            raise DeclarationError(
+                f'`action` of `StepTimeout` is "warn" or "abort", not {action!r}.', fix='write `action="warn"`'
+            )
         self.action = action
-        self.file = file
+        self.file = text_file(file, "StepTimeout")
         self._reset()
 
     def _reset(self) -> None:

@@ -12,6 +12,7 @@ from fluxcb._declare.events import Event, FitBegin
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
 from fluxcb.callbacks.console import console_for, print_table
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["ModelSummary"]
 
@@ -58,7 +59,7 @@ class ModelSummary(Callback):
     chief_only = True  # one process prints
 
     def __init__(self, file: IO[str] | None = None) -> None:
-        self.file = file
+        self.file = text_file(file, "ModelSummary")
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""

@@ -13,6 +13,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import positive
 from fluxcb.callbacks.console import console_for, print_line
+from fluxcb.logging.consoles import text_file
 
 __all__ = ["EstimatedTimeLeft"]
 
@@ -63,7 +64,7 @@ class EstimatedTimeLeft(Callback):
     def __init__(self, last_k_epochs: int = 5, median: bool = True, *, file: IO[str] | None = None) -> None:
         self.last_k_epochs = positive(last_k_epochs, "`last_k_epochs` of `EstimatedTimeLeft`")
         self.median = median
-        self.file = file
+        self.file = text_file(file, "EstimatedTimeLeft")
         self.seconds: list[float] = []
         self._since: tuple[int, float] | None = None  # the epoch and the time of the last Trigger
 

@@ -78,7 +78,7 @@ class ArrayLoader:
         names = [f"arrays{jax.tree_util.keystr(path)}" for path, _ in with_paths]
         self._examples = _common_length(names, self._leaves)
         if device:
-            self._leaves = [jax.numpy.array(leaf, copy=True) for leaf in self._leaves]
+            self._leaves = [_on_device(name, leaf) for name, leaf in zip(names, self._leaves, strict=True)]
         self._arrays = self._structure.unflatten(self._leaves)
         self._epoch = 0
         if len(self) == 0:
@@ -209,3 +209,17 @@ def _common_length(names: list[str], leaves: list[Any]) -> int:
             fix="make their first axes equally long",
         )
     return lengths[0]
+
+
+def _on_device(name: str, leaf: Any) -> Any:
+    import jax
+
+    try:
+        return jax.numpy.array(leaf, copy=True)
+    except TypeError:
+        raise DataError(
+            f"`{name}` is {leaf.dtype}[{', '.join(map(str, leaf.shape))}], which cannot stay on the device.",
+            where=_WHERE,
+            why="JAX takes arrays of numbers, in this machine's byte order",
+            fix=["make numbers of it before", "leave out `device=True`, and prepare batches with `fluxcb.data.map`"],
+        ) from None

@@ -127,10 +127,14 @@ def log_to(
             f"`log_to` logs a Value, Text, Image or another loggable, not {type(loggable).__name__} {loggable!r}.",
             fix="e.g. `log_to(backend, 'loss', Value(0.5), step=1)`",
         )
-    each = [backends] if isinstance(backends, LoggerBackend) else list(backends)
+    each = list(backends) if isinstance(backends, Iterable) else [backends]
     for backend in each:
         if not isinstance(backend, LoggerBackend):
-            raise DeclarationError(f"`log_to` logs to backends, and {backend!r} is none.")
+            raise DeclarationError(
+                f"`log_to` logs to backends, and {backend!r} is none.", fix='e.g. `JSONLinesBackend("log.jsonl")`'
+            )
+    if not isinstance(name, str) or not name:
+        raise DeclarationError(f"`log_to` logs under a name, not {name!r}.", fix='e.g. "loss"')
     for backend in each:
         if isinstance(loggable, backend.loggables):
             backend.log(name, loggable, step=step, epoch=epoch, seconds=time.time())

@@ -8,7 +8,7 @@ from typing import IO
 
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.backend import LoggerBackend
-from fluxcb.logging.consoles import console_for, print_line
+from fluxcb.logging.consoles import console_for, print_line, text_file
 from fluxcb.logging.loggables import Loggable, Text, Value
 
 __all__ = ["ConsoleBackend"]
@@ -58,7 +58,7 @@ class ConsoleBackend(LoggerBackend):
         self.include = None if include is None else _patterns(include, "include")
         self.exclude = _patterns(exclude, "exclude")
         self.every_step = every_step
-        self.file = file
+        self.file = text_file(file, "ConsoleBackend")
         parts = {"include": include, "exclude": exclude or None, "every_step": every_step or None, "file": file}
         self.name = f"ConsoleBackend({', '.join(f'{k}={v!r}' for k, v in parts.items() if v is not None)})"
         self._lines: dict[tuple[int, int], tuple[int, dict[str, str]]] = {}  # by epoch, and by step where each has one

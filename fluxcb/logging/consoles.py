@@ -5,7 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import IO, Any
 
-__all__ = ["CONSOLES", "console_for", "print_line"]
+from fluxcb._errors import DeclarationError
+
+__all__ = ["CONSOLES", "console_for", "print_line", "text_file"]
 
 # By the file's `id`, and as long as somebody holds the console, which holds the file: with the file for a weak key,
 # neither would ever go.
@@ -24,6 +26,20 @@ def console_for(file: IO[str] | None) -> Any:
     if console is None:
         console = CONSOLES[id(file)] = Console(file=file)
     return console
+
+
+def text_file(file: IO[str] | None, owner: str) -> IO[str] | None:
+    """Return a file that lines can be printed to; None stands for the usual one.
+
+    Raises:
+        DeclarationError: It is no open file.
+    """
+    if file is None or callable(getattr(file, "write", None)):
+        return file
+    raise DeclarationError(
+        f"`file` of `{owner}` must be an open text file, not {file!r}.",
+        fix='write `file=open("lines.txt", "w")`, or leave it out',
+    )
 
 
 def print_line(console: Any, text: str, style: str | None = None) -> None:

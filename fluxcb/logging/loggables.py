@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,8 @@ class Audio(Loggable):
         if array.ndim not in (1, 2) or not array.size or array.dtype.kind != "f" or array.shape[1:] not in _SOUNDS:
             raise DeclarationError(
                 "Audio is floating point of shape [samples] or [samples, channels] with 1 or 2 channels, "
-                f"not {array.dtype} of shape {array.shape}."
+                f"not {array.dtype} of shape {array.shape}.",
+                fix="`samples.astype(numpy.float32) / 32768` for 16-bit samples",
             )
         loudest = float(np.abs(array).max())
         if not loudest <= 1:
@@ -185,15 +187,20 @@ class Histogram(Loggable):
         for array in (counts, edges):
             if array.dtype.kind not in "biuf" or array.ndim != 1:
                 raise DeclarationError(
-                    f"A histogram has a vector of counts and one of edges, not {array.dtype} of shape {array.shape}."
+                    f"A histogram has a vector of counts and one of edges, not {array.dtype} of shape {array.shape}.",
+                    fix="give what `numpy.histogram(values)` returns",
                 )
         counts, edges = counts.astype(np.float64), edges.astype(np.float64)
         if not len(counts) or len(edges) != len(counts) + 1:
             raise DeclarationError(
-                f"A histogram of {len(counts)} counts has one edge more than counts, not {len(edges)}."
+                f"A histogram of {len(counts)} counts has one edge more than counts, not {len(edges)}.",
+                fix="give what `numpy.histogram(values)` returns",
             )
         if not (np.isfinite(edges).all() and (edges[1:] > edges[:-1]).all() and (counts >= 0).all()):
-            raise DeclarationError("A histogram has increasing, finite edges and counts that are not negative.")
+            raise DeclarationError(
+                "A histogram has increasing, finite edges and counts that are not negative.",
+                fix="give what `numpy.histogram(values)` returns",
+            )
         object.__setattr__(self, "counts", _frozen(counts))
         object.__setattr__(self, "edges", _frozen(edges))
 
@@ -209,7 +216,9 @@ class Histogram(Loggable):
 
         array = _array(values, "A histogram")
         if array.dtype.kind not in "biuf":
-            raise DeclarationError(f"A histogram counts real numbers, not {array.dtype}.")
+            raise DeclarationError(
+                f"A histogram counts real numbers, not {array.dtype}.", fix="give its real part, or its size"
+            )
         numbers = array.astype(np.float64).ravel()
         numbers = numbers[np.isfinite(numbers)]
         try:
@@ -234,6 +243,8 @@ class File(Loggable):
     data: Path
 
     def __post_init__(self) -> None:
+        if not isinstance(self.data, str | os.PathLike):
+            raise DeclarationError(f"`File` takes a path, not {self.data!r}.", fix='e.g. `File("model.txt")`')
         path = Path(self.data)
         if not path.is_file():
             raise DeclarationError(f"There is no file at {path}.", fix="write it before it is logged")
@@ -262,7 +273,10 @@ def _number(value: Any) -> float:
 
 def _require_text(loggable: Loggable, data: Any) -> None:
     if not isinstance(data, str):
-        raise DeclarationError(f"`{type(loggable).__name__}` takes a str, not {type(data).__name__} {data!r}.")
+        raise DeclarationError(
+            f"`{type(loggable).__name__}` takes a str, not {type(data).__name__} {data!r}.",
+            fix="write `str(...)` of it",
+        )
 
 
 def _around(low: Any, high: Any) -> Any:
@@ -280,11 +294,15 @@ def _array(value: Any, what: str) -> Any:
     try:
         array = np.array(value)
     except Exception as error:
-        raise DeclarationError(f"{what} is made of an array, not {type(value).__name__}: {error}") from error
+        raise DeclarationError(
+            f"{what} is made of an array, not {type(value).__name__}: {error}", fix="give an array"
+        ) from error
     if array.dtype.kind == "V" and array.dtype.names is None:
         array = array.astype(np.float32)
     if array.dtype.kind in "OSU":
-        raise DeclarationError(f"{what} is made of numbers, not {type(value).__name__} {value!r}.")
+        raise DeclarationError(
+            f"{what} is made of numbers, not {type(value).__name__} {value!r}.", fix="give an array of numbers"
+        )
     return array
 
 

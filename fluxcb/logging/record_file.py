@@ -129,6 +129,14 @@ def checked_path(path: str | os.PathLike[str], *, owner: str, folder: bool) -> P
         raise DeclarationError(f"{owner} takes a path, not {path!r}.", fix='e.g. "runs/1/log.jsonl"')
     found = Path(path)
     there = found
+    try:
+        if "\0" in os.fspath(found):
+            raise OSError(None, "no file's name has a null character")
+        os.stat(found) if found.exists() else None
+    except OSError as error:
+        raise DeclarationError(
+            f"{owner} cannot write to {str(found)!r}: {error.strerror}.", fix='name a file such as "runs/1/log.jsonl"'
+        ) from None
     while not there.exists() and there != there.parent:
         there = there.parent
     mode = there.stat().st_mode

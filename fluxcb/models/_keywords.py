@@ -1,7 +1,7 @@
 """Which keywords a model's call understands: read from its signature, once, when the adapter is made."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fluxcb._errors import DeclarationError, did_you_mean
@@ -29,6 +29,19 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str]:
         return frozenset()
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return frozenset(parameter.name for parameter in parameters if parameter.kind in by_keyword)
+
+
+def fits_call(function: Callable[..., Any], count: int, keywords: Iterable[str]) -> bool:
+    """Tell whether `function` can be called with so many arguments and these keywords; without a signature, it can."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count, **dict.fromkeys(keywords))
+    except TypeError:
+        return False
+    return True
 
 
 def train_flag(function: Callable[..., Any], requested: str | None, *, adapter: str, where: str) -> TrainFlag | None:

@@ -1,12 +1,13 @@
 """A model written as two functions, `(init, apply)`."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import PyTree
-from fluxcb.models._keywords import accepted_keywords
+from fluxcb.models._keywords import accepted_keywords, fits_call
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
@@ -29,7 +30,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
         The adapter.
 
     Raises:
-        DeclarationError: One of the two cannot be called.
+        DeclarationError: One of the two cannot be called, or takes other arguments.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -48,6 +49,16 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 f"`{name}` of a model pair must be a function, not of type `{type(function).__name__}`.",
                 where="fluxcb.models.pair(init, apply)",
                 fix="pass `init(key, xs) -> params` and `apply(params, xs) -> outputs`",
+            )
+    arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
+    for name, function in (("init", init), ("apply", apply)):
+        keywords = accepted_keywords(apply) & {"key", "train"} if name == "apply" else ()
+        if not fits_call(function, len(arguments[name]), keywords):
+            raise DeclarationError(
+                f"`{name}` of a model pair takes {inspect.signature(function)}, "
+                f"and is called as `{name}({', '.join(arguments[name])})`.",
+                where=_place(function),
+                fix=f"write `def {name}({', '.join(arguments[name])}):`",
             )
     return PairAdapter(init, apply, stateful)
 

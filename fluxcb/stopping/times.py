@@ -38,6 +38,8 @@ def stopping_time(criterion: Criterion, losses: Iterable[float], is_training: It
         raise DeclarationError(
             f"`stopping_time` takes a criterion, not {criterion!r}.", fix="e.g. `NumberSinceBest(3)`"
         )
+    if not isinstance(losses, Iterable):
+        raise DeclarationError(f"`stopping_time` takes a list of losses, not {losses!r}.", fix="e.g. `[3.0, 2.0, 2.5]`")
     state: State = None
     seen = 0
     pairs = zip(losses, repeat(False)) if is_training is None else zip_longest(losses, is_training, fillvalue=_MISSING)

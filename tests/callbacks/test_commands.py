@@ -274,7 +274,7 @@ def test_a_child_in_the_background_is_not_waited_for(tmp_path):
         (
             (["echo", "{a}"], "a"),
             {"timeout": 0},
-            "`timeout` of `SendStat` (seconds) must be a number above 0, not 0.",
+            "`timeout` of `SendStat` (seconds) must be a number above 0, not 0.\n  fix:   give a finite number above 0",
         ),
     ],
 )
@@ -478,7 +478,11 @@ def test_where_nothing_can_be_sent_to(to, refused):
 
 
 def test_what_else_send_monitor_data_refuses(refused):
-    with refused(DeclarationError, "`timeout` of `SendMonitorData` (seconds) must be a number above 0, not inf."):
+    with refused(
+        DeclarationError,
+        "`timeout` of `SendMonitorData` (seconds) must be a number above 0, not inf.\n"
+        "  fix:   give a finite number above 0",
+    ):
         SendMonitorData(print, "a", timeout=float("inf"))
     text = (
         "`names` of `SendMonitorData` must be names under which values are put, not 3.\n"

@@ -4,6 +4,7 @@ import io
 import struct
 import zlib
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,11 +18,19 @@ from fluxcb.testing import testlearner
 PERIODS = "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int"
 
 
+def followed(params):
+    """Return 0, and let the loss depend on the parameters, as a loss must."""
+    return 0 * sum(leaf.sum() for leaf in jax.tree.leaves(params))
+
+
 def counting(*callbacks, batches=4, params=None, **kwargs):
     """Build a Learner whose loss is the number of the step, and that changes no parameter."""
     return fluxcb.Learner.from_loss(
         {"w": jnp.zeros(())} if params is None else params,
-        lambda params, batch, key: (batch, {"double": 2 * batch, "row": jnp.stack([batch, -batch])}),
+        lambda params, batch, key: (
+            batch + followed(params),
+            {"double": 2 * batch, "row": jnp.stack([batch, -batch])},
+        ),
         optax.sgd(0.0),
         data=[jnp.float32(i + 1) for i in range(batches)],
         callbacks=list(callbacks),
@@ -303,7 +312,8 @@ def test_what_is_no_image(tmp_path):
     [
         ({"name": ["params"]}, "`DumpImages` takes the path of one value, not ['params'].\n"
          "  fix:   use one `DumpImages` per value"),
-        ({"scale": 0}, "`scale` of `DumpImages` must be a number above 0, not 0."),
+        ({"scale": 0}, "`scale` of `DumpImages` must be a number above 0, not 0.\n"
+"  fix:   give a finite number above 0"),
         ({"map_fn": 3}, "`map_fn` of `DumpImages` must be a function of the value, not 3.\n"
          "  fix:   e.g. `lambda kernel: kernel.transpose(3, 0, 1, 2)`"),
     ],

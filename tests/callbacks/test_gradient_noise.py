@@ -58,11 +58,25 @@ def test_it_is_not_clipped():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((0,), "`eta` of GradientNoise must be a number above 0, not 0."),
-        (("0.3",), "`eta` of GradientNoise must be a number above 0, not '0.3'."),
-        ((float("nan"),), "`eta` of GradientNoise must be a number above 0, not nan."),
-        ((0.3, -1), "`gamma` of GradientNoise must be a number of at least 0, not -1."),
-        ((0.3, float("inf")), "`gamma` of GradientNoise must be a number of at least 0, not inf."),
+        ((0,), "`eta` of GradientNoise must be a number above 0, not 0.\n  fix:   give a finite number above 0"),
+        (
+            ("0.3",),
+            "`eta` of GradientNoise must be a number above 0, not '0.3'.\n  fix:   give a finite number above 0",
+        ),
+        (
+            (float("nan"),),
+            "`eta` of GradientNoise must be a number above 0, not nan.\n  fix:   give a finite number above 0",
+        ),
+        (
+            (0.3, -1),
+            "`gamma` of GradientNoise must be a number of at least 0, not -1.\n"
+            "  fix:   give 0 or a larger, finite number",
+        ),
+        (
+            (0.3, float("inf")),
+            "`gamma` of GradientNoise must be a number of at least 0, not inf.\n"
+            "  fix:   give 0 or a larger, finite number",
+        ),
     ],
 )
 def test_bad_arguments(arguments, message, refused):

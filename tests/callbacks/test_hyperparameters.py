@@ -569,7 +569,7 @@ def table(schedule: Any, *args: Any, **kwargs: Any):
         ),
         (
             table([(0, 0.1)], "cosine"),
-            "`interp` of `ScheduledHyperParamSetter` is \"linear\" or None, not 'cosine'.",
+            '`interp` of `ScheduledHyperParamSetter` is "linear" or None, not \'cosine\'.\n  fix:   write `"linear"`',
         ),
         (
             lambda: ScheduledHyperParamSetter(ObjAttrParam(Augmentation(), "size"), [(0, 1)], step_based=True),
@@ -624,7 +624,8 @@ def table(schedule: Any, *args: Any, **kwargs: Any):
         ),
         (
             lambda: StatMonitorParamSetter(LearningRate, "loss", abs, -1, 3),
-            "`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not -1.",
+            "`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not -1.\n"
+            "  fix:   give the change of the value that counts as one, e.g. `0.01`",
         ),
         (
             lambda: StatMonitorParamSetter(LearningRate, "loss", abs, 0, 0),

@@ -269,7 +269,9 @@ def test_a_folder_is_no_file(tmp_path, refused):
 
 
 def test_another_shell(refused):
-    with refused(DeclarationError, '`shell` of `InjectShell` is "ipython" or "pdb", not \'bash\'.'):
+    with refused(
+        DeclarationError, '`shell` of `InjectShell` is "ipython" or "pdb", not \'bash\'.\n  fix:   leave it out'
+    ):
         InjectShell(shell="bash")
 
 

@@ -298,15 +298,16 @@ def test_a_window_ends_at_due_steps_only_and_the_next_step_does_not_wait():
 
 
 SOME_OF = "`of` of LogHistograms names some of `params`, `grads`, `updates`, each once, not "
+ONE_OF = '\n  fix:   e.g. `LogHistograms("grads")`'
 
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"of": "weights"}, f"{SOME_OF}'weights'."),
-        ({"of": ["param"]}, f"{SOME_OF}['param']. Did you mean `params`?"),
-        ({"of": ()}, f"{SOME_OF}()."),
-        ({"of": ("grads", "grads")}, f"{SOME_OF}('grads', 'grads')."),
+        ({"of": "weights"}, f"{SOME_OF}'weights'.{ONE_OF}"),
+        ({"of": ["param"]}, f"{SOME_OF}['param']. Did you mean `params`?{ONE_OF}"),
+        ({"of": ()}, f"{SOME_OF}().{ONE_OF}"),
+        ({"of": ("grads", "grads")}, f"{SOME_OF}('grads', 'grads').{ONE_OF}"),
         ({"freq": 0}, f"`freq` of LogHistograms (steps) must be a whole number of at least 1, not 0.{PERIODS}"),
         ({"bins": 2.5}, f"`bins` of LogHistograms must be a whole number of at least 1, not 2.5.{PERIODS}"),
     ],

@@ -284,18 +284,35 @@ class Bare(AbstractTrainingPhase):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"low": 0}, "`low` of `find_learning_rate` must be a number above 0, not 0."),
-        ({"low": math.nan}, "`low` of `find_learning_rate` must be a number above 0, not nan."),
-        ({"low": 1, "high": 1}, "`high` of `find_learning_rate` must be a number above 1, not 1."),
-        ({"steps": 1}, "`steps` of `find_learning_rate` must be at least 2, not 1."),
+        (
+            {"low": 0},
+            "`low` of `find_learning_rate` must be a number above 0, not 0.\n  fix:   give a finite number above 0",
+        ),
+        (
+            {"low": math.nan},
+            "`low` of `find_learning_rate` must be a number above 0, not nan.\n  fix:   give a finite number above 0",
+        ),
+        (
+            {"low": 1, "high": 1},
+            "`high` of `find_learning_rate` must be a number above 1, not 1.\n  fix:   give a finite number above 1",
+        ),
+        ({"steps": 1}, "`steps` of `find_learning_rate` must be at least 2, not 1.\n  fix:   e.g. `steps=100`"),
         (
             {"steps": 2.5},
             "`steps` of `find_learning_rate` must be a whole number of at least 1, not 2.5.\n"
             "  why:   periods and counts are numbers of whole steps or epochs\n"
             "  fix:   give a positive int",
         ),
-        ({"beta": 1}, "`beta` of `find_learning_rate` must be at least 0 and below 1, not 1."),
-        ({"stop_factor": 1}, "`stop_factor` of `find_learning_rate` must be a number above 1, not 1."),
+        (
+            {"beta": 1},
+            "`beta` of `find_learning_rate` must be at least 0 and below 1, not 1.\n"
+            "  fix:   give a number in this range",
+        ),
+        (
+            {"stop_factor": 1},
+            "`stop_factor` of `find_learning_rate` must be a number above 1, not 1.\n"
+            "  fix:   give a finite number above 1",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_meant(arguments, message):

@@ -240,8 +240,11 @@ def test_the_targets_of_a_regression_are_mixed():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MixUp(0), "`alpha` of MixUp must be a number above 0, not 0."),
-        (lambda: CutMix(-1), "`alpha` of CutMix must be a number above 0, not -1."),
+        (lambda: MixUp(0), "`alpha` of MixUp must be a number above 0, not 0.\n  fix:   give a finite number above 0"),
+        (
+            lambda: CutMix(-1),
+            "`alpha` of CutMix must be a number above 0, not -1.\n  fix:   give a finite number above 0",
+        ),
         (
             lambda: CutMix(axes=(0, 1)),
             "`axes` of CutMix must be the axes of height and width, not (0, 1).\n"
@@ -254,7 +257,10 @@ def test_the_targets_of_a_regression_are_mixed():
             "  why:   axis 0 counts the examples\n"
             "  fix:   (1, 2) for images as Flax has them, (2, 3) where channels come first",
         ),
-        (lambda: LabelSmoothing(1), "`alpha` of LabelSmoothing must be at least 0 and below 1, not 1."),
+        (
+            lambda: LabelSmoothing(1),
+            "`alpha` of LabelSmoothing must be at least 0 and below 1, not 1.\n  fix:   give a number in this range",
+        ),
     ],
 )
 def test_bad_arguments(make, message, refused):

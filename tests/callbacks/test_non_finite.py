@@ -263,9 +263,19 @@ def test_who_writes_both_has_to_be_put_in_order_by_the_user():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DynamicLossScale(0.5), "`initial` of DynamicLossScale must be a number of at least 1.0, not 0.5."),
-        (lambda: DynamicLossScale(factor=1), "`factor` of DynamicLossScale must be a number above 1, not 1."),
-        (lambda: DynamicLossScale(minimum=0), "`minimum` of DynamicLossScale must be a number above 0, not 0."),
+        (
+            lambda: DynamicLossScale(0.5),
+            "`initial` of DynamicLossScale must be a number of at least 1.0, not 0.5.\n"
+            "  fix:   give 1.0 or a larger, finite number",
+        ),
+        (
+            lambda: DynamicLossScale(factor=1),
+            "`factor` of DynamicLossScale must be a number above 1, not 1.\n  fix:   give a finite number above 1",
+        ),
+        (
+            lambda: DynamicLossScale(minimum=0),
+            "`minimum` of DynamicLossScale must be a number above 0, not 0.\n  fix:   give a finite number above 0",
+        ),
         (
             lambda: DynamicLossScale(period=0),
             "`period` of DynamicLossScale (steps) must be a whole number of at least 1, not 0.\n"
@@ -278,12 +288,20 @@ def test_who_writes_both_has_to_be_put_in_order_by_the_user():
             "  why:   periods and counts are numbers of whole steps or epochs\n"
             "  fix:   give a positive int",
         ),
-        (lambda: CheckNumerics("epoch"), '`at` of CheckNumerics must be "step" or "trigger", not \'epoch\'.'),
-        (lambda: LossSpikeGuard(0), "`threshold` of LossSpikeGuard must be a number above 0, not 0."),
+        (
+            lambda: CheckNumerics("epoch"),
+            '`at` of CheckNumerics must be "step" or "trigger", not \'epoch\'.\n'
+            '  fix:   write `CheckNumerics(at="trigger")`',
+        ),
+        (
+            lambda: LossSpikeGuard(0),
+            "`threshold` of LossSpikeGuard must be a number above 0, not 0.\n  fix:   give a finite number above 0",
+        ),
         (
             lambda: LossSpikeGuard(window=2),
             "`window` of LossSpikeGuard (steps) must be a whole number of at least 3, not 2.\n"
-            "  why:   of two losses nobody can tell which stands out",
+            "  why:   of two losses nobody can tell which stands out\n"
+            "  fix:   give e.g. `window=100`",
         ),
     ],
 )

@@ -311,7 +311,8 @@ NEEDS = (
         ),
         (
             lambda: StartProcOrThread(Worker("a"), timeout=0),
-            "`timeout` of `StartProcOrThread` (seconds) must be a number above 0, not 0.",
+            "`timeout` of `StartProcOrThread` (seconds) must be a number above 0, not 0.\n"
+            "  fix:   give a finite number above 0",
         ),
     ],
 )

@@ -17,7 +17,7 @@ def with_losses(losses, *callbacks, **kwargs):
     """Build a Learner whose losses are these, and the same again in each epoch."""
     return fluxcb.Learner.from_loss(
         {"w": jnp.zeros(())},
-        lambda params, batch, key: (batch, {"double": 2 * batch, "row": jnp.stack([batch, batch])}),
+        lambda params, batch, key: (batch + 0 * params["w"], {"double": 2 * batch, "row": jnp.stack([batch, batch])}),
         optax.sgd(0.0),
         data=[jnp.float32(loss) for loss in losses],
         callbacks=list(callbacks),
@@ -208,7 +208,8 @@ def test_what_cannot_be_averaged_or_logged(make, refused):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: MovingAverage("step.loss", 1), "`decay` of MovingAverage must be at least 0 and below 1, not 1."),
+        (lambda: MovingAverage("step.loss", 1), "`decay` of MovingAverage must be at least 0 and below 1, not 1.\n"
+"  fix:   give a number in this range"),
         (lambda: SimpleMovingAverage("step.loss", 0),
          f"`window` of SimpleMovingAverage (steps) must be a whole number of at least 1, not 0.{PERIODS}"),
         (lambda: LogSummaries("step.loss", -1),

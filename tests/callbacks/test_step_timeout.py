@@ -363,11 +363,33 @@ def test_abort_ends_the_process_that_cannot_be_interrupted(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "options", "text"),
     [
-        ((0,), {}, "`seconds` of `StepTimeout` must be a number above 0, not 0."),
-        (("60",), {}, "`seconds` of `StepTimeout` must be a number above 0, not '60'."),
-        ((60,), {"first": -1}, "`first` of `StepTimeout` (seconds) must be a number above 0, not -1."),
-        ((60,), {"between": True}, "`between` of `StepTimeout` (seconds) must be a number above 0, not True."),
-        ((60,), {"action": "raise"}, '`action` of `StepTimeout` is "warn" or "abort", not \'raise\'.'),
+        (
+            (0,),
+            {},
+            "`seconds` of `StepTimeout` must be a number above 0, not 0.\n  fix:   give a finite number above 0",
+        ),
+        (
+            ("60",),
+            {},
+            "`seconds` of `StepTimeout` must be a number above 0, not '60'.\n  fix:   give a finite number above 0",
+        ),
+        (
+            (60,),
+            {"first": -1},
+            "`first` of `StepTimeout` (seconds) must be a number above 0, not -1.\n"
+            "  fix:   give a finite number above 0",
+        ),
+        (
+            (60,),
+            {"between": True},
+            "`between` of `StepTimeout` (seconds) must be a number above 0, not True.\n"
+            "  fix:   give a finite number above 0",
+        ),
+        (
+            (60,),
+            {"action": "raise"},
+            '`action` of `StepTimeout` is "warn" or "abort", not \'raise\'.\n  fix:   write `action="warn"`',
+        ),
     ],
 )
 def test_what_step_timeout_refuses(arguments, options, text, refused):

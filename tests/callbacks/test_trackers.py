@@ -433,7 +433,10 @@ def test_what_names_no_gpu(devices, refused):
 
 
 def test_an_interval_of_nothing_is_refused(refused):
-    text = "`interval` of `GPUUtilizationTracker` (seconds) must be a number above 0, not 0."
+    text = (
+        "`interval` of `GPUUtilizationTracker` (seconds) must be a number above 0, not 0.\n"
+        "  fix:   give a finite number above 0"
+    )
     with refused(DeclarationError, text):
         GPUUtilizationTracker(interval=0)
 

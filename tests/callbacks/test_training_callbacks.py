@@ -243,8 +243,14 @@ def test_onecycle_is_that_of_optax():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ClipGradients(0), "`max_norm` of ClipGradients must be a number above 0, not 0."),
-        (lambda: ParameterEMA(1), "`decay` of ParameterEMA must be at least 0 and below 1, not 1."),
+        (
+            lambda: ClipGradients(0),
+            "`max_norm` of ClipGradients must be a number above 0, not 0.\n  fix:   give a finite number above 0",
+        ),
+        (
+            lambda: ParameterEMA(1),
+            "`decay` of ParameterEMA must be at least 0 and below 1, not 1.\n  fix:   give a number in this range",
+        ),
         (
             lambda: Scheduler({}),
             "`Scheduler` takes a mapping of hyperparameters to schedules, not {}.\n"
@@ -252,7 +258,7 @@ def test_onecycle_is_that_of_optax():
         ),
         (
             lambda: Scheduler({"momentum": 0.1, Momentum: 0.2}),
-            "`Scheduler` is given two schedules for `momentum`.",
+            "`Scheduler` is given two schedules for `momentum`.\n  fix:   give one",
         ),
         (
             lambda: Scheduler({HyperParameter: 0.1}),

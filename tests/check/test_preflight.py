@@ -10,7 +10,7 @@ import pytest
 import fluxcb
 from fluxcb import Append, Callback, Read, Write, every, on
 from fluxcb._check.preflight import build_graph, phase_types
-from fluxcb._declare.state import PROVIDERS
+from fluxcb._declare.state import FIRST_LEVEL, PROGRESS, PROVIDERS
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError
 from fluxcb.callbacks import Monitors
 from fluxcb.events import (
@@ -46,6 +46,9 @@ class Says(Callback):
         return type(self).__name__
 
 
+# What the phases of the library provide, and what the engine adds.
+STEP_NAMES = ["batch", "grads", "hold", "loss", "outputs", "skip", "stop", "updates", "xs", "ys"]
+
 # --- paths ------------------------------------------------------------------------------------------------------------
 
 
@@ -71,7 +74,13 @@ class Says(Callback):
     ],
 )
 def test_a_path_that_does_not_exist(access: Any, what: str, refused: Any) -> None:
-    with refused(UnknownStateError, f"Says declares access to {what}\n  where: Says.stateaccess  <@says>"):
+    (first,) = access
+    known = {"step": STEP_NAMES, "progress": sorted(PROGRESS), "data": ["training", "validation"]}
+    names = known.get(first, sorted(FIRST_LEVEL))
+    alone = first in ("*", "control")
+    fix = f"write `{first}` alone" if alone else f"name one of {', '.join(names)}"
+    text = f"Says declares access to {what}\n  where: Says.stateaccess  <@says>\n  fix:   {fix}"
+    with refused(UnknownStateError, text):
         build_graph([Says(access)], PHASES)
 
 
@@ -127,7 +136,8 @@ def test_the_names_a_handler_narrows_a_hub_to_are_checked_too(refused: Any) -> N
     with refused(
         UnknownStateError,
         "Narrow declares access to `step.lsos`, which no phase provides and no callback writes. Did you mean `loss`?\n"
-        "  where: Narrow.run  <@narrow>",
+        "  where: Narrow.run  <@narrow>\n"
+        f"  fix:   name one of {', '.join(STEP_NAMES)}",
     ):
         build_graph([Narrow({"step": Read()})], PHASES)
 

@@ -184,7 +184,9 @@ def test_bad_optimizers():
 
 
 def test_a_program_that_does_not_exist():
-    assert fails(DeclarationError, program="fast") == "`program` is 'loop', 'straight' or None, not 'fast'."
+    assert fails(DeclarationError, program="fast") == (
+        "`program` is 'loop', 'straight' or None, not 'fast'.\n  fix:   leave it out: the model decides"
+    )
 
 
 def test_integer_parameters():
@@ -237,4 +239,3 @@ def test_clocks_and_predicates_on_traced_handlers():
     )
     with pytest.raises(DeclarationError, match=r"^Traced handlers of Adds\(\) cannot be scheduled by EverySeconds"):
         throttle(Adds(), ComputeEnd, seconds=1)
-    testlearner(when(Adds(), lambda learner: True))  # schedules host handlers, of which there are none

@@ -358,7 +358,10 @@ def test_a_hyperparameter_that_is_no_scalar():
 
     bad = made(UpdateEnd, {"hyperparams": {"learning_rate": Write()}}, put)
     assert fails(TraceError, bad) == (
-        "Made() sets `hyperparams.learning_rate` to float32[2]; it is float32[].\n" + where(bad).rstrip()
+        "Made() sets `hyperparams.learning_rate` to float32[2]; it is float32[].\n"
+        + where(bad)
+        + "  why:   a hyperparameter is one number on the device, and its shape is compiled into the step\n"
+        "  fix:   give one number, e.g. `jnp.mean(...)` of several"
     )
 
 

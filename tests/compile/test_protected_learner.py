@@ -61,7 +61,7 @@ def test_the_names_of_parts(event):
 def test_the_star_sees_every_name():
     assert asked(EpochEnd, {"*": Read()}, list) == [
         *("callbacks", "cbstate", "data", "evaluation", "hyperparams", "key", "loss_fn", "model", "model_state"),
-        *("opt_state", "optimizer", "params", "progress", "step"),
+        *("opt_state", "optimizer", "params", "progress", "snapshots", "step"),
     ]
 
 

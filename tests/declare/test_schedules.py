@@ -176,7 +176,7 @@ def test_periods_are_whole_and_positive(kind: Any, unit: str, period: Any, refus
         kind(period)
 
 
-@pytest.mark.parametrize("period", [0, 0.0, -1.5, True, "3", None, math.nan])
+@pytest.mark.parametrize("period", [0, 0.0, -1.5, True, "3", None, math.nan, math.inf])
 def test_seconds_are_positive(period: Any, refused: Any) -> None:
     with refused(
         DeclarationError,

@@ -176,7 +176,9 @@ def test_log_to_logs_to_those_that_take_it(monkeypatch):
         DeclarationError, match=r"^`log_to` logs a Value, Text, Image or another loggable, not float 1\.0"
     ):
         log_to(one, "a", 1.0, step=1)
-    with pytest.raises(DeclarationError, match=r"^`log_to` logs to backends, and 3 is none\.$"):
+    with pytest.raises(
+        DeclarationError, match=r"^`log_to` logs to backends, and 3 is none\.\n  fix:   e\.g\. `JSONLinesBackend"
+    ):
         log_to([one, 3], "a", Value(1), step=1)
 
 

@@ -119,7 +119,7 @@ def test_a_history_is_bounded(clock):
         ),
         (
             lambda hub: hub.put_text("note", 3),
-            "`Text` takes a str, not int 3.\n  where: put as `note`",
+            "`Text` takes a str, not int 3.\n  where: put as `note`\n  fix:   write `str(...)` of it",
         ),
         (
             lambda hub: hub.put("loss", 0.5),

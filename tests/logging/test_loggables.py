@@ -69,7 +69,7 @@ def test_texts_are_texts(kind):
     assert kind("digraph {}").data == "digraph {}"
     with pytest.raises(DeclarationError) as error:
         kind(3)
-    assert str(error.value) == f"`{kind.__name__}` takes a str, not int 3."
+    assert str(error.value) == f"`{kind.__name__}` takes a str, not int 3.\n  fix:   write `str(...)` of it"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,10 @@ def test_counts_and_edges_must_fit(counts, edges, what):
 
 
 def test_histograms_count_real_numbers():
-    with pytest.raises(DeclarationError, match=r"^A histogram counts real numbers, not complex128\.$"):
+    with pytest.raises(
+        DeclarationError,
+        match=r"^A histogram counts real numbers, not complex128\.\n  fix:   give its real part, or its size$",
+    ):
         Histogram.of(np.array([1j]))
 
 

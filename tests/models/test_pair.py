@@ -99,10 +99,33 @@ def test_what_cannot_be_called_is_refused():
 
 def test_a_stateful_init_that_returns_params_alone_is_refused():
     with pytest.raises(DeclarationError) as caught:
-        pair(init, apply, stateful=True).init(jax.random.key(0), XS)
+        pair(init, lambda params, state, xs: (xs, state), stateful=True).init(jax.random.key(0), XS)
     assert str(caught.value) == (
         "`init` of a stateful pair must return `(params, model_state)`, but returned `dict`.\n"
         f"  where: init  {__file__}:{init.__code__.co_firstlineno}\n"
         "  fix:   return both\n"
         "     or: leave out `stateful=True`"
     )
+
+
+def test_functions_that_take_other_arguments_are_refused():
+    def init_of_a_key(key):
+        return {}
+
+    for make, text in (
+        (
+            lambda: pair(init_of_a_key, apply),
+            "`init` of a model pair takes (key), and is called as `init(key, xs)`.\n"
+            f"  where: {init_of_a_key.__qualname__}  {__file__}:{init_of_a_key.__code__.co_firstlineno}\n"
+            "  fix:   write `def init(key, xs):`",
+        ),
+        (
+            lambda: pair(init, apply, stateful=True),
+            "`apply` of a model pair takes (params, xs), and is called as `apply(params, model_state, xs)`.\n"
+            f"  where: apply  {__file__}:{apply.__code__.co_firstlineno}\n"
+            "  fix:   write `def apply(params, model_state, xs):`",
+        ),
+    ):
+        with pytest.raises(DeclarationError) as caught:
+            make()
+        assert str(caught.value) == text

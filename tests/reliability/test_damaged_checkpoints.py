@@ -1,4 +1,4 @@
-"""Every file of a checkpoint, damaged in every way: none is silently wrong, each is named, the last good one is used."""
+"""Every file of a checkpoint, damaged in every way: none is silently wrong, each is named, the last good is used."""
 
 import ctypes
 import hashlib
