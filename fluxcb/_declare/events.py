@@ -47,7 +47,18 @@ class TracedEvent(Event):
 
 
 class FitBegin(HostEvent):
-    """Emitted once per `fit`, before anything else; counters stand where the last fit left them."""
+    """Emitted once per `fit`, before anything else; counters stand where the last fit left them.
+
+    Where a fit goes on with one that was interrupted, it is emitted again, for handlers that open or start something;
+    what they set or counted at the first is in the state that was restored. In the middle of an epoch, no `EpochBegin`
+    follows for that one.
+
+    Args:
+        resumes: Whether the fit goes on.
+    """
+
+    def __init__(self, *, resumes: bool = False) -> None:
+        self.resumes = resumes
 
 
 class EpochBegin(HostEvent):

@@ -84,7 +84,7 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
     try:
         try:
             with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment
-                engine.emit(FitBegin(), phase)
+                engine.emit(FitBegin(resumes=resumes), phase)
             engine.give_snapshots(None)
             if ended is not None:
                 raise CancelFitting(ended)

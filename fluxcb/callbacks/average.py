@@ -38,7 +38,7 @@ class _ParameterAverage(Callback):
 
     def __init__(self, *, validate: bool) -> None:
         self.validate = validate
-        self._training_params: Any = None
+        self._training_params: list[Any] | None = None  # their leaves, while a validation has the average
 
     def weight(self, updates: Any) -> Any:
         """Return the weight of the new parameters at an update, given its number (int32[], from 1), as float32[]."""
@@ -88,8 +88,10 @@ class _ParameterAverage(Callback):
     @on(EpochBegin, AbstractValidationPhase)
     def swap_in(self, event: Event, phase: Phase, learner: Any) -> None:
         """Validate with the average."""
+        import jax
+
         if self._training_params is None:
-            self._training_params = learner.params
+            self._training_params = jax.tree.leaves(learner.params)
         learner.params = learner.cbstate[self.entry]["params"]
 
     @on(EpochEnd, AbstractValidationPhase, access=_RESTORE)
@@ -103,9 +105,20 @@ class _ParameterAverage(Callback):
         self._restore(learner)
 
     def _restore(self, learner: Any) -> None:
+        import jax
+
         if self._training_params is not None:
-            learner.params = self._training_params
-            self._training_params = None
+            # Behind a pause in the middle of a validation, the leaves are those of another process.
+            structure = jax.tree.structure(learner.params)
+            learner.params, self._training_params = jax.tree.unflatten(structure, self._training_params), None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the training parameters, while a validation has the average in their place."""
+        return {"training_params": self._training_params}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them back, to put them in place when that validation ends."""
+        self._training_params = state["training_params"]
 
 
 class ParameterEMA(_ParameterAverage):

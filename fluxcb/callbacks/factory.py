@@ -23,7 +23,7 @@ class CallbackFactory(Callback):
 
     Args:
         init: `init(learner)`: creates what is missing in `cbstate`; runs when the Learner is built, and may run again.
-        before_train: `before_train(learner)`, at FitBegin.
+        before_train: `before_train(learner)`, at FitBegin, and so again when a fit is resumed.
         trigger: `trigger(learner)`, at Trigger: after each epoch, or when a wrapper says (`PeriodicTrigger`, `every`).
         after_train: `after_train(learner)`, at FitEnd, whatever happened.
         access: What the functions touch, as `stateaccess` would return it.

@@ -9,7 +9,7 @@ from typing import Any
 
 from fluxcb._declare.access import Append
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitEnd
+from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
@@ -36,7 +36,7 @@ class GPUUtilizationTracker(Callback):
         cbstate.monitors: Append.
 
     Runs:
-        EpochBegin, EpochEnd x AbstractTrainingPhase, FitEnd x Phase (host).
+        FitBegin, FitEnd x Phase, EpochBegin, EpochEnd x AbstractTrainingPhase (host).
 
     Cost:
         A thread that asks the driver every `interval`; a training epoch's end waits for its last sample, some
@@ -61,6 +61,7 @@ class GPUUtilizationTracker(Callback):
         self.devices = None if devices is None else _checked(devices)
         self.interval = number_above(0, interval, "`interval` of `GPUUtilizationTracker` (seconds)")
         self._samples: _Samples | None = None
+        self._restored: dict[str, tuple[float, int]] | None = None  # the sums of an epoch that is to be gone on with
         self._said: set[str] = set()
 
     def stateaccess(self) -> Mapping[str, Any]:
@@ -83,11 +84,26 @@ class GPUUtilizationTracker(Callback):
         finally:
             nvml.nvmlShutdown()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and numbers of the samples of the epoch at hand, None between epochs."""
+        return {"sums": dict(self._samples.sums) if self._samples is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that epoch when the fit begins."""
+        self._restored = state["sums"]
+
+    @on(FitBegin, Phase, access={})
+    def go_on(self, event: Event, phase: Phase, learner: Any) -> None:
+        """Sample on in the middle of an epoch, where the fit goes on there."""
+        sums, self._restored = self._restored, None
+        if sums is not None:
+            self._samples = _Samples(self.devices, self.interval, sums)
+
     @on(EpochBegin, AbstractTrainingPhase, access={})
     def begin(self, event: Event, phase: Phase, learner: Any) -> None:
         """Begin to sample."""
         self._stop()  # of an epoch that ended with an error, in a loop written by hand
-        self._samples = _Samples(self.devices, self.interval)
+        self._samples = _Samples(self.devices, self.interval, {})
 
     @on(EpochEnd, AbstractTrainingPhase)
     def put(self, event: Event, phase: Phase, learner: Any) -> None:
@@ -123,9 +139,11 @@ class _Samples:
         failure: Why there are no more, or an empty string.
     """
 
-    def __init__(self, devices: Sequence[int | str] | None, interval: float) -> None:
+    def __init__(
+        self, devices: Sequence[int | str] | None, interval: float, sums: Mapping[str, tuple[float, int]]
+    ) -> None:
         self._devices, self._interval = devices, interval
-        self.sums: dict[str, tuple[float, int]] = {}
+        self.sums = dict(sums)
         self.failure = ""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._work, name="fluxcb-gpu-utilization", daemon=True)

@@ -37,7 +37,7 @@ class PeriodicTrigger(Scheduled):
         every_k_steps: Trigger it after steps whose number is a multiple of this (steps).
         every_k_epochs: Trigger it after epochs whose number is a multiple of this (epochs). Where both periods meet,
             it is triggered once.
-        before_train: Whether to trigger it at the beginning of each fit, too.
+        before_train: Whether to trigger it at the beginning of each fit, too; not where a fit is resumed.
 
     Access:
         The callback's.
@@ -118,10 +118,11 @@ class PeriodicTrigger(Scheduled):
             return found
         return found[0], found[1], (self._schedule,)
 
-    def begin(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Run the callback's handler of FitBegin, then that of Trigger."""
+    def begin(self, event: FitBegin, phase: Phase, learner: Any) -> None:
+        """Run the callback's handler of FitBegin, then that of Trigger, which a fit that goes on has had."""
         self.forward(event, phase, learner)
-        self.forward(Trigger(), phase, learner)
+        if not event.resumes:
+            self.forward(Trigger(), phase, learner)
 
     def __repr__(self) -> str:
         given = {"every_k_steps": self.every_k_steps, "every_k_epochs": self.every_k_epochs}

@@ -123,32 +123,43 @@ class ProgressBar(Callback):
         """Begin a bar; loops written by hand have one display per epoch."""
         if self._display is None:
             self._display = self._open(of_fit=False)
-        self._display.begin(type(phase).name, _title(phase, learner.progress), learner.progress.steps_in_epoch)
+        name, progress = type(phase).name, learner.progress
+        self._display.begin(name, _title(phase, progress), progress.steps_in_epoch, 0)
 
     @on(StepEnd, AbstractTrainingPhase | AbstractValidationPhase)
     def show(self, event: Event, phase: Phase, learner: Any) -> None:
         """Show the step and its loss."""
-        if self._display is not None and self._display.looks(learner.progress.step_in_epoch, self.interval):
-            self._display.update(learner.progress.step_in_epoch, float(learner.step.loss))
+        display = self._begun(phase, learner.progress)
+        if display is not None and display.looks(learner.progress.step_in_epoch, self.interval):
+            display.update(learner.progress.step_in_epoch, float(learner.step.loss))
 
     @on(StepEnd, Phase, access={})
     def show_step(self, event: Event, phase: Phase, learner: Any) -> None:
         """Show the step of a phase that may have no loss."""
-        if self._display is not None and self._display.looks(learner.progress.step_in_epoch, self.interval):
-            self._display.update(learner.progress.step_in_epoch, None)
+        display = self._begun(phase, learner.progress)
+        if display is not None and display.looks(learner.progress.step_in_epoch, self.interval):
+            display.update(learner.progress.step_in_epoch, None)
 
     @on(EpochEnd, Phase, access={})
     def end_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
         """End a bar."""
-        if self._display is not None:
-            self._display.end(learner.progress.step_in_epoch, always=type(phase).trains)
-            if not self._display.of_fit:
+        display = self._begun(phase, learner.progress)
+        if display is not None:
+            display.end(learner.progress.step_in_epoch, always=type(phase).trains)
+            if not display.of_fit:
                 self._close()
 
     @on(FitEnd, Phase, access={})
     def end_fit(self, event: Event, phase: Phase, learner: Any) -> None:
         """Close the display, whatever happened."""
         self._close()
+
+    def _begun(self, phase: Phase, progress: Any) -> _Display | None:
+        """Return the display; in an epoch that a resumed fit goes on with, whose EpochBegin is past, with its bar."""
+        if self._display is not None and not self._display.title:
+            steps, done = progress.steps_in_epoch, progress.step_in_epoch
+            self._display.begin(type(phase).name, _title(phase, progress), steps, done)
+        return self._display
 
     def _open(self, *, of_fit: bool) -> _Display:
         console = console_for(self.file)
@@ -172,13 +183,13 @@ class _Display(ABC):
         self.console = console
         self.of_fit = of_fit
         self.name = self.title = ""
-        self.total = 0
+        self.total = self.done = 0
         self.loss: float | None = None
         self.began = self.looked = time.monotonic()
         self._lengths: dict[str, int] = {}  # steps of the last epoch, by phase
 
-    def begin(self, name: str, title: str, total: int) -> None:
-        self.name, self.title, self.total, self.loss = name, title, total, None
+    def begin(self, name: str, title: str, total: int, done: int) -> None:
+        self.name, self.title, self.total, self.done, self.loss = name, title, total, done, None
         self.began = time.monotonic()
 
     def looks(self, steps: int, interval: float) -> bool:
@@ -206,7 +217,7 @@ class _Display(ABC):
     def show(self, steps: int) -> None: ...
 
     def rate(self, steps: int, now: float) -> str:
-        return f"{steps / max(now - self.began, 1e-9):,.0f} steps/s"
+        return f"{(steps - self.done) / max(now - self.began, 1e-9):,.0f} steps/s"
 
     @abstractmethod
     def close(self) -> None:
@@ -218,8 +229,8 @@ class _Lines(_Display):
 
     shown = 0.0
 
-    def begin(self, name: str, title: str, total: int) -> None:
-        super().begin(name, title, total)
+    def begin(self, name: str, title: str, total: int, done: int) -> None:
+        super().begin(name, title, total, done)
         self.shown = self.began
 
     def close(self) -> None:
@@ -264,8 +275,8 @@ class _Bar(_Display):
         self._losses: dict[str, str] = {}
         self._drawn = -math.inf
 
-    def begin(self, name: str, title: str, total: int) -> None:
-        super().begin(name, title, total)
+    def begin(self, name: str, title: str, total: int, done: int) -> None:
+        super().begin(name, title, total, done)
         if self._task is not None:
             self._progress.remove_task(self._task)
         # Until there is a loss, that of the phase's epoch before stands there: short epochs would never show one.

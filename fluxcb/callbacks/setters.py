@@ -107,9 +107,9 @@ class HyperParamSetter(TriggerSetter):
     `next_value(learner)` sees `learner.progress` and what the subclass declares beside the hyperparameter;
     `self.current(learner)` is the value at hand. Setting it writes one number to the device: nothing is recompiled.
 
-    FitBegin comes once per `fit`, so also between two fits and after a resume: what is returned there should follow
-    from the counters, and not from how often it was asked. Another callback that sets the same hyperparameter is a
-    conflict until `in_order` says who comes last.
+    FitBegin comes once per `fit`, so also between two fits, but nothing is set at that of a fit that goes on: what is
+    returned should follow from the counters, and not from how often it was asked. Another callback that sets the same
+    hyperparameter is a conflict until `in_order` says who comes last.
 
     Args:
         param: A `HyperParameter` class, a name in `hyperparams`, or an `ObjAttrParam`.
@@ -144,9 +144,10 @@ class HyperParamSetter(TriggerSetter):
     """
 
     @on(FitBegin, AbstractTrainingPhase)
-    def set_at_begin(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Set the value for the first epoch."""
-        self.set_value(learner)
+    def set_at_begin(self, event: FitBegin, phase: Phase, learner: Any) -> None:
+        """Set the value for the first epoch; where a fit goes on, the value that it has is restored."""
+        if not event.resumes:
+            self.set_value(learner)
 
 
 class HyperParamSetterWithFunc(HyperParamSetter):
@@ -219,7 +220,7 @@ class HyperParamSetterWithFunc(HyperParamSetter):
         return self.func(learner.progress.epoch, self.current(learner))
 
     @on(FitBegin, AbstractTrainingPhase)
-    def set_at_begin(self, event: Event, phase: Phase, learner: Any) -> None:
+    def set_at_begin(self, event: FitBegin, phase: Phase, learner: Any) -> None:
         """Call the function before the first epoch of all."""
         if learner.progress.epoch == 0 and not self._begun:
             self._begun = True

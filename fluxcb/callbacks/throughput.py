@@ -87,6 +87,17 @@ class ThroughputTracker(Callback):
         """Return the handlers, that of StepEnd with this instance's schedule."""
         return [replace(e, when=self._schedule) if e.event is StepEnd else e for e in super().handlers()]
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the steps of the next value begin, and the time that they have taken so far (s)."""
+        running = self._resumed is not None
+        taken = self._taken + (monotonic() - self._resumed if self._resumed is not None else 0.0)
+        return {"step": self._step, "taken": taken, "running": running}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with that value; in the middle of an epoch, the clock runs on from here."""
+        self._step, self._taken, self._now = state["step"], state["taken"], None
+        self._resumed = monotonic() if state["running"] else None
+
     @on(EpochBegin, AbstractTrainingPhase, access={})
     def resume(self, event: Event, phase: Phase, learner: Any) -> None:
         """Start the clock."""

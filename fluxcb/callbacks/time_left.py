@@ -69,17 +69,20 @@ class EstimatedTimeLeft(Callback):
         self._since: tuple[int, float] | None = None  # the epoch and the time of the last Trigger
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the times of the last epochs (seconds)."""
-        return {"seconds": list(self.seconds)}
+        """Return the times of the last epochs, and of the one at hand with the last one's number (seconds)."""
+        since = (self._since[0], monotonic() - self._since[1]) if self._since is not None else None
+        return {"seconds": list(self.seconds), "since": since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them back."""
+        """Take them back; the clock goes on from here."""
         self.seconds = list(state["seconds"])
+        self._since = (state["since"][0], monotonic() - state["since"][1]) if state["since"] is not None else None
 
     @on(FitBegin, Phase)
-    def begin(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Start the clock."""
-        self._since = learner.progress.epoch, monotonic()
+    def begin(self, event: FitBegin, phase: Phase, learner: Any) -> None:
+        """Start the clock, unless it runs because the fit goes on."""
+        if not event.resumes:
+            self._since = learner.progress.epoch, monotonic()
 
     @on(Trigger, AbstractTrainingPhase)
     def estimate(self, event: Event, phase: Phase, learner: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -50,6 +51,28 @@ class TraceValues:
             KeyError: It has none.
         """
         return self.values[name][-1][1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values by name: parts of one shape and type, `{"steps": int64[n], "values": [n, ...]}` each."""
+        import numpy as np
+
+        found: dict[str, Any] = {}
+        for name, pairs in self.values.items():
+            parts = itertools.groupby(pairs, lambda pair: (np.shape(pair[1]), np.asarray(pair[1]).dtype))
+            found[name] = [
+                {"steps": np.array(steps, np.int64), "values": np.stack(values)}
+                for steps, values in (zip(*part, strict=True) for _, part in parts)
+            ]
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` returned, in place of what is there."""
+        self.values = {
+            name: [
+                (int(step), value) for part in parts for step, value in zip(part["steps"], part["values"], strict=True)
+            ]
+            for name, parts in state.items()
+        }
 
     def __getitem__(self, name: str) -> list[tuple[int, Any]]:
         return self.values[name]

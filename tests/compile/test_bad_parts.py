@@ -18,7 +18,6 @@ from fluxcb import (
     every,
     inject,
     on,
-    when,
 )
 from fluxcb.events import ComputeEnd, StepBegin
 from fluxcb.models import pair

@@ -110,7 +110,7 @@ def test_a_loss_that_a_handler_has_replaced_is_followed(step, alone, doubled):
 
 def test_a_loss_that_is_replaced_by_a_constant():
     assert trained(returns_more_than_it, Replaces()) == pytest.approx(-0.1, rel=1e-6)  # the summand w
-    with pytest.raises(TraceError, match="^The loss does not depend on `params`."):
+    with pytest.raises(TraceError, match=r"^The loss does not depend on `params`\."):
         trained(returns_step_loss, Replaces())
 
 
