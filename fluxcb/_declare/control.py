@@ -6,13 +6,14 @@
 | `CancelStep` at StepEnd | the moment's remaining handlers | the update stays; the next step |
 | `CancelEpoch` | the epoch's remaining steps | EpochEnd; the next epoch |
 | `CancelFitting` | everything that remains | EpochEnd of a running epoch, FitStopping, FitEnd; `fit` returns |
+| `RewindFitting` | the epoch's rest, its EpochEnd | FitEnd; the run goes on behind an earlier checkpoint; see there |
 | a cancel of what is not running, e.g. `CancelStep` at EpochBegin | the moment's remaining handlers | all else |
 
 They are control flow, not errors. Traced handlers cannot raise on values: they write `step.skip`
 or `step.stop`.
 """
 
-__all__ = ["Cancel", "CancelEpoch", "CancelFitting", "CancelStep"]
+__all__ = ["Cancel", "CancelEpoch", "CancelFitting", "CancelStep", "RewindFitting"]
 
 
 class Cancel(Exception):  # noqa: N818 - control flow, not an error
@@ -29,3 +30,28 @@ class CancelEpoch(Cancel):
 
 class CancelFitting(Cancel):
     """Raise in a host handler to end training; `fit` returns normally."""
+
+
+class RewindFitting(CancelFitting):
+    """Raise in a host handler to go back to an earlier checkpoint, and to train on from there with other batches.
+
+    The fit goes on as if it had been killed and resumed: FitEnd, then all state as the checkpoint has it (parameters,
+    optimizer, counters, callbacks, logs), then `FitBegin(resumes=True)`. Only the data goes on where it is: the batches
+    since the checkpoint are left out. Later checkpoints are deleted.
+
+    It takes the newest good checkpoint of the Learner's `Checkpointer` that is allowed, or, if the run has just gone
+    back to that one, the one before it. If there is none, or the run has gone back often enough, the fit ends as by
+    `CancelFitting`; so do loops written by hand.
+
+    Args:
+        reason: Why; `learner.stop_reason`, if the fit ends.
+        before: The checkpoint is of this step or of an earlier one (finished training steps).
+        at_most: How often the run may go back in all, whoever asks.
+    """
+
+    def __init__(self, reason: str, before: int, at_most: int = 3) -> None:
+        super().__init__(reason, before, at_most)  # all of them, for copies between processes
+        self.reason, self.before, self.at_most = reason, before, at_most
+
+    def __str__(self) -> str:
+        return self.reason

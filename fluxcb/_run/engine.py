@@ -11,7 +11,7 @@ import jax
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._compile.traced import StepSetup
-from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
+from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitStopping, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
@@ -26,7 +26,7 @@ from fluxcb._run.stepping import Steps
 from fluxcb._run.timeline_steps import TimelineSteps
 from fluxcb._typing import Batch
 
-__all__ = ["TRIGGER", "Engine"]
+__all__ = ["TRIGGER", "Engine", "refuse_rewinds"]
 
 TRIGGER = Trigger()
 
@@ -45,6 +45,7 @@ class Engine:
         running: How many epochs are running, one inside the other.
         fit_phase: The phase that the fit at hand trains, or None outside a fit.
         stopped: Whether the fit at hand is over, and FitStopping has been emitted.
+        accepts: Whether the fit at hand can go back to an earlier checkpoint.
     """
 
     def __init__(self, state: HostState, programs: Programs) -> None:
@@ -56,6 +57,7 @@ class Engine:
         self.running = 0
         self.fit_phase: Phase | None = None
         self.stopped = False
+        self.accepts: Callable[[RewindFitting], bool] = refuse_rewinds
         self._steps: dict[Phase, Steps] = {}
 
     def backend(self, declared: Declared) -> HostBackend:
@@ -220,8 +222,9 @@ class Engine:
                 self.stop(self.interrupt.reason, phase)
         except (CancelEpoch, CancelStep):
             pass
-        except CancelFitting:
-            self._end_epoch(phase, feed, goes_on)
+        except CancelFitting as cancel:
+            if not (isinstance(cancel, RewindFitting) and self.accepts(cancel)):
+                self._end_epoch(phase, feed, goes_on)
             raise
         except jax.errors.JaxRuntimeError:  # a handler may have met it first, reading a value of the failed step
             with contextlib.suppress(jax.errors.JaxRuntimeError, StateLostError):
@@ -298,3 +301,8 @@ class Engine:
         """Run with another plan from now on."""
         self.plan, self.setup = plan, setup
         self._steps = {}
+
+
+def refuse_rewinds(asked: RewindFitting) -> bool:
+    """Tell that a loop that is written by hand ends, and goes nowhere."""
+    return False

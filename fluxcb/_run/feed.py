@@ -54,6 +54,7 @@ class Feed:
         self._failure: BaseException | None = None
         self._taken = 0  # batches ever pulled
         self._marks: deque[_Mark] = deque()
+        self._ahead_of_epochs, self._stays, self._over = 0, False, False
         self.marks_positions = False
         in_memory = isinstance(source, Sequence)
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
@@ -110,14 +111,16 @@ class Feed:
         Raises:
             DataError: A one-shot iterator is used up.
         """
-        begun_by_peeking = 0 < len(self._waiting) == self._pulled and self._passes == epoch
-        if self._iterator is not None and (goes_on or self._one_shot or begun_by_peeking) and not self._used_up:
+        number = epoch + self._ahead_of_epochs
+        begun_by_peeking = 0 < len(self._waiting) == self._pulled and self._passes == number
+        stays, self._stays = self._stays or goes_on or self._one_shot or begun_by_peeking, False
+        if self._iterator is not None and stays and not self._used_up:
             return
         if self._used_up and self._waiting:  # handed back by a window that was stopped
             return
         if not self._one_shot:
             self._waiting.clear()
-        self._begin_pass(epoch)
+        self._begin_pass(number)
 
     def _begin_pass(self, epoch: int | None = None) -> Iterator[Batch]:
         if self._used_up:
@@ -143,6 +146,8 @@ class Feed:
         Raises:
             DataError: The source has no batches at all.
         """
+        if self._over and not goes_on:
+            return None
         if self._waiting:
             return self._waiting.popleft()
         if self._failure is not None:
@@ -185,9 +190,33 @@ class Feed:
 
     def end_epoch(self, *, goes_on: bool) -> None:
         """Note that the epoch is over; unless the stream goes on, the rest of the pass is dropped."""
-        if not goes_on and not self._one_shot:
+        over, self._over = self._over, False
+        if not (goes_on or self._one_shot or over):
             self._iterator = self._failure = None
             self._waiting.clear()
+
+    def keep_on(self, epoch: int, *, at_hand: bool, over: bool) -> None:
+        """Go on with the pass at hand, or the next one, though epochs are counted from an earlier one again.
+
+        Args:
+            epoch: The number of the last epoch, as it is counted now.
+            at_hand: Whether that is to be gone on with.
+            over: Whether all its batches are left out, as the pass at hand is a later one's.
+        """
+        if self._iterator is not None and not self._one_shot:
+            try:
+                batch = self.next(goes_on=False)
+            except Exception as error:
+                self.fail_later(error)
+            else:
+                if batch is None:
+                    self._iterator = None
+                else:
+                    self.push_back([batch])
+        self._over = at_hand and (over or self._iterator is None)
+        following = self._passes + (self._iterator is None)
+        self._ahead_of_epochs = following - (epoch if at_hand and not self._over else epoch + 1)
+        self._stays = not at_hand or self._over
 
     # -- positions --------------------------------------------------------------------------
 
@@ -210,11 +239,11 @@ class Feed:
         Returns:
             `open`: whether a pass is at hand. `pass`: its number. `consumed`: batches of it that steps have seen.
             `state`, `ahead`: what the source's iterator said of itself, and how many batches behind that the next is.
-            `total`: batches that were ever consumed.
+            `total`: batches that were ever consumed. `rewound`: see `keep_on`.
         """
         consumed = self._taken - len(self._waiting)
         position = {"open": self._iterator is not None, "pass": self._passes, "consumed": 0, "total": consumed}
-        position |= {"state": None, "ahead": 0}
+        position |= {"state": None, "ahead": 0, "rewound": [self._ahead_of_epochs, self._stays, self._over]}
         for mark in self._marks:
             if mark.taken > consumed:
                 break
@@ -237,8 +266,12 @@ class Feed:
         Raises:
             DataError: The source ends before that.
         """
-        if self._one_shot:
-            return self._go_on(position)
+        self._over = False  # on the way
+        replayed = self._go_on(position) if self._one_shot else self._begin_again(position)
+        self._ahead_of_epochs, self._stays, self._over = position["rewound"]
+        return replayed
+
+    def _begin_again(self, position: Mapping[str, Any]) -> int:
         self._waiting.clear()
         self._marks.clear()
         self._iterator, self._used_up, self._failure = None, False, None

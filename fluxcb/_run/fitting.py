@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass
 
-from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
+from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
 from fluxcb._declare.events import FitBegin, FitEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
+from fluxcb._run.engine import refuse_rewinds
+from fluxcb._run.rewinding import Rewinding, WayBack
 
 __all__ = ["FitLength", "run_fit"]
 
@@ -72,15 +74,35 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
         Exception: What a handler or the data raised, after FitEnd has run; failures at FitEnd itself.
         KeyboardInterrupt: Ctrl-C was pressed.
     """
+    fit = parts.state.fit
+    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), _steps_done(parts, phase))
+    ended = fit.ended if resumes else None
+    fit.epoch, fit.step = began
+    if length.epochs is not None:
+        parts.state.epochs = fit.epoch + length.epochs
+    rewinding = Rewinding(parts, phase)
+    while True:
+        way, reason = _run(parts, phase, length, rewinding, resumes=resumes, ended=ended)
+        if way is None:
+            return reason
+        rewinding.go(way)
+        resumes, ended = True, None
+
+
+def _run(
+    parts: Assembly, phase: Phase, length: FitLength, rewinding: Rewinding, *, resumes: bool, ended: str | None
+) -> tuple[WayBack | None, str | None]:
+    """Run from FitBegin to FitEnd.
+
+    Returns:
+        Where the run goes back to, or None; why the fit ended early, or None.
+    """
     engine, fit = parts.engine, parts.state.fit
     reason: str | None = None
     failure: BaseException | None = None
-    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), _steps_done(parts, phase))
-    ended = fit.ended if resumes else None
-    fit.epoch, fit.step, fit.ended, fit.restored = *began, None, False
-    if length.epochs is not None:
-        parts.state.epochs = fit.epoch + length.epochs
-    engine.fit_phase, engine.stopped = phase, False
+    way: WayBack | None = None
+    fit.ended, fit.restored = None, False
+    engine.fit_phase, engine.stopped, engine.accepts = phase, False, rewinding.accepts
     try:
         try:
             with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment
@@ -89,19 +111,25 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
             if ended is not None:
                 raise CancelFitting(ended)
             _train(parts, phase, length)
+        except RewindFitting as asked:
+            way = rewinding.way_back(asked)
+            fit.ended = reason = rewinding.refusal if way is None else None
         except CancelFitting as cancel:
             fit.ended = reason = str(cancel) or "CancelFitting"
-        if engine.interrupt.requested:
-            engine.stop(engine.interrupt.reason, None)
-            if not engine.interrupt.preempted:
-                raise KeyboardInterrupt
-            reason = reason or engine.interrupt.reason
-        engine.stop(reason, None)
+        if way is None:
+            if engine.interrupt.requested:
+                engine.stop(engine.interrupt.reason, None)
+                if not engine.interrupt.preempted:
+                    raise KeyboardInterrupt
+                reason = reason or engine.interrupt.reason
+            engine.stop(reason, None)
     except BaseException as error:
         failure = error
-    engine.fit_phase = None
+    engine.fit_phase, engine.accepts = None, refuse_rewinds
     parts.state.snapshots.forget()
     failures = _end(parts, phase)
+    if way is not None and failure is None and not failures:
+        return way, None
     if failure is None and engine.interrupt.requested and not engine.interrupt.preempted:  # during FitEnd
         failure = KeyboardInterrupt()
     if reason is None and engine.interrupt.preempted:  # while the last handlers ran
@@ -114,7 +142,7 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
         raise failures[0]
     if failures:
         raise ExceptionGroup("several callbacks failed at FitEnd", failures)
-    return reason
+    return None, reason
 
 
 def _epochs_done(parts: Assembly, phase: Phase) -> int:

@@ -21,7 +21,7 @@ from fluxcb._compile.carried import part_of
 from fluxcb._compile.plan import HostCall
 from fluxcb._compile.windows import carry_reads
 from fluxcb._declare.access import dotted
-from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep
+from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
@@ -37,9 +37,10 @@ from fluxcb._typing import StatePath
 __all__ = ["AgreeingEngine", "AgreeingThreadedEngine"]
 
 _CARRIED = ("params", "model_state", "opt_state", "hyperparams", "cbstate", "*")
-_CANCELS = (CancelStep, CancelEpoch, CancelFitting)
+_CANCELS: tuple[type[Cancel], ...] = (CancelStep, CancelEpoch, RewindFitting, CancelFitting)
 _FAILED = len(_CANCELS) + 1
 _PREEMPTED = 2
+_TOLD = 3 + 2 * 8  # bytes before it
 _TEXT = 250  # bytes of a cancel's message that reach the other processes
 
 
@@ -148,7 +149,7 @@ class Agreeing(Engine):
             yield
         except Exception as error:
             mine = error
-        number, text, process, signals = _gathered(mine, self._pressed)
+        number, text, back, process, signals = _gathered(mine, self._pressed)
         self._agreed_interrupt.requested |= signals > 0
         self._agreed_interrupt.preempted |= signals == _PREEMPTED
         if mine is not None and not isinstance(mine, Cancel):
@@ -161,6 +162,8 @@ class Agreeing(Engine):
                 fix=f"see the traceback of process {process}",
             )
         if number:
+            if _CANCELS[number - 1] is RewindFitting:
+                raise RewindFitting(text, *back)
             raise _CANCELS[number - 1](text)
 
     def check(self, graph: CallbackGraph) -> None:
@@ -209,20 +212,26 @@ def _as_on_chief(value: bool) -> bool:
     return bool(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
-def _gathered(mine: Exception | None, pressed: Interrupt) -> tuple[int, str, int, int]:
-    """Return the strongest outcome of all processes, what it says, whose it is, and the strongest signal."""
-    number, text = 0, ""
+def _gathered(mine: Exception | None, pressed: Interrupt) -> tuple[int, str, tuple[int, int], int, int]:
+    """Return the strongest outcome of all processes, what it says, whose it is, and the strongest signal.
+
+    Of a `RewindFitting` what it says is in three parts: the reason; before which step, and how often.
+    """
+    number, text, back = 0, "", (0, 0)
     if isinstance(mine, Cancel):
-        number = next(i for i, cancel in enumerate(_CANCELS, 1) if isinstance(mine, cancel))
+        number = 1 + next(i for i, cancel in enumerate(_CANCELS) if isinstance(mine, cancel))
         text = str(mine)
+        back = (mine.before, mine.at_most) if isinstance(mine, RewindFitting) else back
     elif mine is not None:
         number, text = _FAILED, f"{type(mine).__name__}: {mine}"
     told = text.encode()[:_TEXT]
-    row = np.zeros(3 + _TEXT, np.uint8)
+    row = np.zeros(_TOLD + _TEXT, np.uint8)
     row[:3] = number, pressed.requested + pressed.preempted, len(told)
-    row[3 : 3 + len(told)] = np.frombuffer(told, np.uint8)
+    row[3:_TOLD] = np.array(back, np.int64).view(np.uint8)
+    row[_TOLD : _TOLD + len(told)] = np.frombuffer(told, np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(row))
     process = int(np.argmax(rows[:, 0]))
     length = int(rows[process, 2])
-    said = rows[process, 3 : 3 + length].tobytes().decode(errors="ignore")
-    return int(rows[process, 0]), said, process, int(rows[:, 1].max())
+    said = rows[process, _TOLD : _TOLD + length].tobytes().decode(errors="ignore")
+    before, at_most = map(int, np.frombuffer(rows[process, 3:_TOLD].tobytes(), np.int64))
+    return int(rows[process, 0]), said, (before, at_most), process, int(rows[:, 1].max())

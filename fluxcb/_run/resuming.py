@@ -15,7 +15,7 @@ from fluxcb.callbacks.checkpointer import Checkpointer
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import ResumeWarning, newest_good
 
-__all__ = ["restore_run", "resume_run"]
+__all__ = ["own_checkpointer", "restore_run", "resume_run"]
 
 
 def resume_run(parts: Assembly) -> None:
@@ -27,7 +27,7 @@ def resume_run(parts: Assembly) -> None:
     """
     if parts.state.fit.restored:  # by `learner.restore`, and nothing has been trained since
         return
-    found = [c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), Checkpointer)]
+    found = _checkpointers(parts)
     if len(found) != 1:
         raise CheckpointError(
             f"`fit(resume=True)` needs a Checkpointer that says which run goes on; there {_count(len(found))}.",
@@ -38,8 +38,26 @@ def resume_run(parts: Assembly) -> None:
         restore_run(parts, newest[0].path, ())
 
 
-def restore_run(parts: Assembly, path: str | os.PathLike[str], allow: Collection[str]) -> None:
+def own_checkpointer(parts: Assembly) -> Checkpointer | None:
+    """Return the callback that saves the run, if there is exactly one."""
+    found = _checkpointers(parts)
+    return found[0] if len(found) == 1 else None
+
+
+def _checkpointers(parts: Assembly) -> list[Checkpointer]:
+    return [c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), Checkpointer)]
+
+
+def restore_run(
+    parts: Assembly, path: str | os.PathLike[str], allow: Collection[str], *, staying: Collection[str] = ()
+) -> None:
     """Go to where a checkpoint was written.
+
+    Args:
+        parts: The parts of the Learner.
+        path: The directory of a run, or that of one checkpoint.
+        allow: What may differ, of `DIFFERENCES`.
+        staying: Names of data that stays where it is.
 
     Raises:
         CheckpointError: There is none, or none that is whole.
@@ -67,7 +85,7 @@ def restore_run(parts: Assembly, path: str | os.PathLike[str], allow: Collection
                 f"take the parameters only: `fluxcb.checkpoints.load_params({str(path)!r})`",
             ],
         )
-    inexact += snapshots.put_back(read_snapshot(folder, manifest, trees))
+    inexact += snapshots.put_back(read_snapshot(folder, manifest, trees), staying)
     if inexact:
         warnings.warn(
             f"The run goes on from {folder}, and not everything is as it was: {'; '.join(inexact)}",

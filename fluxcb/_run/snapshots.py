@@ -29,6 +29,7 @@ __all__ = ["DIFFERENCES", "Saver", "Snapshots"]
 DIFFERENCES = ("callbacks", "data")
 """What of a run may be changed on purpose before it goes on."""
 
+_FIT = ("epoch", "step", "ended", "rewinds", "rewound_to")
 _TREES = ("params", "model_state", "opt_state")
 _PACKAGES = ("fluxcb", "jax", "jaxlib", "numpy", "optax")
 
@@ -130,7 +131,7 @@ class Snapshots:
         host = {
             "progress": {name: getattr(state, name) for name in ("step", "epoch", "step_in_epoch")},
             "at": at,
-            "fit": {"epoch": fit.epoch, "step": fit.step, "ended": fit.ended},
+            "fit": {name: getattr(fit, name) for name in _FIT},
             "key": encoder.encode(state.run_key, "the run's key"),
             "cbstate": {name: encoder.encode(v, f"`cbstate.{name}`") for name, v in state.cbstate.items()},
             "callbacks": callbacks,
@@ -181,11 +182,12 @@ class Snapshots:
             inexact.append(f"devices: {about['devices']} became {mine['devices']}")
         return wrong, inexact
 
-    def put_back(self, snapshot: Snapshot) -> list[str]:
+    def put_back(self, snapshot: Snapshot, staying: Collection[str] = ()) -> list[str]:
         """Go to where a snapshot was taken.
 
         Args:
             snapshot: A snapshot of a run that is made of the same, and whose trees have this run's structure.
+            staying: Names of data that stays where it is.
 
         Returns:
             What it cost to find the data's positions, a line for each source that had to be read from its start.
@@ -216,12 +218,13 @@ class Snapshots:
             if declared.name in host["callbacks"]:
                 self._load(declared.callback, declared.label, host["callbacks"][declared.name], decoder)
         at = host["at"]
-        state.fit.epoch, state.fit.step, state.fit.ended = fit["epoch"], fit["step"], fit["ended"]
+        for name in _FIT:
+            setattr(state.fit, name, fit[name])
         state.fit.at = Position(*at) if at is not None else None
         state.fit.restored = True
         lines = []
         for name, feed in self._parts.feeds.items():
-            if name in host["data"]:
+            if name in host["data"] and name not in staying:
                 replayed = feed.go_to(decoder.decode(host["data"][name], None, f"the position of `data.{name}`"))
                 if replayed:
                     lines.append(f"data.{name}: {replayed:,} batches were read and thrown away to get there")

@@ -48,6 +48,8 @@ class FitRecord:
         ended: Why it ended before its time; None while it runs, and where it ran to its end.
         at: Where in an epoch the next fit goes on; None between two epochs.
         restored: Whether this is what a checkpoint says, and no fit has begun since.
+        rewinds: How often the run has gone back to an earlier checkpoint.
+        rewound_to: The step of the checkpoint to which it went back last, or None.
     """
 
     epoch: int = 0
@@ -55,6 +57,8 @@ class FitRecord:
     ended: str | None = None
     at: Position | None = None
     restored: bool = False
+    rewinds: int = 0
+    rewound_to: int | None = None
 
 
 class HostState:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fluxcb._declare.access import Append, Read, Write
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.control import CancelFitting
+from fluxcb._declare.control import CancelFitting, RewindFitting
 from fluxcb._declare.events import BackwardEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
@@ -21,13 +21,17 @@ __all__ = ["SkipNonFinite"]
 
 
 class SkipNonFinite(StopOnNaNLoss):
-    """Skip the update where the loss or a gradient is NaN or infinite; end the fit after some such steps in a row.
+    """Skip the update where the loss or a gradient is NaN or infinite; go back or end the fit after some in a row.
 
     It takes the place of `StopOnNaNLoss` among the default callbacks, which ends the fit at the first. Gradients are
     judged before any other callback changes them. Overflows that `DynamicLossScale` skips count, too.
 
+    With `rewinds`, the run goes back to the newest checkpoint from before those steps, and on from there with other
+    batches (`fluxcb.RewindFitting`), as it helps where the parameters themselves have gone astray.
+
     Args:
-        limit: Skipped steps in a row that end the fit, at least 1; `learner.stop_reason` tells.
+        limit: Skipped steps in a row that are too many, at least 1.
+        rewinds: How often the run may go back then, before such steps end the fit; `learner.stop_reason` tells.
 
     Access:
         step.loss, step.grads: Read.
@@ -45,7 +49,7 @@ class SkipNonFinite(StopOnNaNLoss):
         host looks once per window.
 
     Raises:
-        DeclarationError: `limit` is no whole number of at least 1.
+        DeclarationError: `limit` is no whole number of at least 1, or `rewinds` none of at least 0.
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -66,8 +70,9 @@ class SkipNonFinite(StopOnNaNLoss):
         `optax.apply_if_finite`, which applies the update after so many instead of stopping.
     """
 
-    def __init__(self, limit: int = 10) -> None:
+    def __init__(self, limit: int = 10, *, rewinds: int = 0) -> None:
         self.limit = positive(limit, "`limit` of SkipNonFinite (steps)")
+        self.rewinds = positive(rewinds, "`rewinds` of SkipNonFinite") if rewinds != 0 else 0
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
@@ -112,11 +117,13 @@ class SkipNonFinite(StopOnNaNLoss):
         access={"step": {"stop": Read()}, "cbstate": {"non_finite": Read()}, "control": Append()},
     )
     def cancel(self, event: Event, phase: Phase, learner: Any) -> None:
-        """End the fit at the limit (others may stop the window, too)."""
+        """Go back, or end the fit, at the limit (others may stop the window, too)."""
+        step = learner.progress.step
         if learner.step.stop and learner.cbstate.non_finite["in_a_row"] >= self.limit:
-            raise CancelFitting(
-                f"loss or gradients were not finite at {self.limit} steps in a row, up to step {learner.progress.step}"
-            )
+            reason = f"loss or gradients were not finite at {self.limit} steps in a row, up to step {step}"
+            if self.rewinds:
+                raise RewindFitting(reason, step - self.limit, self.rewinds)
+            raise CancelFitting(reason)
 
     def __repr__(self) -> str:
         return f"SkipNonFinite({self.limit})"

@@ -195,6 +195,17 @@ class SnapshotSaver(Callback):
         """Take back what was said of a snapshot that has not become a checkpoint."""
         self._files.last = None
 
+    def entries(self) -> list[Entry]:
+        """Return the checkpoints in the directory, oldest first; whether they are whole is another question."""
+        return self._files.entries()
+
+    def forget_after(self, last: Entry) -> None:
+        """Delete the checkpoints that are later than one of them: the run has gone back to it."""
+        if _is_chief():
+            for entry in self.entries():
+                if entry > last:
+                    self._files.remove(entry)
+
     @abstractmethod
     def dispensable(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
         """Return which checkpoints are to be deleted, of those in the directory, oldest first; never the last."""

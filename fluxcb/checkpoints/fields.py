@@ -117,7 +117,15 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
 _HOST: Mapping[str, Callable[[Any], bool]] = {
     "progress": _record({"step": _counter, "epoch": _counter, "step_in_epoch": _counter}),
     "at": _position,
-    "fit": _record({"epoch": _counter, "step": _counter, "ended": _ended}),
+    "fit": _record(
+        {
+            "epoch": _counter,
+            "step": _counter,
+            "ended": _ended,
+            "rewinds": _counter,
+            "rewound_to": lambda value: value is None or _counter(value),
+        }
+    ),
     "key": _is(dict),
     "cbstate": _is(dict),
     "callbacks": _is(dict),
