@@ -136,6 +136,7 @@ def makers(folder, nothing, sent):
         "AccumulateGradients": lambda: library.AccumulateGradients(3),
         "CallbackFactory": lambda: library.CallbackFactory(trigger=lambda learner: None),
         "CheckNumerics": library.CheckNumerics,
+        "Checkpointer": lambda: library.Checkpointer(folder / "run", epochs=10, keep_last=2),
         "ClipGradients": lambda: library.ClipGradients(1.0),
         "ConditionalCallback": lambda: library.ConditionalCallback(custom(), library.FrequencyThrottle(30, StepEnd)),
         "CustomCallback": lambda: throttle(custom(), StepEnd, freq=20),
@@ -174,9 +175,12 @@ def makers(folder, nothing, sent):
             lambda xs: (xs > 0).astype("float32"), "step.xs", freq=EPOCH
         ),
         "LossSpikeGuard": lambda: library.LossSpikeGuard(10.0, window=8),
+        "MaxSaver": lambda: library.MaxSaver(folder / "best", "accuracy"),
         "Metrics": lambda: library.Metrics(library.accuracy),
         "MetricsPrinter": lambda: library.MetricsPrinter(nothing),
+        "MinSaver": lambda: library.MinSaver(folder / "best"),
         "MixUp": library.MixUp,
+        "ModelSaver": lambda: every(library.ModelSaver(folder / "models", max_to_keep=1), epochs=10),
         "ModelSummary": lambda: library.ModelSummary(nothing),
         "Monitors": lambda: library.Monitors(
             JSONLinesBackend(folder / "log.jsonl"),
