@@ -16,8 +16,12 @@ import fluxcb.callbacks as library
 RUN = Path(__file__).with_name("soak_run.py")
 CHECKPOINTS = ("run", "models", "best")
 LEFT_BY_A_SAVE = {"bytes": 2**20, "objects": 1000}
-"""At most; `tensorstore.KvStore.Spec.to_json()`, which orbax calls some times for each array, leaves four objects behind
-each time (tensorstore 0.1.86), and the heap is left with gaps (measured: 0.9 MB a save, 800 objects)."""
+"""What a save may leave at most.
+
+Orbax calls `tensorstore.KvStore.Spec.to_json()` some times for each array, which leaves four objects behind each time
+(tensorstore 0.1.86). In 100,000 steps a save left 0.9 MB and 800 objects; 0.1 MB where no other callback ran.
+"""
+
 WARM = 2  # of ten checkpoints; programs, caches and the histories that are bounded are there then
 
 
