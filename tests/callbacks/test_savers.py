@@ -64,7 +64,7 @@ def steps_in(folder):
     return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
 
 
-def kept(tmp_path, saver=MinSaver, *values, name="min-validation-loss", **kwargs):
+def kept(tmp_path, saver: type[MinSaver | MaxSaver] = MinSaver, *values, name="min-validation-loss", **kwargs):
     training(saver(tmp_path, **kwargs), Told(*values)).fit(len(values))
     return steps_in(tmp_path / name) if (tmp_path / name).exists() else []
 
