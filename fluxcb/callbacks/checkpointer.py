@@ -80,12 +80,12 @@ class Checkpointer(SnapshotSaver):
         ...         callbacks=[Checkpointer(folder, steps=3)],
         ...         default_callbacks=False,
         ...     )
-        >>> learner().fit(steps=5)
+        >>> learner().fit(2)  # four steps
         >>> again = learner()
-        >>> again.fit(steps=8, resume=True)  # from step 5, which was saved when the fit stopped
+        >>> again.fit(4, resume=True)  # from step 4, which was saved when the fit stopped
         >>> straight = learner()
         >>> straight.callbacks.remove(Checkpointer)
-        >>> straight.fit(steps=8)
+        >>> straight.fit(4)
         >>> again.step, bool(again.params["w"] == straight.params["w"])
         (8, True)
 

@@ -1,10 +1,12 @@
 """Checkpointer, ModelSaver, MinSaver, MaxSaver: which states are on disk, and when."""
 
 import errno
+import itertools
 import math
 import os
 import shutil
 import signal
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +14,7 @@ import optax
 import pytest
 
 from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, Write, on
-from fluxcb.callbacks import Checkpointer, MaxSaver, MinSaver, ModelSaver
+from fluxcb.callbacks import Checkpointer, InferenceRunner, MaxSaver, MinSaver, ModelSaver, ScalarStats
 from fluxcb.checkpoints import load_params
 from fluxcb.checkpoints.saving import manifest_of
 from fluxcb.events import EpochEnd, Event, StepEnd
@@ -62,7 +64,7 @@ def steps_in(folder):
     return sorted(int(name) for name in os.listdir(folder) if name.isdigit())
 
 
-def kept(tmp_path, saver=MinSaver, *values, name="min-validation-loss", **kwargs):
+def kept(tmp_path, saver: type[MinSaver | MaxSaver] = MinSaver, *values, name="min-validation-loss", **kwargs):
     training(saver(tmp_path, **kwargs), Told(*values)).fit(len(values))
     return steps_in(tmp_path / name) if (tmp_path / name).exists() else []
 
@@ -212,7 +214,11 @@ def press():
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(("how", "step"), [(cancel, 5), (press, 5)])
+def preempt():
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("how", "step"), [(cancel, 5), (press, 5), (preempt, 5)])
 def test_a_fit_that_is_ended_is_saved_where_it_ended(tmp_path, how, step):
     learner = training(Checkpointer(tmp_path, epochs=100), Ends(how, step), steps=3)
     if how is press:
@@ -230,10 +236,56 @@ def test_the_end_is_saved_whatever_the_period(tmp_path):
     assert steps_in(tmp_path) == [4, 8, 10]
 
 
-def test_the_savers_stand_anywhere_in_the_list(tmp_path):
-    for number, pick in enumerate(((0, 1, 2), (2, 1, 0), (1, 2, 0))):
-        folder = tmp_path / str(number)
-        makers = [ModelSaver(folder), MinSaver(folder), Told(3.0, 1.0, 2.0)]
-        training(*(makers[i] for i in pick)).fit(3)
-        assert steps_in(folder / "min-validation-loss") == [4]
-        assert steps_in(folder) == [0, 2, 4, 6]
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_best_model_is_saved_in_every_order_of_the_tutorials_list(tmp_path, order):
+    def loss(params, batch, key):  # in training each step adds 1 to w; the data of the runner find 4 the best
+        return jnp.mean(jnp.where(batch > 0, (params["w"] - 4) ** 2, -params["w"]))
+
+    saver = MinSaver(tmp_path, "test/loss")
+    tutorial = [
+        ModelSaver(tmp_path),
+        saver,
+        InferenceRunner([np.ones(1, np.float32)], ScalarStats("loss"), name="test"),
+    ]
+    learner = Learner.from_loss(
+        {"w": jnp.zeros(())},
+        loss,
+        optax.sgd(1.0),
+        data=[np.zeros(1, np.float32)] * 2,
+        callbacks=[tutorial[i] for i in order],
+        default_callbacks=False,
+    )
+    learner.fit(3)
+    assert learner.cbstate["metrics_epoch"]["test"]["loss"] == [(1, 4.0), (2, 0.0), (3, 4.0)]
+    assert saver.best == (4, 0.0)
+    assert steps_in(tmp_path / "min-test-loss") == [4]
+    assert float(load_params(tmp_path / "min-test-loss")["w"]) == 4
+    assert steps_in(tmp_path) == [0, 2, 4, 6]
+    assert float(load_params(tmp_path)["w"]) == 6
+
+
+class Layer(NamedTuple):
+    w: jnp.ndarray
+    b: jnp.ndarray
+
+
+def test_parameters_are_read_without_the_classes_that_hold_them(tmp_path):
+    first = {"layers": [Layer(jnp.arange(3.0), jnp.ones(2)), Layer(jnp.zeros((2, 2)), jnp.full(1, 7.0))]}
+    learner = Learner.from_loss(
+        first,
+        lambda params, batch, key: sum(jnp.sum(layer.w) + jnp.sum(layer.b) for layer in params["layers"]),
+        optax.sgd(0.5),  # all gradients are 1
+        data=[np.zeros(1, np.float32)],
+        callbacks=[Checkpointer(tmp_path)],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    plain = load_params(tmp_path)
+    assert {name: array.tolist() for name, array in plain["layers"][0].items()} == {
+        "w": [-0.5, 0.5, 1.5],
+        "b": [0.5] * 2,
+    }
+    assert plain["layers"][1]["b"].tolist() == [6.5]
+    filled = load_params(tmp_path, like=first)
+    assert type(filled["layers"][1]) is Layer
+    assert filled["layers"][1].w.tolist() == [[-0.5, -0.5], [-0.5, -0.5]]

@@ -26,7 +26,9 @@ import optax
 import fluxcb
 import fluxcb.callbacks as library
 from fluxcb import Append, Callback, Learner, Read, every, in_order, on, throttle
+from fluxcb.callbacks import snapshot_saver
 from fluxcb.callbacks.hyperparameter import HyperParameter
+from fluxcb.checkpoints.run_folder import RunFolder
 from fluxcb.events import StepEnd
 from fluxcb.logging import CSVBackend, JSONLinesBackend, TensorBoardBackend
 from fluxcb.phases import TrainingPhase
@@ -37,6 +39,7 @@ CLASSES = 3
 BYTES_OF_A_NUMBER = 32  # a float or an int, as Python's allocator rounds it
 
 LIBC = ctypes.CDLL(None)
+SAVES = collections.Counter()  # checkpoints written, by directory
 
 
 class FakeGPU:
@@ -136,6 +139,7 @@ def makers(folder, nothing, sent):
         "AccumulateGradients": lambda: library.AccumulateGradients(3),
         "CallbackFactory": lambda: library.CallbackFactory(trigger=lambda learner: None),
         "CheckNumerics": library.CheckNumerics,
+        "Checkpointer": lambda: library.Checkpointer(folder / "run", epochs=50, keep_last=2),
         "ClipGradients": lambda: library.ClipGradients(1.0),
         "ConditionalCallback": lambda: library.ConditionalCallback(custom(), library.FrequencyThrottle(30, StepEnd)),
         "CustomCallback": lambda: throttle(custom(), StepEnd, freq=20),
@@ -174,9 +178,12 @@ def makers(folder, nothing, sent):
             lambda xs: (xs > 0).astype("float32"), "step.xs", freq=EPOCH
         ),
         "LossSpikeGuard": lambda: library.LossSpikeGuard(10.0, window=8),
+        "MaxSaver": lambda: every(library.MaxSaver(folder / "best", "accuracy"), epochs=2),
         "Metrics": lambda: library.Metrics(library.accuracy),
         "MetricsPrinter": lambda: library.MetricsPrinter(nothing),
+        "MinSaver": lambda: every(library.MinSaver(folder / "best"), epochs=2),
         "MixUp": library.MixUp,
+        "ModelSaver": lambda: every(library.ModelSaver(folder / "models", max_to_keep=1), epochs=50),
         "ModelSummary": lambda: library.ModelSummary(nothing),
         "Monitors": lambda: library.Monitors(
             JSONLinesBackend(folder / "log.jsonl"),
@@ -297,6 +304,7 @@ def held(learner, folder):
         "descriptors": len(os.listdir("/proc/self/fd")),
         "compiles": learner.compile_counts["compiles"],
         "files": files_in(folder),
+        "saves": SAVES.total(),
     }
 
 
@@ -310,8 +318,15 @@ def files_in(folder):
     return found
 
 
+class CountedRunFolder(RunFolder):
+    def commit(self, written, step):
+        SAVES[self.path.name] += 1
+        return super().commit(written, step)
+
+
 def main(steps, exchanged):
     sys.modules["pynvml"] = FakeGPU  # pyright: ignore[reportArgumentType]  # as good as a module
+    snapshot_saver.RunFolder = CountedRunFolder
     warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as nothing:
         folder, sent = Path(name), collections.deque(maxlen=10)

