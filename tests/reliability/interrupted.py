@@ -1,7 +1,9 @@
 """Trainings that are interrupted at some of their events, and gone on with by new objects; what they come to."""
 
+import csv
 import functools
 import inspect
+import json
 import shutil
 import signal
 import warnings
@@ -62,7 +64,7 @@ class Interrupted:
     """
 
     def __init__(
-        self, make: Make, fit: Mapping[str, Any], folder: Path, keep: Callable[[str], bool] = lambda moment: True
+        self, make: Make, fit: Mapping[str, Any], folder: Path, keep: Callable[[int, str], bool] = lambda n, moment: True
     ) -> None:
         self._make, self._fit, self._folder = make, fit, folder
         self._runs = 0
@@ -70,7 +72,7 @@ class Interrupted:
         run = self._new_folder()
 
         def copy(number: int, moment: str) -> None:
-            if keep(moment):
+            if keep(number, moment):
                 saver.wait()  # kills inside of saves are those of test_kills.py
                 self._left[number] = self._new_folder()
                 shutil.copytree(run, self._left[number], dirs_exist_ok=True)
@@ -80,7 +82,7 @@ class Interrupted:
             saver = next(found for c in learner.callbacks if isinstance(found := unwrap(c), Checkpointer))
             learner.fit(**fit)
         self.moments = probe.moments
-        self.expected = outcome(learner)
+        self.expected = outcome(learner, run)
 
     def _new_folder(self) -> Path:
         self._runs += 1
@@ -93,16 +95,17 @@ class Interrupted:
         learner.callbacks.add(probe)
         return learner, probe
 
-    def killed_at(self, moment: str) -> list[str]:
+    def killed_at(self, number: int) -> list[str]:
         """Return what differs if the training is killed at a moment, and gone on with."""
-        return self._resumed(self._left[self.moments.index(moment)])
+        return self._resumed(self._left[number])
 
-    def preempted_at(self, moment: str) -> list[str]:
+    def preempted_at(self, number: int) -> list[str]:
         """Return what differs if the training gets SIGTERM at a moment, and is gone on with."""
         run = self._new_folder()
 
-        def preempt(number: int, met: str) -> None:
-            if met == moment:
+        def preempt(now: int, moment: str) -> None:
+            if now == number:
+                assert moment == self.moments[number]
                 assert callable(signal.getsignal(signal.SIGTERM))
                 signal.raise_signal(signal.SIGTERM)
 
@@ -117,15 +120,22 @@ class Interrupted:
             warnings.filterwarnings("ignore", message="The run goes on from")  # plain iterables are read again
             learner, _ = self._prepared(run)
             learner.fit(**self._fit, resume=True)
-        return differing(self.expected, outcome(learner))
+        found = outcome(learner, run)
+        shutil.rmtree(run)
+        return differing(self.expected, found)
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def outcome(learner: Learner) -> dict[str, Any]:
-    """Return all that a Learner and its callbacks hold, by name."""
+def outcome(learner: Learner, run: Path) -> dict[str, Any]:
+    """Return all that a Learner and its callbacks hold, and the records of the logs in a run's directory, by name."""
     found = state_of(learner)
+    for path in sorted(run.glob("*.jsonl")):
+        found[path.name] = [{**json.loads(line), "time": 0} for line in path.read_text().splitlines()]
+    for path in sorted(run.glob("*.csv")):
+        with path.open(newline="") as file:
+            found[path.name] = [{**row, "time": 0} for row in csv.DictReader(file)]
     for declared in learner.callbacks.graph.declared:
         callback = unwrap(declared.callback)
         if not isinstance(callback, SnapshotSaver | AtEvents):
