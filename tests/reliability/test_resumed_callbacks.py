@@ -8,7 +8,7 @@ import fluxcb.callbacks as library
 from fluxcb import Append, Read
 from fluxcb._declare.callback import unwrap
 from fluxcb.testing import testlearner
-from tests.contract.every_callback import HOW, FakeGPU, Losses, found, noted
+from tests.contract.every_callback import HOW, FakeGPU, found, noted
 from tests.reliability.interrupted import Interrupted
 
 # What holds readings of clocks and of machines, and may differ.
