@@ -63,6 +63,7 @@ class Interrupted:
     Attributes:
         moments: The moments of the training: event, phase, and finished training steps.
         expected: What it came to.
+        told: The warnings of those that were resumed.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Interrupted:
     ) -> None:
         self._make, self._fit = make, fit
         self._run, self._folder = folder / "run", folder
+        self.told: list[str] = []
         self._left: dict[int, Path] = {}
         self._results: dict[Path, list[str] | None] = {}
         last: dict[Path, bytes] = {}
@@ -130,9 +132,10 @@ class Interrupted:
             return self._resumed(self._built()[0])
 
     def _resumed(self, learner: Learner) -> list[str]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The run goes on from")  # plain iterables are read again
+        with warnings.catch_warnings(record=True) as told:
+            warnings.filterwarnings("always", message="The run goes on from")  # plain iterables are read again
             learner.fit(**self._fit, resume=True)
+        self.told += [str(warning.message) for warning in told]
         return differing(self.expected, outcome(learner, self._run))
 
 
@@ -182,6 +185,8 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
         return function
 
     def compile_program(step, carry, batches, **how):
+        if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(batches)):  # rows of arrays on the device
+            return program.compile_program(step, carry, batches, **how)
         fetch, closed = how["fetch"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
         key = (
             str(closed.jaxpr),
