@@ -300,15 +300,15 @@ class Predicate(Schedule):
     def __str__(self) -> str:
         return f"while `{getattr(self.function, '__qualname__', self.function)}` holds"
 
-    def pair(self, *, by_step: bool) -> tuple[Predicate, Predicate]:
+    def pair(self, held: dict[tuple[int, ...], bool], *, by_step: bool) -> tuple[Predicate, Predicate]:
         """Return the predicate of a handler that begins something, and that of the one that ends it.
 
         What was begun is ended, and what was not is not: the second takes the answer that the first had.
 
         Args:
+            held: Where the answer is kept, by its moment.
             by_step: Whether they are handlers of steps, and not of epochs.
         """
-        held: dict[tuple[int, ...], bool] = {}
         return Predicate(self.function, held, False, by_step), Predicate(self.function, held, True, by_step)
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:

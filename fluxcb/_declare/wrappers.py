@@ -83,6 +83,7 @@ class OnSchedule(Scheduled):
         self.event = event
         self.traced = traced
         self._pairs: dict[tuple[type[Event], type[Phase]], tuple[Predicate, Predicate]] = {}
+        self._answers: dict[str, dict[tuple[int, ...], bool]] = {}  # what was answered at EpochBegin, by phase
 
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
         """Return the schedule where it applies."""
@@ -91,9 +92,30 @@ class OnSchedule(Scheduled):
         begin = _BEGINS.get(event, event)
         end = _ENDS.get(begin)
         if isinstance(self.schedule, Predicate) and end is not None and self._handles(begin, end, phase=phase):
-            pair = self._pairs.setdefault((begin, phase), self.schedule.pair(by_step=begin is StepBegin))
-            return pair[event is end]
+            if (begin, phase) not in self._pairs:
+                held = {} if begin is StepBegin else self._answers.setdefault(_of(phase), {})
+                self._pairs[begin, phase] = self.schedule.pair(held, by_step=begin is StepBegin)
+            return self._pairs[begin, phase][event is end]
         return self.schedule
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped callback's state; of a predicate, the answers for epochs that have begun, too."""
+        state = super().state_dict()
+        if not isinstance(self.schedule, Predicate):
+            return state
+        held = {phase: [[*moment, answer] for moment, answer in held.items()] for phase, held in self._answers.items()}
+        return {"callback": state, "answers": held}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Hand the state to the wrapped callback; an epoch that is gone on with ends as it has begun."""
+        if not isinstance(self.schedule, Predicate):
+            super().load_state_dict(state)
+            return
+        super().load_state_dict(state["callback"])
+        for phase, held in state["answers"].items():
+            answers = self._answers.setdefault(phase, {})
+            answers.clear()
+            answers.update({(*moment,): answer for *moment, answer in held})
 
     def _handles(self, *events: type[Event], phase: type[Phase]) -> bool:
         return all(self.callback.entry_for(event, phase) is not None for event in events)
@@ -112,6 +134,10 @@ class OnSchedule(Scheduled):
     def __repr__(self) -> str:
         event = f", {self.event.__name__}" if self.event is not None else ""
         return f"{self.callback!r} at {self.schedule!r}{event}"
+
+
+def _of(phase: type[Phase]) -> str:
+    return f"{phase.__module__}.{phase.__qualname__}"
 
 
 def every(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import astuple
@@ -290,6 +291,7 @@ def _length(source: Any) -> int | None:
         return None
 
 
+@functools.cache  # it reads files
 def _version(package: str) -> str:
     try:
         return version(package)

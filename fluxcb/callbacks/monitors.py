@@ -163,14 +163,20 @@ class Monitors(Callback):
         _finish(self._delivery, self._hub.pending)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers that were put, and where the logs end; what was put before goes to them first."""
+        """Return what was put, what of it the logs do not have yet, and where they end."""
         if self._delivery.is_open:
-            self._delivery.send(self._hub.take())
-        return {"values": self._hub.state_dict(), "logs": self._delivery.state_dict()}
+            # Few are left. Those of the step at hand wait for more: they are one record.
+            self._delivery.send(self._hub.take(whole_steps=True))
+        return {
+            "values": self._hub.state_dict(),
+            "pending": self._hub.pending_state(),
+            "logs": self._delivery.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take both back; the next fit cuts the logs to where they ended, and appends."""
+        """Take it back; the next fit cuts the logs to where they ended, and appends."""
         self._hub.load_state_dict(state["values"])
+        self._hub.load_pending(state["pending"])
         self._delivery.load_state_dict(state["logs"])
 
     def __repr__(self) -> str:

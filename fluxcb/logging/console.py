@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import IO
+from typing import IO, Any
 
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.backend import LoggerBackend
@@ -95,6 +95,14 @@ class ConsoleBackend(LoggerBackend):
     def close(self) -> None:
         """Print what has not been printed."""
         self._print()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what waits for the end of its epoch."""
+        return {"lines": [[*key, step, dict(values)] for key, (step, values) in self._lines.items()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back, to be printed when that epoch ends."""
+        self._lines = {(epoch, of): (step, dict(values)) for epoch, of, step, values in state.get("lines", ())}
 
 
 def _patterns(given: Iterable[str], what: str) -> tuple[re.Pattern[str], ...]:

@@ -115,7 +115,7 @@ class Delivery:
         """Give each backend its state back; what was logged later is cut off when it is opened again."""
         self.close()
         self._states = {name: dict(saved) for name, saved in state.items()}
-        self._was_open = True
+        self._was_open = self._unfinished_epoch = True
         for backend in self.backends:
             backend.load_state_dict(self._states.get(backend.name, {}))
 

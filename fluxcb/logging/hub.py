@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
+from fluxcb.logging.loggable_state import loggable_of, loggable_state
 from fluxcb.logging.loggables import Histogram, Image, Loggable, Text, Value
 from fluxcb.logging.rows import COUNTERS
 
@@ -227,23 +228,42 @@ class MonitorHub:
                 del self._series[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the numbers by name: `{"steps": int64[n], "values": float64[n]}`."""
+        """Return by name: numbers as `{"steps": int64[n], "values": float64[n]}`, others as `{"latest": state}`."""
         import numpy as np
 
-        return {
-            name: {"steps": np.array(series.steps, np.int64), "values": np.array(series.values, np.float64)}
-            for name, series in self._series.items()
-            if series.kind is Value
-        }
+        found: dict[str, Any] = {}
+        for name, series in self._series.items():
+            if series.kind is Value:
+                steps, values = np.array(series.steps, np.int64), np.array(series.values, np.float64)
+                found[name] = {"steps": steps, "values": values}
+            elif (latest := loggable_state(series.latest)) is not None:
+                found[name] = {"latest": latest}
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` returned, in place of what is there."""
         self._series.clear()
         self._pending.clear()
         for name, saved in state.items():
+            if "latest" in saved:
+                latest = loggable_of(saved["latest"])
+                if latest is not None:
+                    self._series[name] = _Series(type(latest))
+                    self._series[name].latest = latest
+                continue
             series = self._series[name] = _Series(Value)
             series.steps, series.values = [int(s) for s in saved["steps"]], [float(v) for v in saved["values"]]
             series.latest = series.values[-1]
+
+    def pending_state(self) -> list[dict[str, Any]]:
+        """Return what was put and not taken yet; without things of kinds that are not fluxcb's."""
+        found = [(put, loggable_state(put.loggable)) for put in self._pending]
+        return [{**put._asdict(), "loggable": state} for put, state in found if state is not None]
+
+    def load_pending(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Take back what `pending_state` returned, in place of what is there."""
+        puts = [Put(**{**saved, "loggable": loggable_of(saved["loggable"])}) for saved in state]
+        self._pending[:] = [put for put in puts if put.loggable is not None]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or what comes out of a pickle, belongs to no Learner.

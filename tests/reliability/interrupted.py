@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import os
 import shutil
 import signal
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -25,6 +27,8 @@ from fluxcb._tools.resume_proof import state_of
 from fluxcb.callbacks import Checkpointer
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver
 from fluxcb.events import HostEvent
+from fluxcb.logging import hub
+from fluxcb.logging.delivery import Delivery
 from fluxcb.phases import Phase
 
 Make = Callable[[Path], Learner]
@@ -53,85 +57,105 @@ class Interrupted:
     Args:
         make: Builds the Learner.
         fit: What `fit` is told.
-        folder: Where the directories of the runs are.
+        folder: Where the run's directory is, always the same, and copies of it.
         keep: At which moments it is kept what a kill would leave on disk.
 
     Attributes:
         moments: The moments of the training: event, phase, and finished training steps.
         expected: What it came to.
+        told: The warnings of those that were resumed.
     """
 
     def __init__(
-        self, make: Make, fit: Mapping[str, Any], folder: Path, keep: Callable[[str], bool] = lambda moment: True
+        self, make: Make, fit: Mapping[str, Any], folder: Path, keep: Callable[[int, str], bool] = lambda n, m: True
     ) -> None:
-        self._make, self._fit, self._folder = make, fit, folder
-        self._runs = 0
+        self._make, self._fit = make, fit
+        self._run, self._folder = folder / "run", folder
+        self.told: list[str] = []
         self._left: dict[int, Path] = {}
-        run = self._new_folder()
+        self._results: dict[Path, list[str] | None] = {}
+        last: dict[Path, bytes] = {}
 
         def copy(number: int, moment: str) -> None:
-            if keep(moment):
+            if keep(number, moment):
                 saver.wait()  # kills inside of saves are those of test_kills.py
-                self._left[number] = self._new_folder()
-                shutil.copytree(run, self._left[number], dirs_exist_ok=True)
+                held = {path: path.read_bytes() for path in sorted(self._run.rglob("*")) if path.is_file()}
+                if held != last:
+                    last.clear()
+                    last.update(held)
+                    self._results[shutil.copytree(self._run, folder / f"{number}")] = None
+                self._left[number] = next(reversed(self._results))
 
         with shared_programs() as self._programs:
-            learner, probe = self._prepared(run, copy)
+            learner, probe = self._prepared(copy)
             saver = next(found for c in learner.callbacks if isinstance(found := unwrap(c), Checkpointer))
             learner.fit(**fit)
         self.moments = probe.moments
-        self.expected = outcome(learner)
+        self.expected = outcome(learner, self._run)
 
-    def _new_folder(self) -> Path:
-        self._runs += 1
-        folder = self._folder / str(self._runs)
-        folder.mkdir()
-        return folder
+    def _prepared(self, act: Any = lambda number, moment: None, left: Path | None = None) -> tuple[Learner, AtEvents]:
+        """Return a Learner for the run's directory, which has what was left there, or nothing."""
+        shutil.rmtree(self._run, ignore_errors=True)
+        if left is None:
+            self._run.mkdir()
+        else:
+            shutil.copytree(left, self._run)
+        return self._built(act)
 
-    def _prepared(self, run: Path, act: Any = lambda number, moment: None) -> tuple[Learner, AtEvents]:
-        learner, probe = self._make(run), AtEvents(act)
+    def _built(self, act: Any = lambda number, moment: None) -> tuple[Learner, AtEvents]:
+        learner, probe = self._make(self._run), AtEvents(act)
         learner.callbacks.add(probe)
         return learner, probe
 
-    def killed_at(self, moment: str) -> list[str]:
+    def killed_at(self, number: int) -> list[str]:
         """Return what differs if the training is killed at a moment, and gone on with."""
-        return self._resumed(self._left[self.moments.index(moment)])
+        left = self._left[number]
+        found = self._results[left]
+        if found is None:  # or it is as it was at the moment before
+            with shared_programs(self._programs):
+                found = self._results[left] = self._resumed(self._prepared(left=left)[0])
+        return found
 
-    def preempted_at(self, moment: str) -> list[str]:
+    def preempted_at(self, number: int) -> list[str]:
         """Return what differs if the training gets SIGTERM at a moment, and is gone on with."""
-        run = self._new_folder()
 
-        def preempt(number: int, met: str) -> None:
-            if met == moment:
+        def preempt(now: int, moment: str) -> None:
+            if now == number:
+                assert moment == self.moments[number]
                 assert callable(signal.getsignal(signal.SIGTERM))
                 signal.raise_signal(signal.SIGTERM)
 
         with shared_programs(self._programs):
-            learner, _ = self._prepared(run, preempt)
+            learner, _ = self._prepared(preempt)
             learner.fit(**self._fit)
-        assert learner.stop_reason == "preempted"
-        return self._resumed(run)
+            assert learner.stop_reason == "preempted"
+            return self._resumed(self._built()[0])
 
-    def _resumed(self, run: Path) -> list[str]:
-        with shared_programs(self._programs), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The run goes on from")  # plain iterables are read again
-            learner, _ = self._prepared(run)
+    def _resumed(self, learner: Learner) -> list[str]:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.filterwarnings("always", message="The run goes on from")  # plain iterables are read again
             learner.fit(**self._fit, resume=True)
-        return differing(self.expected, outcome(learner))
+        self.told += [str(warning.message) for warning in told]
+        return differing(self.expected, outcome(learner, self._run))
 
 
 # --- what is compared -------------------------------------------------------------------------------------------------
 
 
-def outcome(learner: Learner) -> dict[str, Any]:
-    """Return all that a Learner and its callbacks hold, by name."""
+def outcome(learner: Learner, run: Path) -> dict[str, Any]:
+    """Return all that a Learner and its callbacks hold, and the logs in a run's directory, by name."""
     found = state_of(learner)
+    found |= {path.name: path.read_text() for path in run.glob("log.*")}
     for declared in learner.callbacks.graph.declared:
         callback = unwrap(declared.callback)
         if not isinstance(callback, SnapshotSaver | AtEvents):
-            held = {name: snapshot(value) for name, value in vars(callback).items() if not name.startswith("_fluxcb")}
+            held = {name: snapshot(value) for name, value in vars(callback).items() if _is_state(name, value)}
             found |= {f"{declared.name}.{name}": value for name, value in held.items()}
     return found
+
+
+def _is_state(name: str, value: Any) -> bool:
+    return not name.startswith("_fluxcb") and not isinstance(value, Delivery)  # open files; the logs are compared
 
 
 def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
@@ -148,7 +172,10 @@ def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
 
 @contextmanager
 def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, Any]]:
-    """Let Learners that are built alike share their compiled programs; most of a small training's time is those."""
+    """Let Learners that are built alike share their compiled programs, and save without waiting for the disk.
+
+    The clock of logs stands still, so that they are the same to the last byte.
+    """
     kept = {} if kept is None else kept
     jaxprs, of_jax = {}, traced.jaxpr_as_fun
 
@@ -158,6 +185,8 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
         return function
 
     def compile_program(step, carry, batches, **how):
+        if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(batches)):  # rows of arrays on the device
+            return program.compile_program(step, carry, batches, **how)
         fetch, closed = how["fetch"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
         key = (
             str(closed.jaxpr),
@@ -175,4 +204,6 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(traced, "jaxpr_as_fun", jaxpr_as_fun)
         patch.setattr(programs, "compile_program", compile_program)
+        patch.setattr(os, "fsync", lambda handle: None)  # nobody cuts the power
+        patch.setattr(hub, "time", SimpleNamespace(time=lambda: 1.5e9))
         yield kept
