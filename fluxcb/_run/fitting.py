@@ -102,6 +102,11 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
     engine.fit_phase = None
     parts.state.snapshots.forget()
     failures = _end(parts, phase)
+    for error in [e for e in failures if not isinstance(e, Exception)]:  # Ctrl-C again, or sys.exit
+        if failure is None or isinstance(error, KeyboardInterrupt):
+            failures.remove(error)
+            error.__cause__, failure = failure, error
+            break
     if failure is None and engine.interrupt.requested and not engine.interrupt.preempted:  # during FitEnd
         failure = KeyboardInterrupt()
     if reason is None and engine.interrupt.preempted:  # while the last handlers ran
@@ -113,7 +118,7 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
     if len(failures) == 1:
         raise failures[0]
     if failures:
-        raise ExceptionGroup("several callbacks failed at FitEnd", failures)
+        raise BaseExceptionGroup("several callbacks failed at FitEnd", failures)
     return reason
 
 
@@ -165,15 +170,15 @@ def _validate(parts: Assembly, phase: Phase) -> None:
         state.fit.at = None
 
 
-def _end(parts: Assembly, phase: Phase) -> list[Exception]:
-    """Run every FitEnd handler, whatever the others do; return what they raised."""
-    failures: list[Exception] = []
+def _end(parts: Assembly, phase: Phase) -> list[BaseException]:
+    """Run every FitEnd handler, whatever the others do; return what they raised, Ctrl-C as well."""
+    failures: list[BaseException] = []
     event = FitEnd()
     for call in parts.engine.plan.calls(FitEnd, type(phase)):
         try:
             parts.engine.run_calls((call,), event, phase)
         except Cancel:
             continue
-        except Exception as error:
+        except BaseException as error:
             failures.append(error)
     return failures

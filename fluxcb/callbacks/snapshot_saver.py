@@ -8,7 +8,7 @@ import uuid
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,10 @@ class SnapshotSaver(Callback):
             self.wait()
         finally:
             if self._thread is not None:
-                self._thread.shutdown()
+                self._thread.shutdown()  # waits, after Ctrl-C too: what is half-written would be lost
                 self._thread = None
             self._files.unlock()
+            self.wait()  # where Ctrl-C ended the first wait
 
     # -- saving -----------------------------------------------------------------------------
 
@@ -177,8 +178,9 @@ class SnapshotSaver(Callback):
         Raises:
             CheckpointError: It could not be written.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        if self._pending is not None:
+            wait([self._pending])  # where Ctrl-C may come; a failure is told the next time, then
+            pending, self._pending = self._pending, None
             self._settle(pending.result)
 
     def _settle(self, outcome: Callable[[], str | None]) -> None:
