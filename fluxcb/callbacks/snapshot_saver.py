@@ -81,6 +81,7 @@ class SnapshotSaver(Callback):
         """Do what else is to be done when a fit begins, with these checkpoints in the directory, oldest first."""
 
     def _take_folder(self) -> list[tuple[Entry, Manifest]]:
+        self._run = _of_chief(self._run)
         if _is_chief():
             self._files.lock()
         try:
@@ -138,13 +139,12 @@ class SnapshotSaver(Callback):
 
         self.wait()
         if not self._fitting or jax.process_count() > 1:
-            locked = self._files.locked
-            if not locked:
+            if not self._fitting:
                 self._take_folder()
             try:
                 self._settle(lambda: self._written(snapshot, value))
             finally:
-                if not locked:
+                if not self._fitting:
                     self._files.unlock()
             return
         if self._thread is None:
@@ -213,3 +213,16 @@ def _is_chief() -> bool:
     import jax
 
     return jax.process_index() == 0
+
+
+def _of_chief(run: str) -> str:
+    """Return which run it is on process 0; each process has drawn its own name for a new one."""
+    import jax
+
+    if jax.process_count() == 1:
+        return run
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    told = multihost_utils.broadcast_one_to_all(np.frombuffer(run.encode(), np.uint8))
+    return np.asarray(told).tobytes().decode()
