@@ -130,6 +130,11 @@ def _run(
     failures = _end(parts, phase)
     if way is not None and failure is None and not failures:
         return way, None
+    for error in [e for e in failures if not isinstance(e, Exception)]:  # Ctrl-C again, or sys.exit
+        if failure is None or isinstance(error, KeyboardInterrupt):
+            failures.remove(error)
+            error.__cause__, failure = failure, error
+            break
     if failure is None and engine.interrupt.requested and not engine.interrupt.preempted:  # during FitEnd
         failure = KeyboardInterrupt()
     if reason is None and engine.interrupt.preempted:  # while the last handlers ran
@@ -141,7 +146,7 @@ def _run(
     if len(failures) == 1:
         raise failures[0]
     if failures:
-        raise ExceptionGroup("several callbacks failed at FitEnd", failures)
+        raise BaseExceptionGroup("several callbacks failed at FitEnd", failures)
     return None, reason
 
 
@@ -193,15 +198,15 @@ def _validate(parts: Assembly, phase: Phase) -> None:
         state.fit.at = None
 
 
-def _end(parts: Assembly, phase: Phase) -> list[Exception]:
-    """Run every FitEnd handler, whatever the others do; return what they raised."""
-    failures: list[Exception] = []
+def _end(parts: Assembly, phase: Phase) -> list[BaseException]:
+    """Run every FitEnd handler, whatever the others do; return what they raised, Ctrl-C as well."""
+    failures: list[BaseException] = []
     event = FitEnd()
     for call in parts.engine.plan.calls(FitEnd, type(phase)):
         try:
             parts.engine.run_calls((call,), event, phase)
         except Cancel:
             continue
-        except Exception as error:
+        except BaseException as error:
             failures.append(error)
     return failures

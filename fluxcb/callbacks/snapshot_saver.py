@@ -8,7 +8,7 @@ import uuid
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +81,7 @@ class SnapshotSaver(Callback):
         """Do what else is to be done when a fit begins, with these checkpoints in the directory, oldest first."""
 
     def _take_folder(self) -> list[tuple[Entry, Manifest]]:
+        self._run = _of_chief(self._run)
         if _is_chief():
             self._files.lock()
         try:
@@ -121,9 +122,10 @@ class SnapshotSaver(Callback):
             self.wait()
         finally:
             if self._thread is not None:
-                self._thread.shutdown()
+                self._thread.shutdown()  # waits, after Ctrl-C too: what is half-written would be lost
                 self._thread = None
             self._files.unlock()
+            self.wait()  # where Ctrl-C ended the first wait
 
     # -- saving -----------------------------------------------------------------------------
 
@@ -137,13 +139,12 @@ class SnapshotSaver(Callback):
 
         self.wait()
         if not self._fitting or jax.process_count() > 1:
-            locked = self._files.locked
-            if not locked:
+            if not self._fitting:
                 self._take_folder()
             try:
                 self._settle(lambda: self._written(snapshot, value))
             finally:
-                if not locked:
+                if not self._fitting:
                     self._files.unlock()
             return
         if self._thread is None:
@@ -177,8 +178,9 @@ class SnapshotSaver(Callback):
         Raises:
             CheckpointError: It could not be written.
         """
-        pending, self._pending = self._pending, None
-        if pending is not None:
+        if self._pending is not None:
+            wait([self._pending])  # where Ctrl-C may come; a failure is told the next time, then
+            pending, self._pending = self._pending, None
             self._settle(pending.result)
 
     def _settle(self, outcome: Callable[[], str | None]) -> None:
@@ -222,3 +224,16 @@ def _is_chief() -> bool:
     import jax
 
     return jax.process_index() == 0
+
+
+def _of_chief(run: str) -> str:
+    """Return which run it is on process 0; each process has drawn its own name for a new one."""
+    import jax
+
+    if jax.process_count() == 1:
+        return run
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    told = multihost_utils.broadcast_one_to_all(np.frombuffer(run.encode(), np.uint8))
+    return np.asarray(told).tobytes().decode()

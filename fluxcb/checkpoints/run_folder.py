@@ -81,11 +81,6 @@ class RunFolder:
 
     # -- one run at a time ------------------------------------------------------------------
 
-    @property
-    def locked(self) -> bool:
-        """Whether this object holds the lock."""
-        return self._lock is not None
-
     def lock(self) -> None:
         """Make the directory, keep others from writing to it, and clear away what killed runs left half-done.
 

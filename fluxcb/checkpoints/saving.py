@@ -110,13 +110,17 @@ def _data(leaf: Any) -> Any:
 
 
 def finite(trees: Mapping[str, Any]) -> bool:
-    """Tell whether all parameters and the model's state are finite: what others are not worth going back to."""
-    for leaf in jax.tree.leaves([trees["params"], trees["model_state"]]):
-        if not is_key(leaf) and jax.numpy.issubdtype(leaf.dtype, np.inexact):
-            held = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf.addressable_data(0))
-            if not bool(np.isfinite(held).all()):
-                return False
-    return True
+    """Tell whether all parameters and the model's state are finite: what others are not worth going back to.
+
+    In a training of several processes all of them call this, because each looks at the parts that it has.
+    """
+    held = (
+        part
+        for leaf in jax.tree.leaves([trees["params"], trees["model_state"]])
+        if not is_key(leaf) and jax.numpy.issubdtype(leaf.dtype, np.inexact)
+        for part in ([leaf] if isinstance(leaf, np.ndarray) else [shard.data for shard in leaf.addressable_shards])
+    )
+    return _agree(None if all(np.isfinite(part).all() for part in held) else "not finite") is None
 
 
 def _agree(failure: str | None) -> str | None:

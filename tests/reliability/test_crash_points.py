@@ -1,7 +1,8 @@
 """A save with the deletion of an old checkpoint, cut off at every operation: what is listed is whole, and goes on.
 
 The disk dies, for the process, at the n-th operation that changes it: that one and all behind it fail, those that clean
-up, too. What lies there then is what SIGKILL leaves.
+up, too. What lies there then is what SIGKILL leaves. (Arrays are written by C++ code, which is not stopped; it has no
+hand in which folder is a checkpoint. Real kills, at random moments, are in test_kills.py.)
 """
 
 import os
