@@ -159,7 +159,7 @@ def audit_resume(make: Callable[[], Learner], *, steps: int = 2) -> list[FluxcbE
             why=f"a checkpoint does not hold all that matters; so it is at {len(found)} points of {2 * steps} steps",
             fix=[
                 "return what is missing from `state_dict`, and take it back in `load_state_dict`",
-                "keep what FitBegin sets up where `progress.step` is not 0",
+                "keep what FitBegin sets up where `event.resumes` is true",
             ],
         )
     ]

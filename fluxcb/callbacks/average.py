@@ -38,7 +38,8 @@ class _ParameterAverage(Callback):
 
     def __init__(self, *, validate: bool) -> None:
         self.validate = validate
-        self._training_params: list[Any] | None = None  # their leaves, while a validation has the average
+        self._training_params: Any = None  # while a validation has the average
+        self._restored: list[Any] | None = None  # their leaves, behind a pause in the middle of it
 
     def weight(self, updates: Any) -> Any:
         """Return the weight of the new parameters at an update, given its number (int32[], from 1), as float32[]."""
@@ -88,10 +89,8 @@ class _ParameterAverage(Callback):
     @on(EpochBegin, AbstractValidationPhase)
     def swap_in(self, event: Event, phase: Phase, learner: Any) -> None:
         """Validate with the average."""
-        import jax
-
-        if self._training_params is None:
-            self._training_params = jax.tree.leaves(learner.params)
+        if self._training_params is None and self._restored is None:
+            self._training_params = learner.params
         learner.params = learner.cbstate[self.entry]["params"]
 
     @on(EpochEnd, AbstractValidationPhase, access=_RESTORE)
@@ -107,18 +106,22 @@ class _ParameterAverage(Callback):
     def _restore(self, learner: Any) -> None:
         import jax
 
-        if self._training_params is not None:
-            # Behind a pause in the middle of a validation, the leaves are those of another process.
-            structure = jax.tree.structure(learner.params)
-            learner.params, self._training_params = jax.tree.unflatten(structure, self._training_params), None
+        if self._restored is not None:
+            learner.params = jax.tree.unflatten(jax.tree.structure(learner.params), self._restored)
+        elif self._training_params is not None:
+            learner.params = self._training_params
+        self._training_params = self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training parameters, while a validation has the average in their place."""
-        return {"training_params": self._training_params}
+        import jax
+
+        held = self._restored if self._training_params is None else jax.tree.leaves(self._training_params)
+        return {"training_params": held}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them back, to put them in place when that validation ends."""
-        self._training_params = state["training_params"]
+        self._training_params, self._restored = None, state["training_params"]
 
 
 class ParameterEMA(_ParameterAverage):

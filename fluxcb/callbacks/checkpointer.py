@@ -63,7 +63,8 @@ class Checkpointer(SnapshotSaver):
         0.12.8). A save between two steps ends the window there.
 
     Raises:
-        DeclarationError: No path, more than one period, a number that is not positive.
+        DeclarationError: No path, more than one period, a number that is not positive, `keep_best` with a period within
+            epochs.
         CheckpointError: The directory is another run's, or cannot be written to (when a fit begins); a save failed
             (at the next event).
 
@@ -113,6 +114,12 @@ class Checkpointer(SnapshotSaver):
         self.keep_every = (
             positive(keep_every, "`keep_every` of Checkpointer (steps)") if keep_every is not None else None
         )
+        if keep_best and isinstance(self.schedule, EverySteps | EverySeconds):
+            raise DeclarationError(
+                "`keep_best` of Checkpointer goes with saving after epochs.",
+                why=f"in the middle of an epoch, where {self.schedule!r} saves, there is no value of {metric!r}",
+                fix=["leave out `steps` or `seconds`", "keep the best beside them: `MinSaver(folder)`"],
+            )
         if mode not in ("min", "max"):
             raise DeclarationError(f'`mode` of Checkpointer must be "min" or "max", not {mode!r}.')
         self.mode = mode
@@ -137,8 +144,14 @@ class Checkpointer(SnapshotSaver):
     def save(self, event: Event, phase: Phase, learner: Any) -> None:
         """Ask for a snapshot, to be taken when the other handlers of this moment have run."""
         if self.keep_best:
-            self._value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
+            self._value = self._value_of(event, learner)
         learner.snapshots.request(self._take)
+
+    def _value_of(self, event: Event, learner: Any) -> float | None:
+        values, watched = learner.cbstate.metrics_epoch, self._watched
+        if isinstance(event, FitStopping) and watched.metric not in values[watched.phase]:
+            return None  # a signal came before the first
+        return watched.at(values, learner.progress.epoch)
 
     def _take(self, snapshot: Snapshot) -> None:
         position, files = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"]), self._files

@@ -119,6 +119,8 @@ class Watched:
             return values.at(epoch).get(self.metric)
         if self.phase in metrics_epoch and not len(values):
             return None  # an `InferenceRunner` that has not been due yet
+        if not any(metrics_epoch[phase].at(epoch) for phase in metrics_epoch):
+            return None  # the epoch has not ended
         raise self._missing(metrics_epoch, epoch)
 
     def _missing(self, metrics_epoch: Any, epoch: int) -> DeclarationError:

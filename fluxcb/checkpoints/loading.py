@@ -28,7 +28,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
     Args:
         path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
         like: A pytree with the structure of the parameters, which may hold `jax.ShapeDtypeStruct`s: for models whose
-            containers are other than dicts and lists (Equinox modules, NNX states).
+            containers are other than dicts and lists, such as Equinox modules.
 
     Returns:
         The parameters as JAX arrays, on the default device: in `like`'s containers, or in dicts and lists (tuples
