@@ -69,6 +69,7 @@ class BestSaver(SnapshotSaver):
     @on(Trigger, AbstractTrainingPhase)
     def save(self, event: Event, phase: Phase, learner: Any) -> None:
         """Ask for a snapshot if the epoch's value is better than all before it."""
+        self.wait()  # the best is what could be written
         value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
         if value is not None and better(value, self.best[1] if self.best is not None else None, self.mode):
             self.best = (learner.progress.step, value)

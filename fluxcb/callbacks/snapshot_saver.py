@@ -55,7 +55,7 @@ class SnapshotSaver(Callback):
         self._goes_on = False
         self._files = RunFolder(self.folder)
         self._thread: ThreadPoolExecutor | None = None
-        self._pending: Future[str | None] | None = None
+        self._pending: Future[None] | None = None
 
     def stateaccess(self) -> dict[str, Any]:
         """Return what it reads: everything, so it runs after all who write."""
@@ -137,7 +137,17 @@ class SnapshotSaver(Callback):
         """
         import jax
 
+        from fluxcb.checkpoints.saving import finite  # orbax, when it is needed
+
         self.wait()
+        if not finite(snapshot.trees):
+            self.unsaved()
+            warnings.warn(
+                f"{self!r} does not save the state after step {snapshot.step}: some parameters are NaN or infinite, "
+                "and a run that went on from there would be lost.",
+                stacklevel=2,
+            )
+            return
         if not self._fitting or jax.process_count() > 1:
             if not self._fitting:
                 self._take_folder()
@@ -151,15 +161,10 @@ class SnapshotSaver(Callback):
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="fluxcb-checkpoints")
         self._pending = self._thread.submit(self._written, snapshot, value)
 
-    def _written(self, snapshot: Snapshot, value: float | None) -> str | None:
-        """Write a checkpoint and delete what is not kept; return what to warn of."""
-        from fluxcb.checkpoints.saving import finite, save  # orbax, when it is needed
+    def _written(self, snapshot: Snapshot, value: float | None) -> None:
+        """Write a checkpoint and delete what is not kept."""
+        from fluxcb.checkpoints.saving import save
 
-        if not finite(snapshot.trees):
-            return (
-                f"{self!r} does not save the state after step {snapshot.step}: some parameters are NaN or infinite, "
-                "and a run that went on from there would be lost."
-            )
         save(self._files, snapshot, run=self._run, value=value)
         if _is_chief():
             for entry in self.dispensable(self._files.kept()[0]):
@@ -170,7 +175,6 @@ class SnapshotSaver(Callback):
                         f"The old checkpoint {entry.path} could not be deleted: {error.strerror or error}.",
                         why=f"that of step {snapshot.step} has been written, and the directory would grow without end",
                     ) from error
-        return None
 
     def wait(self) -> None:
         """Wait for what is being written.
@@ -183,15 +187,12 @@ class SnapshotSaver(Callback):
             pending, self._pending = self._pending, None
             self._settle(pending.result)
 
-    def _settle(self, outcome: Callable[[], str | None]) -> None:
+    def _settle(self, outcome: Callable[[], None]) -> None:
         try:
-            told = outcome()
+            outcome()
         except Exception:
             self.unsaved()
             raise
-        if told is not None:
-            self.unsaved()
-            warnings.warn(told, stacklevel=2)
 
     def unsaved(self) -> None:
         """Take back what was said of a snapshot that has not become a checkpoint."""
