@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -101,12 +102,13 @@ def failing(disk: Path, fault: str) -> dict:
             begin(disk)
 
     trained = learner(run, break_down, lambda learner: ended.append(learner.progress.step))
-    told = {"raised": None}
+    told: dict[str, Any] = {"raised": None}
     try:
         trained.fit(steps=STEPS)
     except CheckpointError as error:
         told["raised"] = error.what.replace(str(run), "RUN")
-    told |= {"at": trained.step, "ended": ended, "reason": trained.stop_reason.replace(str(run), "RUN").split("\n")[0]}
+    reason = (trained.stop_reason or "").replace(str(run), "RUN").split("\n")[0]
+    told |= {"at": trained.step, "ended": ended, "reason": reason}
     told["there"] = [whole(entry.path).step for entry in entries_of(run)]
     told["params"] = [steps_of(load_params(entry.path)) for entry in entries_of(run)]
     told["left"] = sorted(name for name in os.listdir(run) if name.startswith(".")) if run.exists() else []
