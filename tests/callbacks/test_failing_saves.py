@@ -83,6 +83,7 @@ def test_it_comes_at_the_next_event(tmp_path, monkeypatch):
         Bounds(lambda step: failed(disk, saver) if step == 4 else None),  # behind the saver
         saver,
         CustomCallback(lambda learner: ended.append(learner.progress.step), FitEnd),
+        batches=9,
     )
     with pytest.raises(CheckpointError) as raised:
         learner.fit(steps=9)
@@ -91,7 +92,7 @@ def test_it_comes_at_the_next_event(tmp_path, monkeypatch):
     assert (learner.step, ended, there(tmp_path)) == (5, [5], [0])
     note = raised.value.__notes__[0]
     assert note.startswith(f"raised by {saver!r} in SnapshotSaver.look  ")
-    assert ", at StepEnd x LossTrainingPhase, epoch 2, step 5 (1 in this epoch)" in note
+    assert ", at StepEnd x LossTrainingPhase, epoch 1, step 5 (5 in this epoch)" in note
 
 
 def test_the_next_fit_saves_again_and_knows_nothing_of_it(tmp_path, monkeypatch):
