@@ -91,7 +91,7 @@ def test_it_comes_at_the_next_event(tmp_path, monkeypatch):
     assert raised.value.why == "older checkpoints are as they were"
     assert (learner.step, ended, there(tmp_path)) == (5, [5], [0])
     note = raised.value.__notes__[0]
-    assert note.startswith(f"raised by {saver!r} in SnapshotSaver.look  ")
+    assert note.startswith(f"raised by {saver!r} in Checkpointer.look  ")
     assert ", at StepEnd x LossTrainingPhase, epoch 1, step 5 (5 in this epoch)" in note
 
 
