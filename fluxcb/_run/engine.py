@@ -26,9 +26,14 @@ from fluxcb._run.stepping import Steps
 from fluxcb._run.timeline_steps import TimelineSteps
 from fluxcb._typing import Batch
 
-__all__ = ["TRIGGER", "Engine", "refuse_rewinds"]
+__all__ = ["TRIGGER", "Engine", "refuse_rewinds", "whose"]
 
 TRIGGER = Trigger()
+
+
+def whose(call: HostCall) -> str:
+    """Return whose handler a call is, and where that stands, for notes."""
+    return f"{call.handler.declared.label} in {call.handler.where}"
 
 
 class Engine:
@@ -128,7 +133,7 @@ class Engine:
     def _note(self, call: HostCall, event: Event, phase: Phase) -> str:
         state = self.state
         return (
-            f"raised in {call.handler.where}, at {event!r} x {type(phase).__name__}, "
+            f"raised by {whose(call)}, at {event!r} x {type(phase).__name__}, "
             f"epoch {state.epoch}, step {state.step} ({state.step_in_epoch} in this epoch)"
         )
 

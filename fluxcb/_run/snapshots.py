@@ -99,9 +99,16 @@ class Snapshots:
         """
         asked, self._asked = self._asked, []
         if asked:
-            snapshot = self.take(phase)
+            snapshot, failures = self.take(phase), []
             for save in asked:
-                save(snapshot)
+                try:
+                    save(snapshot)
+                except Exception as error:  # which is no reason for the others not to save
+                    failures.append(error)
+            if failures:
+                for other in failures[1:]:
+                    failures[0].add_note(f"and another save failed: {type(other).__name__}: {other}")
+                raise failures[0]
 
     # -- taking -----------------------------------------------------------------------------
 

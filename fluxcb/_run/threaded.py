@@ -23,7 +23,7 @@ from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import Event, StepBegin, StepEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, DeclarationError
-from fluxcb._run.engine import Engine
+from fluxcb._run.engine import Engine, whose
 from fluxcb._run.executors import Executor, Pool
 from fluxcb._run.feed import Feed
 from fluxcb._run.host_backend import HostBackend
@@ -331,6 +331,6 @@ class _Emission:
         order = sorted(raised, key=lambda i: (isinstance(raised[i], Cancel), i))
         first = raised[order[0]]
         for i in order[1:]:
-            first.add_note(f"and in {calls[i].handler.where}: {type(raised[i]).__name__}: {raised[i]}")
+            first.add_note(f"and by {whose(calls[i])}: {type(raised[i]).__name__}: {raised[i]}")
         self._raised.clear()  # else the exception would hold itself, by way of this frame
         raise first

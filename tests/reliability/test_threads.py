@@ -213,12 +213,14 @@ def test_failing_and_slow_handlers_among_a_hundred_are_named_and_the_next_fit_go
     # How many of the three had begun when one had failed is a matter of time.
     told, *others = caught.value.__notes__
     place = f"Fails.run  tests/reliability/test_threads.py:{Fails.run.__code__.co_firstlineno}"
-    assert told == f"raised in {place}, at StepEnd x TrainingPhase, epoch 1, step 3 (3 in this epoch)"
     reached = 4 if others and others[-1].startswith("the device runs ahead of host handlers") else 3
     others = others[: len(others) - (reached - 3)]
     numbers = [int(str(caught.value).split()[1])] + [int(note.split()[-3]) for note in others]
+    whose = [f"CustomCallback(fails{number}, StepEnd) in {place}" for number in numbers]
+    assert told == f"raised by {whose[0]}, at StepEnd x TrainingPhase, epoch 1, step 3 (3 in this epoch)"
     assert str(caught.value) == f"disk {numbers[0]} is full"
-    assert others == [f"and in {place}: OSError: disk {number} is full" for number in numbers[1:]]
+    named = zip(whose[1:], numbers[1:], strict=True)
+    assert others == [f"and by {who}: OSError: disk {number} is full" for who, number in named]
     assert numbers == sorted(set(numbers))
     assert learner.stop_reason == f"OSError: disk {numbers[0]} is full"
 

@@ -497,7 +497,7 @@ def test_running_handlers_are_awaited_and_others_not_started():
         learner.fit(1)
     assert ended == ["slow", "FitEnd"]
     assert caught.value.__notes__ == [
-        f"raised in {where(callbacks[1])}, at EpochBegin x TrainingPhase, epoch 1, step 0 (0 in this epoch)"
+        f"raised by acts #2 in {where(callbacks[1])}, at EpochBegin x TrainingPhase, epoch 1, step 0 (0 in this epoch)"
     ]
     assert learner.stop_reason == "RuntimeError: boom"
 
@@ -523,9 +523,9 @@ def test_of_several_errors_the_first_in_serial_order_is_raised_and_names_the_oth
         learner.fit(1)
     place = where(callbacks[0])
     assert caught.value.__notes__ == [
-        f"raised in {place}, at EpochBegin x TrainingPhase, epoch 1, step 0 (0 in this epoch)",
-        f"and in {place}: ValueError: two",
-        f"and in {place}: OSError: three",
+        f"raised by acts in {place}, at EpochBegin x TrainingPhase, epoch 1, step 0 (0 in this epoch)",
+        f"and by acts #2 in {place}: ValueError: two",
+        f"and by acts #3 in {place}: OSError: three",
     ]
 
 
@@ -600,7 +600,7 @@ def test_a_write_into_what_was_read_is_told_to_its_own_handler():
     learner = testlearner(guilty, Acts(innocent, access={"params": Read()}), executor=fluxcb.ThreadExecutor(2))
     with pytest.raises(fluxcb.AccessError, match=r"^guilty writes into the container it read from `params`") as caught:
         learner.fit(1)
-    assert caught.value.__notes__[0].startswith(f"raised in {where(guilty)}, at EpochBegin x TrainingPhase")
+    assert caught.value.__notes__[0].startswith(f"raised by guilty in {where(guilty)}, at EpochBegin x TrainingPhase")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
@@ -810,7 +810,7 @@ def test_an_error_on_a_thread_of_dask_is_the_handlers_own(client):
     with raises(OSError, "no disk") as caught:
         learner.fit(1)
     assert caught.value.__notes__ == [
-        f"raised in {where(failing)}, at EpochBegin x TrainingPhase, epoch 1, step 0 (0 in this epoch)"
+        f"raised by acts in {where(failing)}, at EpochBegin x TrainingPhase, epoch 1, step 0 (0 in this epoch)"
     ]
 
 

@@ -69,7 +69,7 @@ def test_an_error_propagates_unchanged_with_a_note_that_says_where(event, phase,
     with pytest.raises(TroubleError) as raised:
         learner.fit(2)
     assert raised.value is error
-    note = f"raised in Fails.fail  {at(Fails.fail)}, at {where}"
+    note = f"raised by Fails({event.__name__}) in Fails.fail  {at(Fails.fail)}, at {where}"
     # Nothing bounds windows here, and the first holds one step; its StepBegin is told after it ran.
     ahead = "the device runs ahead of host handlers: the train state is that after step 1"
     assert error.__notes__ == ([note, ahead] if (event, phase) == (StepBegin, TrainingPhase) else [note])
@@ -87,7 +87,8 @@ def test_an_error_in_a_window_tells_which_step_and_what_the_state_is(monkeypatch
     note, window = raised.value.__notes__
     assert (
         note
-        == f"raised in Fails.fail  {at(Fails.fail)}, at StepEnd x TrainingPhase, epoch 1, step 12 (12 in this epoch)"
+        == f"raised by Fails(StepEnd) in Fails.fail  {at(Fails.fail)}, at StepEnd x TrainingPhase, epoch 1, step 12 "
+        "(12 in this epoch)"
     )
     assert window == f"the device runs ahead of host handlers: the train state is that after step {learner.step}"
     assert learner.step == int(learner.state["counters"][0]) > 12
@@ -113,9 +114,11 @@ def test_fit_end_runs_for_every_callback_and_several_failures_come_as_a_group():
     assert raised.value.message == "several callbacks failed at FitEnd"
     assert raised.value.exceptions == (one.error, two.error)
     assert log.names()[-1] == "FitEnd"
+    place = f"Fails.fail  {at(Fails.fail)}"
     assert [e.__notes__ for e in raised.value.exceptions] == [
-        [f"raised in Fails.fail  {at(Fails.fail)}, at FitEnd x TrainingPhase, epoch 1, step 1 (1 in this epoch)"]
-    ] * 2
+        [f"raised by {label} in {place}, at FitEnd x TrainingPhase, epoch 1, step 1 (1 in this epoch)"]
+        for label in ("Fails(FitEnd)", "Fails(FitEnd) #2")
+    ]
 
 
 def test_a_failure_at_fit_end_beside_another_error_is_a_note():
@@ -125,7 +128,8 @@ def test_a_failure_at_fit_end_beside_another_error_is_a_note():
         learner.fit(1)
     assert raised.value is first.error
     assert raised.value.__notes__ == [
-        f"raised in Fails.fail  {at(Fails.fail)}, at EpochEnd x TrainingPhase, epoch 1, step 1 (1 in this epoch)",
+        f"raised by Fails(EpochEnd) in Fails.fail  {at(Fails.fail)}, at EpochEnd x TrainingPhase, epoch 1, step 1 "
+        "(1 in this epoch)",
         "and at FitEnd: OSError: last",
     ]
 

@@ -130,7 +130,8 @@ def test_an_error_of_a_handler_is_told_with_the_line_that_raised_it_and_its_note
         audit,
         "CheckError: Training for 2 steps raised ValueError: no such run\n"
         "  where: fail  <@fails>\n"
-        "         raised in Fails.fail  <@fails-at>, at StepEnd x TrainingPhase, epoch 1, step 1 (1 in this epoch)",
+        "         raised by Fails() in Fails.fail  <@fails-at>, at StepEnd x TrainingPhase, epoch 1, step 1 (1 in this "
+        "epoch)",
     )
     assert isinstance(audit.problems[0].__cause__, ValueError)
 
@@ -141,8 +142,8 @@ def test_all_errors_at_the_end_of_the_fit_are_told(audited, problems):
         *(
             f"CheckError: Training for 2 steps raised OSError: {number}\n"
             "  where: end  <@fails-end>\n"
-            "         raised in FailsAtTheEnd.end  <@fails-end-at>, at FitEnd x TrainingPhase, epoch 1, step 2 (2 in "
-            "this epoch)"
+            f"         raised by FailsAtTheEnd({number}) in FailsAtTheEnd.end  <@fails-end-at>, at FitEnd x "
+            "TrainingPhase, epoch 1, step 2 (2 in this epoch)"
             for number in (1, 2)
         ),
     )

@@ -1,0 +1,215 @@
+"""A save that fails beside the training: the error comes at the next event, names the step, and is never swallowed."""
+
+import errno
+import os
+import signal
+import threading
+from concurrent.futures import wait
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, on
+from fluxcb.callbacks import Checkpointer, CustomCallback
+from fluxcb.checkpoints.run_folder import entries_of, whole
+from fluxcb.checkpoints.saving import manifest_of
+from fluxcb.events import FitEnd, StepEnd
+from fluxcb.phases import TrainingPhase
+
+
+class Disk:
+    """A disk that fails for the saves of some steps: at once, or when it is told to."""
+
+    def __init__(self, monkeypatch, folder, *steps):
+        self.folder, self.steps = str(folder), steps
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        monkeypatch.setattr("fluxcb.checkpoints.saving.manifest_of", self)
+
+    def __call__(self, snapshot, run, value, folder):
+        if snapshot.step in self.steps and str(folder).startswith(self.folder):
+            assert self.goes_on.wait(60)
+            raise OSError(errno.EIO, "as ordered")
+        return manifest_of(snapshot, run, value, folder)
+
+
+def message(folder, step):
+    return f"The checkpoint of step {step} could not be written to {folder}: {os.strerror(errno.EIO)}."
+
+
+def training(*callbacks, batches=4):
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: -params["w"] + 0 * jnp.sum(batch),
+        optax.sgd(1.0),
+        data=[np.zeros(1, np.float32)] * batches,
+        callbacks=callbacks,
+        default_callbacks=False,
+        steps_per_call=1,
+    )
+
+
+class Bounds(Callback):
+    """Call something after each step, before the next is run: so it is certain when what happens."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def stateaccess(self):
+        return {"control": Append()}
+
+    @on(StepEnd, TrainingPhase)
+    def look(self, event, phase, learner):
+        self.act(learner.progress.step)
+
+
+def there(folder):
+    return [whole(entry.path).step for entry in entries_of(folder)]
+
+
+def failed(disk, saver):
+    """Let the save at hand fail, and return when it has."""
+    disk.goes_on.set()
+    wait([saver._pending], 60)
+
+
+def test_it_comes_at_the_next_event(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path, 3)
+    disk.goes_on.clear()
+    saver, ended = Checkpointer(tmp_path, steps=3), []
+    learner = training(
+        Bounds(lambda step: failed(disk, saver) if step == 4 else None),  # behind the saver
+        saver,
+        CustomCallback(lambda learner: ended.append(learner.progress.step), FitEnd),
+        batches=9,
+    )
+    with pytest.raises(CheckpointError) as raised:
+        learner.fit(steps=9)
+    assert raised.value.what == message(tmp_path, 3)
+    assert raised.value.why == "older checkpoints are as they were"
+    assert (learner.step, ended, there(tmp_path)) == (5, [5], [0])
+    note = raised.value.__notes__[0]
+    assert note.startswith(f"raised by {saver!r} in Checkpointer.look  ")
+    assert ", at StepEnd x LossTrainingPhase, epoch 1, step 5 (5 in this epoch)" in note
+
+
+def test_the_next_fit_saves_again_and_knows_nothing_of_it(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path, 2)
+    learner = training(Checkpointer(tmp_path, steps=2))
+    with pytest.raises(CheckpointError):
+        learner.fit(steps=2)
+    disk.steps = ()
+    learner.fit(steps=2)
+    assert (learner.step, learner.stop_reason, there(tmp_path)) == (4, None, [0, 4, 4])
+
+
+def nothing(step):
+    pass
+
+
+def cancel(step):
+    if step == 3:
+        raise CancelFitting("enough")
+
+
+def terminate(step):
+    if step == 3:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(("act", "steps", "last"), [(nothing, 2, 2), (cancel, 8, 3), (terminate, 8, 3)])
+def test_it_is_not_lost_where_the_fit_ends_right_away(tmp_path, monkeypatch, default_handlers, act, steps, last):
+    Disk(monkeypatch, tmp_path, last)
+    learner = training(Bounds(act), Checkpointer(tmp_path, epochs=100))
+    with pytest.raises(CheckpointError) as raised:
+        learner.fit(steps=steps)
+    assert raised.value.what == message(tmp_path, last)
+    assert (learner.stop_reason or "").startswith(f"CheckpointError: {message(tmp_path, last)}")
+    assert (learner.step, there(tmp_path)) == (last, [0])
+
+
+@pytest.fixture
+def default_handlers():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def fail(step):
+    if step == 3:
+        raise ValueError("the user's own")
+
+
+def press(step):
+    if step == 3:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize(("act", "kind", "step"), [(fail, ValueError, 2), (press, KeyboardInterrupt, 3)])
+def test_beside_another_exception_it_is_a_note(tmp_path, monkeypatch, default_handlers, act, kind, step):
+    disk = Disk(monkeypatch, tmp_path, step)
+    disk.goes_on.clear()
+    learner = training(
+        CustomCallback(lambda learner: disk.goes_on.set(), FitEnd),
+        Bounds(act),
+        Checkpointer(tmp_path, steps=2 if act is fail else 100),
+    )
+    with pytest.raises(kind) as raised:
+        learner.fit(steps=8)
+    (note,) = [note for note in raised.value.__notes__ if note.startswith("and at FitEnd")]
+    assert note.startswith(f"and at FitEnd: CheckpointError: {message(tmp_path, step)}")
+    assert there(tmp_path) == [0]
+
+
+def test_one_that_fails_does_not_keep_another_from_saving(tmp_path, monkeypatch):
+    Disk(monkeypatch, tmp_path / "one", 4)
+    savers = [Checkpointer(tmp_path / name, steps=4, keep_last=9) for name in ("one", "two")]
+    learner = training(*savers)
+    with pytest.raises(CheckpointError) as raised:
+        learner.fit(steps=8)
+    assert raised.value.what == message(tmp_path / "one", 4)
+    last = learner.step
+    assert 4 <= last <= 8  # at the next event at which the thread had failed
+    assert there(tmp_path / "one") == [0]
+    assert there(tmp_path / "two")[:2] == [0, 4]
+
+
+def test_who_waits_for_a_save_that_failed_does_not_keep_another_from_saving(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path / "one", 4)
+    disk.goes_on.clear()
+    savers = [Checkpointer(tmp_path / name, steps=4, keep_last=9) for name in ("one", "two")]
+    learner = training(
+        Bounds(lambda step: threading.Timer(0.2, disk.goes_on.set).start() if step == 8 else None), *savers
+    )
+    with pytest.raises(CheckpointError) as raised:
+        learner.fit(steps=12)  # the save of step 8 waits for that of step 4
+    assert raised.value.what == message(tmp_path / "one", 4)
+    assert learner.step == 8
+    assert (there(tmp_path / "one"), there(tmp_path / "two")) == ([0], [0, 4, 8])
+
+
+def test_several_that_fail_are_all_told(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path, 2)
+    disk.goes_on.clear()
+    savers = [Checkpointer(tmp_path / name, steps=100) for name in ("one", "two")]
+    learner = training(CustomCallback(lambda learner: disk.goes_on.set(), FitEnd), *savers)
+    with pytest.raises(ExceptionGroup) as raised:
+        learner.fit(steps=2)
+    assert [str(error).splitlines()[0] for error in raised.value.exceptions] == [
+        message(tmp_path / "one", 2),
+        message(tmp_path / "two", 2),
+    ]
+
+
+def test_outside_of_a_fit_it_comes_at_once(tmp_path, monkeypatch):
+    Disk(monkeypatch, tmp_path, 0)
+    learner = training(Checkpointer(tmp_path))
+    with pytest.raises(CheckpointError) as raised:
+        learner.trigger()
+    assert raised.value.what == message(tmp_path, 0)
+    assert os.listdir(tmp_path) == ["fluxcb.lock"]
