@@ -16,6 +16,7 @@ from fluxcb._typing import PyTree
 from fluxcb.checkpoints.fields import ARRAYS, HOST, wrong_in_host
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.naming import flat, named, nested, unflatten
+from fluxcb.checkpoints.packing import PACKED, unpacked
 from fluxcb.checkpoints.run_folder import is_checkpoint, newest_good, whole
 from fluxcb.checkpoints.snapshot import Snapshot, text_of
 
@@ -166,9 +167,27 @@ def _leaves(folder: Path, manifest: Manifest, parts: Iterable[str]) -> dict[str,
             where=str(folder),
         ) from error
     for part in parts:
-        if part != HOST:
+        if part == ARRAYS:
+            found[part] = _host_arrays(folder, manifest.trees[part], found.get(part, {}))
+        elif part != HOST:
             found[part] = _whole(folder, part, manifest.trees[part], found.get(part, {}))
     return found
+
+
+def _host_arrays(folder: Path, texts: Mapping[str, str], found: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the arrays that lie in one.
+
+    Raises:
+        CheckpointCorruptError: They are not those of the manifest.
+    """
+    data = found.get((PACKED,), np.empty(0, np.uint8))
+    arrays = unpacked(data, texts) if isinstance(data, np.ndarray) else None
+    if arrays is None:
+        raise CheckpointCorruptError(
+            f"{folder / ARRAYS} has other arrays than its manifest says: {', '.join(texts.values()) or 'none'}.",
+            where=str(folder),
+        )
+    return {(name,): array for name, array in arrays.items()}
 
 
 def _wanted(manifest: Manifest, part: str) -> Any:
@@ -177,6 +196,8 @@ def _wanted(manifest: Manifest, part: str) -> Any:
     if part == HOST:
         return ocp.args.JsonRestore()
     as_numpy = ocp.RestoreArgs(restore_type=np.ndarray)
+    if part == ARRAYS:
+        return ocp.args.PyTreeRestore(restore_args={PACKED: as_numpy}) if manifest.trees[part] else None
     names = [tuple(name.split(".")) for name, text in manifest.trees[part].items() if _empty(text) is None]
     return ocp.args.PyTreeRestore(restore_args=nested(dict.fromkeys(names, as_numpy))) if names else None
 

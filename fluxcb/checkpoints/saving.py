@@ -19,6 +19,7 @@ from fluxcb._errors import CheckpointError, FluxcbError
 from fluxcb.checkpoints.fields import ARRAYS, HOST
 from fluxcb.checkpoints.manifest import Manifest, sums_of
 from fluxcb.checkpoints.naming import named, nested, sequences
+from fluxcb.checkpoints.packing import PACKED, packed
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
 from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
 
@@ -98,7 +99,7 @@ def _handler() -> Any:
 def _items(snapshot: Snapshot) -> Any:
     items: dict[str, Any] = {HOST: ocp.args.JsonSave(dict(snapshot.host))}
     trees = {name: {n: x for n, x in named(tree).items() if x.size} for name, tree in snapshot.trees.items()}
-    trees[ARRAYS] = {(name,): array for name, array in snapshot.arrays.items()}
+    trees[ARRAYS] = {(PACKED,): packed(snapshot.arrays)} if snapshot.arrays else {}
     for name, leaves in trees.items():
         if leaves:  # orbax refuses empty trees, and arrays without elements
             items[name] = ocp.args.PyTreeSave(nested({n: _data(leaf) for n, leaf in leaves.items()}))
