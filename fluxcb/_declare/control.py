@@ -6,7 +6,7 @@
 | `CancelStep` at StepEnd | the moment's remaining handlers | the update stays; the next step |
 | `CancelEpoch` | the epoch's remaining steps | EpochEnd; the next epoch |
 | `CancelFitting` | everything that remains | EpochEnd of a running epoch, FitStopping, FitEnd; `fit` returns |
-| `RewindFitting` | the epoch's rest, its EpochEnd | FitEnd; the run goes on behind an earlier checkpoint; see there |
+| `RewindFitting` | the epoch's rest, its EpochEnd | FitEnd, FitBegin; the run goes on from an earlier checkpoint |
 | a cancel of what is not running, e.g. `CancelStep` at EpochBegin | the moment's remaining handlers | all else |
 
 They are control flow, not errors. Traced handlers cannot raise on values: they write `step.skip`
