@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
-from fluxcb._compile.arrays import copy_tree, leaves_of, spec_of
+from fluxcb._compile.arrays import copy_tree, differences, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.plan import Plan
@@ -21,7 +20,6 @@ from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced import COUNTERS, StepSetup
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.callback import unwrap
-from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import (
     LossTrainingPhase,
     LossValidationPhase,
@@ -30,15 +28,16 @@ from fluxcb._declare.phases import (
     ValidationPhase,
     split_batch,
 )
-from fluxcb._declare.state import PROVIDERS
-from fluxcb._errors import DataError, DeclarationError, FluxcbError, MissingStateError
+from fluxcb._errors import DataError, DeclarationError, FluxcbError
 from fluxcb._run.engine import Engine
 from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
 from fluxcb._run.given import as_list_of_phases, check_params, concrete, own_params, sources, together
+from fluxcb._run.required import check_hyperparams, refuse_shared, require_created, riding
 from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.timeline import recorded_timeline
 from fluxcb._typing import Batch, ModelAdapter, PyTree
+from fluxcb.models import adapt
 
 __all__ = ["Assembly"]
 
@@ -153,8 +152,9 @@ class Assembly:
         """Check callbacks, initialise them, plan and dry-run the steps."""
         state = self.state
         graph = build_graph(items, self.phases)
-        self._refuse_shared(graph)
-        self._check_hyperparams(graph)
+        refuse_shared(graph, self)
+        if state.built:
+            check_hyperparams(graph, state.hyperparams)
         self._items = items
         if not state.built:  # without a batch's shape, the rest waits for the first one
             self.graph = graph
@@ -176,10 +176,9 @@ class Assembly:
                 raise
             if state.handed:
                 state.verify_handed()
-        riding = _riding(graph, state.cbstate)
-        state.carry = {**state.carry, "cbstate": {name: copy_tree(state.cbstate.pop(name)) for name in riding}}
-        state.carry = together(state.carry)
-        self._require_created(graph)
+        moved = {name: copy_tree(state.cbstate.pop(name)) for name in riding(graph, state.cbstate)}
+        state.carry = together({**state.carry, "cbstate": moved})
+        require_created(graph, {*state.cbstate, *moved})
         self.engine.check(graph)
         plan = Plan(graph, lambda d: backends[d.position], state.meter.wrapper, self.engine.adapted)
         self._dry_run(plan)
@@ -305,50 +304,27 @@ class Assembly:
         if not self._waiting_for_batch:
             self.engine.use(self.engine.plan.again(self.state.meter.wrapper), self.engine.setup)
 
-    def _refuse_shared(self, graph: CallbackGraph) -> None:
-        for declared in graph.declared:
-            reference = getattr(unwrap(declared.callback), "_fluxcb_owner", None)
-            if reference is not None and reference() not in (None, self):
-                gc.collect()  # a Learner that nobody holds any more may still wait for the collector
-            if reference is not None and reference() not in (None, self):
-                raise DeclarationError(
-                    f"{declared.label} already belongs to another Learner.",
-                    why="a callback's own state would mix the two trainings",
-                    fix=[
-                        "construct a new instance for each Learner",
-                        "free it first: `other.callbacks.remove(callback)`",
-                    ],
-                )
+    def exchange_model(self, model: Any) -> None:
+        """Put another model's parameters into the carry.
 
-    def _check_hyperparams(self, graph: CallbackGraph) -> None:
-        if not self.state.built:
-            return
-        for declared in graph.declared:
-            for path, permission in declared.access.items():
-                if path[0] == "hyperparams" and len(path) > 1:
-                    self.state.hyperparams.require(
-                        path[1],
-                        writing=type(permission).__name__ == "Write",
-                        who=declared.label,
-                        where=declared.where,
-                    )
-
-    def _require_created(self, graph: CallbackGraph) -> None:
-        exists = {*self.state.cbstate, *self.state.carry["cbstate"]}
-        for declared in graph.declared:
-            for path, permission in declared.access.items():
-                if getattr(permission, "optional", False):
-                    continue
-                if path[0] == "cbstate" and len(path) > 1 and path[1] not in exists:
-                    writers = dict.fromkeys(d.label for d in graph.declared for p in d.access if p[:2] == path[:2])
-                    init = f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers)}"
-                    known = PROVIDERS.get(path[1])
-                    raise MissingStateError(
-                        f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates.",
-                        where=declared.where,
-                        why="shared state must exist before the first handler runs",
-                        fix=f"add `{known}()` to the callbacks, which creates it" if known else init,
-                    )
+        Raises:
+            DeclarationError: There is no model, or its parameters have another structure, shape or dtype.
+        """
+        if self.adapter is None:
+            raise DeclarationError("This Learner has no model.", fix="assign `learner.state` instead")
+        state, adapter, batch = self.state, adapt(model), self.example()
+        xs = split_batch(concrete(batch))[0] if batch is not None else None
+        params, model_state = adapter.init(state.run_key, xs)
+        wrong = differences(state.carry["params"], params) + differences(state.carry["model_state"], model_state)
+        if wrong:
+            raise DeclarationError(
+                f"The new model does not fit the Learner: {wrong[0]}.",
+                where=wrong[1:5],
+                fix="build a new Learner for a model of another structure",
+            )
+        state.carry = {**state.carry, "params": copy_tree(params), "model_state": copy_tree(model_state)}
+        state.model, self.adapter = model, adapter
+        self.engine.forget_programs()
 
     # -- what a Learner asks ------------------------------------------------------------------
 
@@ -439,24 +415,3 @@ class Assembly:
         if any(type(phase).trains and type(phase).name == name for phase in self.phases):
             self._example_batch = None  # it told the shape of what was there before
         self.state.data[name] = source
-
-
-def _riding(graph: CallbackGraph, cbstate: Mapping[str, Any]) -> list[str]:
-    """Return the `cbstate` entries that ride in the carry: JAX arrays that a traced handler declares."""
-    declared: set[str] = set()
-    everything = False
-    for (event, _), handlers in graph.orders.items():
-        if not issubclass(event, TracedEvent):
-            continue
-        for handler in handlers:
-            for path in handler.access:
-                if path[0] == "cbstate" and len(path) > 1:
-                    declared.add(path[1])
-                everything |= path in (("cbstate",), ("*",))
-    return [
-        name
-        for name, value in cbstate.items()
-        if (everything or name in declared)
-        and (leaves := leaves_of(value))
-        and all(isinstance(leaf, jax.Array) for leaf in leaves)
-    ]

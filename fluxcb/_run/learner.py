@@ -16,7 +16,7 @@ from fluxcb._compile.program import ProgramKind
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
-from fluxcb._declare.phases import Phase, split_batch
+from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
@@ -25,7 +25,7 @@ from fluxcb._run.choosing import choose_engine
 from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, run_fit
-from fluxcb._run.given import as_key, as_loss, as_optimizer, concrete
+from fluxcb._run.given import as_key, as_loss, as_optimizer
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
@@ -172,7 +172,7 @@ class Learner:
             items = with_defaults(items) if default_callbacks else items
         self._parts = parts
         self._state = parts.state
-        self._state.on_model = self._exchange_model
+        self._state.on_model = self._parts.exchange_model
         self._callbacks = CallbackSet(
             items if isinstance(items, list) else [],
             parts.reinstall,
@@ -387,28 +387,7 @@ class Learner:
             DeclarationError: Its parameters have another structure, shape or dtype.
         """
         self._parts.refuse_while_running("set_model(...)")
-        self._exchange_model(model)
-
-    def _exchange_model(self, model: Any) -> None:
-        if self._parts.adapter is None:
-            raise DeclarationError("This Learner has no model.", fix="assign `learner.state` instead")
-        adapter = adapt(model)
-        batch = self._parts.example()
-        params, model_state = adapter.init(
-            self._state.run_key, split_batch(concrete(batch))[0] if batch is not None else None
-        )
-        carry = self._state.carry
-        wrong = differences(carry["params"], params) + differences(carry["model_state"], model_state)
-        if wrong:
-            raise DeclarationError(
-                f"The new model does not fit the Learner: {wrong[0]}.",
-                where=wrong[1:5],
-                fix="build a new Learner for a model of another structure",
-            )
-        self._state.carry = {**carry, "params": copy_tree(params), "model_state": copy_tree(model_state)}
-        self._state.model = model
-        self._parts.adapter = adapter
-        self._parts.engine.forget_programs()
+        self._parts.exchange_model(model)
 
     @property
     def state(self) -> PyTree:
