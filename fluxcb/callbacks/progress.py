@@ -208,7 +208,8 @@ class _Display(ABC):
     def end(self, steps: int, *, always: bool) -> None:
         """Note how long the epoch was, and show it, if it is to be shown in any case or if it is time."""
         self._lengths[self.name] = steps
-        self.finish(steps, always=always)
+        if not 0 < self.done == steps:  # all its steps were run before the fit was resumed
+            self.finish(steps, always=always)
 
     def finish(self, steps: int, *, always: bool) -> None:
         self.show(steps)
