@@ -46,7 +46,8 @@ class Checkpointer(SnapshotSaver):
         epochs: Save every so many epochs.
         seconds: Save every so many seconds, at the end of a window of steps.
         keep_last: How many of the newest checkpoints are kept.
-        keep_best: How many of those with the best values of `metric` are kept, too.
+        keep_best: How many of those with the best values of `metric` are kept, too. One that is written before the
+            validation of its epoch has no value; with `steps` or `seconds` these are most, see `MinSaver`.
         keep_every: Keep one in so many steps, too: the first at or behind each multiple.
         metric: The metric that says which are the best: `validation/loss`, or `loss` for that of the validation.
         mode: `max` if high values of `metric` are good.
@@ -63,7 +64,8 @@ class Checkpointer(SnapshotSaver):
         0.12.8). A save between two steps ends the window there.
 
     Raises:
-        DeclarationError: No path, more than one period, a number that is not positive.
+        DeclarationError: No path, more than one period, a number that is not positive. At the first Trigger after an
+            epoch: the metric does not exist.
         CheckpointError: The directory is another run's, or cannot be written to (when a fit begins); a save failed
             (at the next event).
 
@@ -118,6 +120,7 @@ class Checkpointer(SnapshotSaver):
         self.mode = mode
         self._watched = Watched.named(metric, None, "Checkpointer")
         self._value: float | None = None
+        self._missing: DeclarationError | None = None
 
     def stateaccess(self) -> dict[str, Any]:
         """Return what it reads: everything, so it runs after all who write."""
@@ -136,11 +139,20 @@ class Checkpointer(SnapshotSaver):
     @on(Trigger | FitStopping, AbstractTrainingPhase)
     def save(self, event: Event, phase: Phase, learner: Any) -> None:
         """Ask for a snapshot, to be taken when the other handlers of this moment have run."""
+        self._value = self._missing = None
         if self.keep_best:
-            self._value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
+            try:
+                self._value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
+            except (
+                DeclarationError
+            ) as error:  # in the middle of the first epoch, or where it is cut short, that is no error
+                self._missing = error if isinstance(event, Trigger) else None
         learner.snapshots.request(self._take)
 
     def _take(self, snapshot: Snapshot) -> None:
+        missing, self._missing = self._missing, None
+        if missing is not None and snapshot.host["at"] is None:
+            raise missing
         position, files = (snapshot.step, snapshot.host["at"], snapshot.host["fit"]["ended"]), self._files
         found, files.found = files.found, None
         if found is not None and _position(found[1]) == position and _is_whole(found[0].path):
