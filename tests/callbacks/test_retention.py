@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxcb import Callback, DeclarationError, Learner, Write, on
-from fluxcb.callbacks import Checkpointer, CustomCallback, Metrics
+from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver
 from fluxcb.checkpoints import load_params
 from fluxcb.checkpoints.run_folder import Entry, entries_of, whole
 from fluxcb.events import EpochEnd, StepEnd
@@ -33,9 +33,10 @@ def expected(saved, *, last, best, every, mode):
     return sorted(keep)
 
 
-VALUES = st.sampled_from([None, math.nan, math.inf, -math.inf, -1.0, -0.0, 0.0, 0.5, 1.0, 2.0])
+VALUES = st.sampled_from([None, math.nan, math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, 2.0])
 
 
+@settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(0, 7), VALUES), min_size=1, max_size=25),
     st.integers(1, 4),
@@ -119,6 +120,14 @@ def steps_in(folder):
 def test_last_best_and_every(tmp_path, values, how, left):
     training(Checkpointer(tmp_path, **how), Told(*values)).fit(len(values))
     assert steps_in(tmp_path) == left
+
+
+@pytest.mark.parametrize(("saver", "best"), [(MinSaver, (8, 1.0)), (MaxSaver, (4, 2.0))])
+def test_epochs_without_a_value_are_not_the_best(tmp_path, saver, best):
+    keeps = saver(tmp_path)
+    training(keeps, Told(None, 2.0, None, 1.0, None)).fit(5)
+    assert keeps.best == best
+    assert steps_in(keeps.folder) == [best[0]]
 
 
 def test_the_best_outlives_a_resume(tmp_path):
