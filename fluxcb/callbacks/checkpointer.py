@@ -46,7 +46,8 @@ class Checkpointer(SnapshotSaver):
         epochs: Save every so many epochs.
         seconds: Save every so many seconds, at the end of a window of steps.
         keep_last: How many of the newest checkpoints are kept.
-        keep_best: How many of those with the best values of `metric` are kept, too.
+        keep_best: How many of those with the best values of `metric` are kept, too. One that is written before the
+            validation of its epoch has no value; with `steps` or `seconds` these are most, see `MinSaver`.
         keep_every: Keep one in so many steps, too: the first at or behind each multiple.
         metric: The metric that says which are the best: `validation/loss`, or `loss` for that of the validation.
         mode: `max` if high values of `metric` are good.
@@ -143,6 +144,7 @@ class Checkpointer(SnapshotSaver):
     @on(Trigger | FitStopping, AbstractTrainingPhase)
     def save(self, event: Event, phase: Phase, learner: Any) -> None:
         """Ask for a snapshot, to be taken when the other handlers of this moment have run."""
+        self._value = None
         if self.keep_best:
             self._value = self._value_of(event, learner)
         learner.snapshots.request(self._take)

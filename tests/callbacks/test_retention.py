@@ -1,0 +1,171 @@
+"""Which checkpoints a Checkpointer keeps, compared with a model that knows all there ever were."""
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxcb import Callback, DeclarationError, Learner, Write, every, on
+from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver
+from fluxcb.checkpoints import load_params
+from fluxcb.checkpoints.run_folder import Entry, entries_of, whole
+from fluxcb.events import EpochEnd, StepEnd
+from fluxcb.phases import TrainingPhase, ValidationPhase
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def expected(saved, *, last, best, every, mode):
+    """Return the indices of what is kept of all that was ever saved, `[(step, value), ...]`, oldest first."""
+    keep = set(range(len(saved))[-last:])
+    ranked = [i for i, (_, value) in enumerate(saved) if value is not None and not math.isnan(value)]
+    ranked.sort(key=lambda i: (saved[i][1] if mode == "min" else -saved[i][1], i))
+    keep |= set(ranked[:best])
+    if every is not None:
+        for multiple in range(every, saved[-1][0] + 1, every):
+            keep.add(next(i for i, (step, _) in enumerate(saved) if step >= multiple))
+    return sorted(keep)
+
+
+VALUES = st.sampled_from([None, math.nan, math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, 2.0])
+
+
+@settings(max_examples=400)
+@given(
+    st.lists(st.tuples(st.integers(0, 7), VALUES), min_size=1, max_size=25),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.none() | st.integers(1, 12),
+    st.sampled_from(["min", "max"]),
+)
+def test_what_is_left_is_what_the_rule_says(saves, last, best, every, mode):
+    saver = Checkpointer("never-written", keep_last=last, keep_best=best, keep_every=every, mode=mode)
+    kept, saved, step, number = [], [], 0, 0
+    for passed, value in saves:
+        number = 0 if passed or not saved else number + 1  # two saves of one step: within the epoch, and behind it
+        step += passed
+        saved.append((step, value))
+        kept.append((Entry(step, number, Path(f"{len(saved) - 1}")), SimpleNamespace(value=value)))
+        gone = set(saver.dispensable(kept))
+        kept = [(entry, manifest) for entry, manifest in kept if entry not in gone]
+        found = [int(entry.path.name) for entry, _ in kept]
+        assert found == expected(saved, last=last, best=best, every=every, mode=mode)
+
+
+# --- on disk ----------------------------------------------------------------------------------------------------------
+
+
+class Told(Callback):
+    """Have each validation measure what was said beforehand; None for nothing."""
+
+    def __init__(self, *values):
+        self.values = values
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Write()}}
+
+    def init(self, learner):
+        learner.cbstate.metrics_epoch = {}
+
+    @on
+    def tell(self, event: EpochEnd, phase: ValidationPhase, learner):
+        learner.cbstate.metrics_epoch = {"validation": _Values(self.values)}
+
+
+class _Values(dict):
+    def __init__(self, values):
+        super().__init__(loss=values)
+
+    def at(self, epoch):
+        value = self["loss"][epoch - 1]
+        return {} if value is None else {"loss": value}
+
+
+def training(*callbacks, validation=True):
+    """Return a Learner of two steps an epoch, whose parameter counts them."""
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: -params["w"] + 0 * jnp.sum(batch),
+        optax.sgd(1.0),
+        data=([np.zeros(1, np.float32)] * 2, [np.zeros(1, np.float32)] if validation else None),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+def steps_in(folder):
+    for entry in entries_of(folder):
+        assert float(load_params(entry.path)["w"]) == whole(entry.path).step == entry.step
+    return [entry.step for entry in entries_of(folder)]
+
+
+@pytest.mark.parametrize(
+    ("values", "how", "left"),
+    [
+        ((3.0, 1.0, 2.0, 4.0), {"keep_last": 1, "keep_best": 1}, [4, 8]),
+        ((1.0, 1.0, 1.0, 1.0), {"keep_last": 1, "keep_best": 2}, [2, 4, 8]),  # of equal ones the first
+        ((math.nan, None, 5.0, math.nan), {"keep_last": 1, "keep_best": 3}, [6, 8]),
+        ((3.0, 1.0, 2.0, 4.0), {"keep_last": 1, "keep_best": 1, "mode": "max"}, [8]),
+        ((5.0, 1.0, 2.0, 4.0), {"keep_last": 1, "keep_best": 1, "mode": "max"}, [2, 8]),
+        ((1.0, 2.0, 3.0, 4.0), {"keep_last": 1, "keep_every": 3}, [4, 6, 8]),  # at or behind 3, and 6
+        ((4.0, 3.0, 3.0, 4.0), {"keep_last": 2, "keep_best": 1, "keep_every": 100}, [4, 6, 8]),
+    ],
+)
+def test_last_best_and_every(tmp_path, values, how, left):
+    training(Checkpointer(tmp_path, **how), Told(*values)).fit(len(values))
+    assert steps_in(tmp_path) == left
+
+
+@pytest.mark.parametrize(("saver", "best"), [(MinSaver, (8, 1.0)), (MaxSaver, (4, 2.0))])
+def test_epochs_without_a_value_are_not_the_best(tmp_path, saver, best):
+    keeps = saver(tmp_path)
+    training(keeps, Told(None, 2.0, None, 1.0, None)).fit(5)
+    assert keeps.best == best
+    assert steps_in(keeps.folder) == [best[0]]
+
+
+def test_the_best_outlives_a_resume(tmp_path):
+    def made():
+        return training(Checkpointer(tmp_path, keep_last=1, keep_best=1), Told(3.0, 1.0, 1.0, 2.0, 1.0))
+
+    made().fit(3)
+    made().fit(5, resume=True)
+    assert steps_in(tmp_path) == [4, 10]
+
+
+def test_before_the_validation_of_an_epoch_a_checkpoint_has_no_value(tmp_path):
+    training(every(Checkpointer(tmp_path, keep_last=9, keep_best=1), steps=1), Metrics()).fit(2)
+    # The validation loss is minus the parameter; the last one is written behind the last validation.
+    values = [(entry.step, entry.number, whole(entry.path).value) for entry in entries_of(tmp_path)]
+    assert values == [*((step, 0, None) for step in range(5)), (4, 1, -4.0)]
+
+
+def test_a_fit_that_is_ended_before_the_first_validation_is_saved(tmp_path):
+    def cancel(learner):
+        from fluxcb import CancelFitting
+
+        raise CancelFitting
+
+    first = CustomCallback(cancel, StepEnd, phase=TrainingPhase, access={"control": Write()}, name="ends")
+    training(Checkpointer(tmp_path, keep_best=1), Metrics(), first).fit(3)
+    assert steps_in(tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("period", [{"steps": 1}, {"seconds": 1}])
+def test_the_best_of_steps_is_refused(tmp_path, period):
+    with pytest.raises(DeclarationError, match=r"^`keep_best` of Checkpointer goes with saving after epochs\."):
+        Checkpointer(tmp_path, keep_best=1, **period)
+
+
+def test_a_metric_that_never_comes_is_an_error_at_the_first_trigger(tmp_path):
+    learner = training(Checkpointer(tmp_path, keep_best=1), Metrics(), validation=False)
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(3)
+    assert raised.value.what == "Checkpointer watches `validation/loss`, which has no value in epoch 1."
+    assert learner.step == 2

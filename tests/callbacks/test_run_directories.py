@@ -1,0 +1,195 @@
+"""Where savers write to: one run to a directory, however it is named, and whoever wraps them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import CheckpointError, DeclarationError, Learner, every, throttle, when
+from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver, PeriodicTrigger
+from fluxcb.checkpoints import load_params
+from fluxcb.checkpoints.run_folder import entries_of
+from fluxcb.events import StepEnd, Trigger
+from fluxcb.phases import TrainingPhase
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def training(*callbacks, steps=4):
+    """Return a Learner of four steps an epoch, whose parameter counts them."""
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: -params["w"] + 0 * jnp.sum(batch),
+        optax.sgd(1.0),
+        data=([np.zeros(1, np.float32)] * steps, [np.zeros(1, np.float32)]),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+def steps_in(folder):
+    for entry in entries_of(folder):
+        assert float(load_params(entry.path)["w"]) == entry.step
+    return [entry.step for entry in entries_of(folder)]
+
+
+# --- one run to a directory -------------------------------------------------------------------------------------------
+
+
+def test_a_second_run_is_refused_unless_it_goes_on(tmp_path):
+    training(Checkpointer(tmp_path)).fit(1)
+    second = training(Checkpointer(tmp_path))
+    with pytest.raises(CheckpointError) as raised:
+        second.fit(1)
+    assert str(raised.value) == (
+        f"{tmp_path} has the checkpoints of another run.\n"
+        "  why:   one directory has one run: its checkpoints are numbered by step, and old ones are deleted\n"
+        "  fix:   go on with it: `learner.fit(..., resume=True)`\n"
+        "     or: name another directory, or delete this one"
+    )
+    assert (second.step, steps_in(tmp_path)) == (0, [0, 4])
+    training(Checkpointer(tmp_path)).fit(2, resume=True)
+    assert steps_in(tmp_path) == [0, 4, 8]
+
+
+def test_two_runs_at_once_are_refused_also_from_another_process(tmp_path):
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[2])\n"
+        "from fluxcb.checkpoints.run_folder import RunFolder\n"
+        "from pathlib import Path\n"
+        "try: RunFolder(Path(sys.argv[1])).lock()\n"
+        "except Exception as error: print(str(error))\n"
+    )
+    told = []
+
+    def second(learner):
+        if learner.progress.step == 1:
+            with pytest.raises(CheckpointError) as raised:
+                training(Checkpointer(tmp_path)).fit(1)
+            told.append(str(raised.value))
+            done = subprocess.run(
+                [sys.executable, "-c", program, str(tmp_path), str(ROOT)], capture_output=True, text=True, check=True
+            )
+            told.append(done.stdout.strip())
+
+    training(Checkpointer(tmp_path), CustomCallback(second, StepEnd, phase=TrainingPhase)).fit(1)
+    within, elsewhere = told
+    assert within == elsewhere
+    first, *rest = within.splitlines()
+    begins = f"Another run is writing its checkpoints to {tmp_path}: process {os.getpid()} on "
+    assert first.startswith(begins)
+    assert rest == [
+        "  why:   two runs in one directory would mix their checkpoints",
+        "  fix:   give each run a directory of its own",
+    ]
+    assert steps_in(tmp_path) == [0, 4]
+
+
+def test_savers_of_one_learner_have_directories_of_their_own(tmp_path):
+    savers = [Checkpointer(tmp_path / "often", steps=1), Checkpointer(tmp_path / "seldom", epochs=2)]
+    learner = training(*savers, MinSaver(tmp_path / "often"), MaxSaver(tmp_path / "often"), Metrics())
+    learner.fit(2)
+    assert steps_in(tmp_path / "often") == [7, 8, 8]
+    assert steps_in(tmp_path / "seldom") == [0, 8]
+    # The loss of the validation is minus the parameter.
+    assert steps_in(tmp_path / "often" / "min-validation-loss") == [8]
+    assert steps_in(tmp_path / "often" / "max-validation-loss") == [4]
+
+
+def test_two_savers_in_one_directory_are_an_error_before_the_first_step(tmp_path):
+    learner = training(Checkpointer(tmp_path, steps=1), Checkpointer(tmp_path, epochs=2))
+    with pytest.raises(CheckpointError, match=r"^Another run is writing its checkpoints to "):
+        learner.fit(1)
+    assert learner.step == 0
+
+
+def test_of_two_checkpointers_the_run_to_go_on_with_has_to_be_named(tmp_path):
+    def made():
+        return training(Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two", steps=3))
+
+    made().fit(1)
+    learner = made()
+    with pytest.raises(CheckpointError) as raised:
+        learner.fit(2, resume=True)
+    assert raised.value.what == ("`fit(resume=True)` needs a Checkpointer that says which run goes on; there are 2.")
+    learner.restore(tmp_path / "two")
+    learner.fit(2, resume=True)
+    assert (learner.step, steps_in(tmp_path / "one"), steps_in(tmp_path / "two")[-1]) == (8, [0, 4, 8], 8)
+
+
+# --- how it is named --------------------------------------------------------------------------------------------------
+
+
+def test_a_relative_directory_is_that_of_where_the_checkpointer_was_made(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    leave = CustomCallback(lambda learner: os.chdir(tmp_path / "there"), StepEnd, phase=TrainingPhase)
+    training(Checkpointer("run", steps=2), leave).fit(1)
+    assert steps_in(tmp_path / "here" / "run") == [2, 4, 4]  # of step 4 one in the epoch, and one behind it
+    assert os.listdir(tmp_path / "there") == []
+
+
+def test_a_directory_may_be_a_link_and_is_one_under_both_names(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    training(Checkpointer(tmp_path / "link")).fit(1)
+    assert steps_in(tmp_path / "real") == [0, 4]
+    again = training(Checkpointer(tmp_path / "real"))
+    again.fit(2, resume=True)
+    assert again.step == 8
+    learner = training(Checkpointer(tmp_path / "link"), Checkpointer(tmp_path / "real"))
+    learner.restore(tmp_path / "link", allow=("callbacks",))
+    with pytest.raises(CheckpointError, match=r"^Another run is writing its checkpoints to "):
+        learner.fit(1)
+
+
+def test_a_file_is_refused_when_the_saver_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    for make in (Checkpointer, lambda path: MinSaver(path, name="best")):
+        with pytest.raises(DeclarationError, match=r"writes to a directory, and .*file is a file\."):
+            make(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["", None, 3, b"run"])
+def test_what_is_no_path_is_refused(name):
+    with pytest.raises(DeclarationError, match=r"^`Checkpointer` takes a directory, not "):
+        Checkpointer(name)
+
+
+def test_names_with_spaces_and_letters_of_all_kinds_are_names(tmp_path):
+    folder = tmp_path / "my runs" / "größe %2F 学習"
+    training(Checkpointer(folder)).fit(1)
+    assert steps_in(folder) == [0, 4]
+
+
+# --- who wraps it -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "steps"),
+    [
+        (lambda saver: every(saver, steps=3), [0, 3, 6, 8]),
+        (lambda saver: every(saver, epochs=2), [0, 8]),
+        (lambda saver: throttle(saver, Trigger, freq=2), [0, 8]),
+        (lambda saver: PeriodicTrigger(saver, every_k_steps=3), [0, 3, 6, 8]),
+        (lambda saver: PeriodicTrigger(saver, every_k_epochs=2), [0, 8]),
+        (lambda saver: when(saver, lambda learner: learner.progress.epoch == 1), [0, 4, 8]),
+        (lambda saver: every(saver, seconds=1e6), [0, 8]),
+    ],
+)
+def test_wrappers_say_when_and_the_beginning_and_the_end_are_saved_anyway(tmp_path, wrapped, steps):
+    def made():
+        return training(wrapped(Checkpointer(tmp_path, keep_last=9)))
+
+    made().fit(2)
+    assert steps_in(tmp_path) == steps
+    again = made()
+    again.fit(3, resume=True)
+    assert again.step == 12
+    assert steps_in(tmp_path)[-1] == 12
