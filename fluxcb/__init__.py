@@ -34,6 +34,7 @@ _HOMES = {
     "CancelEpoch": "fluxcb._declare.control",
     "CancelFitting": "fluxcb._declare.control",
     "CancelStep": "fluxcb._declare.control",
+    "PauseFitting": "fluxcb._declare.control",
     "RewindFitting": "fluxcb._declare.control",
     "At": "fluxcb._declare.dispatch",
     "check": "fluxcb._run.checking",
@@ -87,7 +88,7 @@ if TYPE_CHECKING:
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback
-    from fluxcb._declare.control import CancelEpoch, CancelFitting, CancelStep, RewindFitting
+    from fluxcb._declare.control import CancelEpoch, CancelFitting, CancelStep, PauseFitting, RewindFitting
     from fluxcb._declare.dispatch import At
     from fluxcb._declare.handlers import on
     from fluxcb._declare.resolution import (

@@ -6,6 +6,7 @@
 | `CancelStep` at StepEnd | the moment's remaining handlers | the update stays; the next step |
 | `CancelEpoch` | the epoch's remaining steps | EpochEnd; the next epoch |
 | `CancelFitting` | everything that remains | EpochEnd of a running epoch, FitStopping, FitEnd; `fit` returns |
+| `PauseFitting` | the epoch's remaining steps | the moment's other handlers, FitStopping, EpochEnd, FitEnd |
 | `RewindFitting` | the epoch's rest, its EpochEnd | FitEnd, FitBegin; the run goes on from an earlier checkpoint |
 | a cancel of what is not running, e.g. `CancelStep` at EpochBegin | the moment's remaining handlers | all else |
 
@@ -13,7 +14,7 @@ They are control flow, not errors. Traced handlers cannot raise on values: they 
 or `step.stop`.
 """
 
-__all__ = ["Cancel", "CancelEpoch", "CancelFitting", "CancelStep", "RewindFitting"]
+__all__ = ["Cancel", "CancelEpoch", "CancelFitting", "CancelStep", "PauseFitting", "RewindFitting"]
 
 
 class Cancel(Exception):  # noqa: N818 - control flow, not an error
@@ -30,6 +31,14 @@ class CancelEpoch(Cancel):
 
 class CancelFitting(Cancel):
     """Raise in a host handler to end training; `fit` returns normally."""
+
+
+class PauseFitting(CancelFitting):
+    """Raise in a host handler to end training as SIGTERM does, so that `fit(..., resume=True)` goes on from there.
+
+    A run that `CancelFitting` has ended is done, and ends again when it is resumed. This one is interrupted between two
+    steps, for a time limit or a machine that is needed elsewhere. In loops written by hand, both are the same.
+    """
 
 
 class RewindFitting(CancelFitting):

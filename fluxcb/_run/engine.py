@@ -11,7 +11,7 @@ import jax
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._compile.traced import StepSetup
-from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
+from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, PauseFitting, RewindFitting
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitStopping, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
@@ -46,7 +46,7 @@ class Engine:
     Attributes:
         plan: The handlers of all moments.
         setup: Returns what a phase's traced step needs.
-        interrupt: Whether Ctrl-C was pressed.
+        interrupt: Whether the fit is to end between two steps.
         running: How many epochs are running, one inside the other.
         fit_phase: The phase that the fit at hand trains, or None outside a fit.
         stopped: Whether the fit at hand is over, and FitStopping has been emitted.
@@ -81,6 +81,24 @@ class Engine:
         """Return a host call as it is on this process; here there is no other."""
         return call
 
+    def pause(self, asked: PauseFitting, call: HostCall, event: Event) -> None:
+        """End the fit between two steps, as a signal does.
+
+        Raises:
+            PauseFitting: There is no fit.
+            AccessError: The handler may not ask for it.
+        """
+        if self.fit_phase is None:
+            raise asked
+        if isinstance(event, StepBegin | StepEnd):
+            self._check_cancel(call, event)
+        self.pressed.pause(str(asked) or PauseFitting.__name__)
+
+    @property
+    def pressed(self) -> Interrupt:
+        """What has been asked for on this process."""
+        return self.interrupt
+
     def check(self, graph: CallbackGraph) -> None:
         """Check what can be known once the train state exists."""
 
@@ -100,7 +118,10 @@ class Engine:
                     if state.handed:  # by a predicate
                         state.verify_handed()
                     continue
-                call.function(event, phase, call.learner)
+                try:
+                    call.function(event, phase, call.learner)
+                except PauseFitting as asked:
+                    self.pause(asked, call, event)
                 if state.handed:
                     state.verify_handed()
         except Cancel:

@@ -1,4 +1,4 @@
-"""Signals: the first asks the loop to end after the window at hand, the second stops at once."""
+"""What ends a fit between two steps: a handler that pauses it, and signals, of which the second stops at once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,31 @@ _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.S
 
 
 class Interrupt:
-    """What was asked for from outside.
+    """What was asked for from outside, or by a handler.
 
     Attributes:
         requested: Whether the fit is to end.
-        preempted: Whether SIGTERM asked for it, and not Ctrl-C.
+        preempted: Whether it then returns, as after SIGTERM, and does not raise, as after Ctrl-C.
+        paused: What a handler said that asked for it, or None.
     """
 
-    __slots__ = ("preempted", "requested")
+    __slots__ = ("paused", "preempted", "requested")
 
     def __init__(self) -> None:
         self.requested = self.preempted = False
+        self.paused: str | None = None
+
+    def pause(self, reason: str) -> None:
+        """End the fit, unless a signal ends it already."""
+        if not self.requested:
+            self.requested = self.preempted = True
+            self.paused = reason
 
     @property
     def reason(self) -> str:
         """What asked for it, as `learner.stop_reason` says it."""
+        if self.paused is not None:
+            return self.paused
         return PREEMPTED if self.preempted else KeyboardInterrupt.__name__
 
 
@@ -50,12 +60,12 @@ def caught_interrupts() -> Iterator[Interrupt]:
 
     def handle(signum: int, frame: Any) -> None:
         del frame
-        if interrupt.requested:
+        if interrupt.requested and interrupt.paused is None:
             if signum == signal.SIGINT:
                 raise KeyboardInterrupt
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        interrupt.requested = True
+        interrupt.requested, interrupt.paused = True, None
         interrupt.preempted = signum == signal.SIGTERM
 
     for number in mine:

@@ -21,7 +21,7 @@ from fluxcb._compile.carried import part_of
 from fluxcb._compile.plan import HostCall
 from fluxcb._compile.windows import carry_reads
 from fluxcb._declare.access import dotted
-from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
+from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, PauseFitting, RewindFitting
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
@@ -104,6 +104,11 @@ class Agreeing(Engine):
         with self._agreed(f"{event!r} x {type(phase).__name__}"):
             super().emit(event, phase)
 
+    @property
+    def pressed(self) -> Interrupt:
+        """What has been asked for on this process; the others learn of it when they next agree."""
+        return self._pressed
+
     def trigger(self, phase: Phase) -> None:
         """Emit the Trigger that follows a training epoch."""
         with contextlib.suppress(CancelEpoch, CancelStep), self._agreed(f"{TRIGGER!r} x {type(phase).__name__}"):
@@ -137,7 +142,10 @@ class Agreeing(Engine):
                 function(event, phase, learner)
                 return
             with self._agreed(where):
-                function(event, phase, learner)
+                try:
+                    function(event, phase, learner)
+                except PauseFitting as asked:
+                    self.pause(asked, call, event)
 
         return run
 
@@ -152,6 +160,7 @@ class Agreeing(Engine):
         number, text, back, process, signals = _gathered(mine, self._pressed)
         self._agreed_interrupt.requested |= signals > 0
         self._agreed_interrupt.preempted |= signals == _PREEMPTED
+        self._agreed_interrupt.paused = self._pressed.paused
         if mine is not None and not isinstance(mine, Cancel):
             raise mine
         if number == _FAILED:

@@ -18,7 +18,7 @@ from typing import Any
 
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._declare.access import Permission
-from fluxcb._declare.control import Cancel
+from fluxcb._declare.control import Cancel, PauseFitting
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import Event, StepBegin, StepEnd
 from fluxcb._declare.phases import Phase
@@ -301,6 +301,11 @@ class _Emission:
             call.function(self._event, self._phase, call.learner)
             if state.handed:
                 state.verify_handed()
+        except PauseFitting as asked:
+            try:
+                self._engine.pause(asked, call, self._event)
+            except (PauseFitting, AccessError) as error:
+                self._raised[i] = error
         except BaseException as error:
             self._raised[i] = error
         finally:

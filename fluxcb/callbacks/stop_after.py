@@ -10,7 +10,7 @@ from typing import Any
 
 from fluxcb._declare.access import Append
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.control import CancelFitting
+from fluxcb._declare.control import PauseFitting
 from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import Event, FitBegin, FitEnd, StepEnd
 from fluxcb._declare.handlers import on
@@ -26,8 +26,9 @@ _PRECISION = 0.01  # part of the limit between two looks at the clock, and 1 s a
 class StopAfter(Callback):
     """End the fit at the first training step after a time, as a queue's time limit asks for.
 
-    The time counts from the begin of each fit, so a training that is resumed has all of it again. For a budget of
-    training time that a resume continues, use `EarlyStopping(TimeLimit(seconds))`, which looks after each epoch.
+    The fit ends between two steps, as SIGTERM ends it: `fit(..., resume=True)` goes on from there, and has all of the
+    time again. For a budget of training time that ends a run for good, use `EarlyStopping(TimeLimit(seconds))`, which
+    looks after each epoch.
 
     Args:
         seconds: The time (seconds).
@@ -101,7 +102,7 @@ class StopAfter(Callback):
         if self._began is None:
             self._began = now
         if now - self._began >= self.seconds:
-            raise CancelFitting(f"the fit has taken {now - self._began:.3g} s (limit {self.seconds:g} s)")
+            raise PauseFitting(f"the fit has taken {now - self._began:.3g} s (limit {self.seconds:g} s)")
 
     @on(FitEnd, Phase, access={})
     def end(self, event: Event, phase: Phase, learner: Any) -> None:
