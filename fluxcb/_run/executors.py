@@ -68,7 +68,7 @@ class ThreadExecutor(Executor):
         >>> learner = testlearner(EventLog(), EventLog(), executor=ThreadExecutor(2))
         >>> learner.fit(1)
         >>> [len(log.entries) for log in learner.callbacks]
-        [19, 19]
+        [20, 20]
     """
 
     def __init__(self, workers: int = 4) -> None:

@@ -82,9 +82,9 @@ class Checkpointer(SnapshotSaver):
         ...         callbacks=[Checkpointer(folder, steps=3)],
         ...         default_callbacks=False,
         ...     )
-        >>> learner().fit(steps=5)
+        >>> learner().fit(steps=4)
         >>> again = learner()
-        >>> again.fit(steps=8, resume=True)  # from step 5, which was saved when the fit stopped
+        >>> again.fit(steps=8, resume=True)  # from step 4, which was saved when the fit stopped
         >>> straight = learner()
         >>> straight.callbacks.remove(Checkpointer)
         >>> straight.fit(steps=8)
