@@ -188,7 +188,7 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_written_waits_for_that(sig
 
 def test_sigterm_after_ctrl_c_ends_the_process_and_older_checkpoints_are_whole(signalled, resumed, tmp_path):
     assert signalled(tmp_path, ["StepEnd training 9"], INT, TERM, times=2) == (-TERM, None)
-    assert [whole(entry.path).step for entry in entries_of(tmp_path / "run")] in ([0, 4], [4, 8])
+    assert [whole(entry.path).step for entry in entries_of(tmp_path / "run")] in ([0, 4], [0, 4, 8], [4, 8])
     assert resumed(tmp_path) == []
 
 
