@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
 
 from fluxcb._declare.callback import unwrap
 from fluxcb._errors import CheckpointError, DeclarationError, ResumeError
@@ -13,7 +17,7 @@ from fluxcb._run.assembly import Assembly
 from fluxcb._run.snapshots import DIFFERENCES
 from fluxcb.callbacks.checkpointer import Checkpointer
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.run_folder import ResumeWarning, newest_good
+from fluxcb.checkpoints.run_folder import ResumeWarning, name_of, newest_good
 
 __all__ = ["own_checkpointer", "restore_run", "resume_run"]
 
@@ -33,9 +37,22 @@ def resume_run(parts: Assembly) -> None:
             f"`fit(resume=True)` needs a Checkpointer that says which run goes on; there {_count(len(found))}.",
             fix=["add `Checkpointer(directory)` to the callbacks", "`learner.restore(path)` before `fit`"],
         )
-    newest = newest_good(found[0].folder)
+    newest = _newest(found[0].folder)
     if newest is not None:
-        restore_run(parts, newest[0].path, ())
+        restore_run(parts, newest, ())
+
+
+def _newest(folder: Path) -> Path | None:
+    """Return the newest good checkpoint, as process 0 sees it: a shared file system may show another one elsewhere."""
+    found = newest_good(folder) if jax.process_index() == 0 else None
+    entry = found[0] if found is not None else None
+    if jax.process_count() == 1:
+        return entry.path if entry is not None else None
+    from jax.experimental import multihost_utils
+
+    number = np.array((entry.step, entry.number) if entry is not None else (-1, 0), np.int32)
+    step, number = (int(part) for part in multihost_utils.broadcast_one_to_all(number))
+    return folder / name_of(step, number) if step >= 0 else None
 
 
 def own_checkpointer(parts: Assembly) -> Checkpointer | None:

@@ -17,7 +17,7 @@ from fluxcb._errors import CheckpointCorruptError, CheckpointError
 from fluxcb.checkpoints.fields import HOST
 from fluxcb.checkpoints.manifest import MANIFEST, Manifest
 
-__all__ = ["Entry", "ResumeWarning", "RunFolder", "is_checkpoint", "newest_good", "whole"]
+__all__ = ["Entry", "ResumeWarning", "RunFolder", "is_checkpoint", "name_of", "newest_good", "whole"]
 
 LOCK = "fluxcb.lock"
 _SAVING, _TRASH = ".saving-", ".trash-"
@@ -165,7 +165,7 @@ class RunFolder:
             if entry.step > step:
                 self._set_aside(entry)
         number = max((entry.number for entry in entries if entry.step == step), default=-1) + 1
-        while os.path.lexists(path := self.path / (f"{step}.{number}" if number else f"{step}")):
+        while os.path.lexists(path := self.path / name_of(step, number)):
             number += 1  # something that is no checkpoint has the name
         os.rename(written, path)
         _sync(self.path)
@@ -185,6 +185,11 @@ class RunFolder:
         with contextlib.suppress(FileNotFoundError):
             os.rename(entry.path, trash)
             shutil.rmtree(trash, ignore_errors=True)
+
+
+def name_of(step: int, number: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"{step}.{number}" if number else f"{step}"
 
 
 def entries_of(folder: Path) -> list[Entry]:
