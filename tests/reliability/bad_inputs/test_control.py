@@ -49,9 +49,11 @@ def test_what_is_left_on_disk_is_found(make, told):
 
 def test_a_thread_that_is_left_is_found(told):
     done = threading.Event()
+    left = threading.Thread(target=done.wait)
     with pytest.raises(AssertionError, match="Thread"):
-        told(lambda: [threading.Thread(target=done.wait).start(), raises()], DeclarationError, FIRST)
+        told(lambda: [left.start(), raises()], DeclarationError, FIRST)
     done.set()
+    left.join()
 
 
 def test_a_learner_that_is_left_is_found(refuses):
