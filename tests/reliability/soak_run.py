@@ -298,7 +298,6 @@ def held(learner, folder):
     return {
         "step": learner.step,
         "bytes": resident() - of_history,
-        "saved": 8 * numbers,
         "objects": sys.getallocatedblocks() - numbers,
         "arrays": len(jax.live_arrays()),
         "threads": threading.active_count(),

@@ -123,7 +123,7 @@ def learner(run, steps_per_call):
 
 @pytest.mark.parametrize(
     ("how", "steps_per_call"),
-    [("killed_at", 1), ("killed_at", 2), ("preempted_at", 2), *([("preempted_at", 1)] if LONG else [])],
+    [("killed_at", 1), ("killed_at", 2), *([("preempted_at", 1), ("preempted_at", 2)] if LONG else [])],
 )
 def test_a_training_is_resumed_exactly_from_each_of_its_events(how, steps_per_call, tmp_path):
     training = Interrupted(lambda run: learner(run, steps_per_call), {"epochs": 2}, tmp_path)

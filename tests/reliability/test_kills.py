@@ -14,8 +14,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 LONG = int(os.environ.get("FLUXCB_LONG", "1"))
-KILLS = 15 * LONG  # for each form
-"""`FLUXCB_LONG=17 pytest tests/reliability/test_kills.py` is the long form: 510 kills."""
+KILLS = 10 * LONG  # for each form
+"""`FLUXCB_LONG=25 pytest tests/reliability/test_kills.py` is the long form: 500 kills."""
 
 ENDED = 120
 
