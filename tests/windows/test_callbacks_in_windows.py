@@ -3,10 +3,8 @@
 import io
 import re
 import sys
-import threading
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +19,7 @@ from fluxcb.events import StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.stopping import Threshold
 from fluxcb.testing import EventLog, testlearner
+from tests.contract.every_callback import FakeGPU, Idle
 
 STEPS, EPOCHS = 37, 2
 
@@ -62,37 +61,6 @@ class LogsLoss(Callback):
     @on
     def log(self, event: StepEnd, phase: TrainingPhase, learner):
         learner.cbstate.monitors.put_scalar("loss", learner.step.loss)
-
-
-class Idle(threading.Thread):
-    def __init__(self):
-        super().__init__()
-        self.stop = threading.Event().set
-
-
-class FakeGPU:
-    """A GPU as JAX shows it, and NVIDIA's library, on machines that have none."""
-
-    platform, id = "gpu", 0
-    NVMLError = type("NVMLError", (Exception,), {})
-
-    @staticmethod
-    def memory_stats():
-        return {"peak_bytes_in_use": 12_500_000}
-
-    @staticmethod
-    def nvmlInit():  # noqa: N802 - its names
-        pass
-
-    nvmlShutdown = nvmlInit  # noqa: N815
-
-    @staticmethod
-    def nvmlDeviceGetHandleByIndex(index):  # noqa: N802
-        return index
-
-    @staticmethod
-    def nvmlDeviceGetUtilizationRates(handle):  # noqa: N802
-        return SimpleNamespace(gpu=50)
 
 
 @pytest.fixture(autouse=True)
