@@ -1,5 +1,6 @@
 """Settings that must stand before JAX is imported, and how hard hypothesis looks."""
 
+import gc
 import os
 import re
 import signal
@@ -39,6 +40,17 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Have the collector of garbage pass over what was there before a module's tests.
+
+    Programs that JAX keeps are millions of objects in the end, and each collection that a test asks for, or that Python
+    begins by itself, would look at all of them.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def with_places(text: str, path: Path) -> str:

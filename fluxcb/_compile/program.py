@@ -102,7 +102,7 @@ def compile_program(
     lowered = jax.jit(_only_rows(program) if bare else program, donate_argnums=0).lower(
         carry, _arguments(batches), *length
     )
-    call = lowered.compile(compiler_options=_options(lowered, carry))
+    call = lowered.compile(compiler_options=_options(step, carry))
     if isinstance(batches, Rows):
         compiled, call = call, lambda carry, batch, *length: compiled(carry, _arguments(batch), *length)
     return Program(call, step, fetch, steps, time.perf_counter() - began, _platform(carry) == "cpu", bare)
@@ -124,7 +124,7 @@ def _platform(carry: PyTree) -> str:
     return next(iter(carry["counters"].devices())).platform
 
 
-def _options(lowered: Any, carry: PyTree) -> dict[str, Any] | None:
+def _options(step: TracedStep, carry: PyTree) -> dict[str, Any] | None:
     """Return compiler options; on CPU, a step may be too small for running its kernels in parallel.
 
     XLA's CPU backend hands independent kernels to a thread pool. With a few dozen kernels of a microsecond each, the
@@ -134,8 +134,7 @@ def _options(lowered: Any, carry: PyTree) -> dict[str, Any] | None:
         return None
     # Without it, a while loop copies each part of the carry that a guard (`step.skip`) reads beside its new value.
     options = {"xla_cpu_copy_insertion_use_region_analysis": True}
-    # The analysis counts a loop's body once, whatever its length.
-    if (lowered.cost_analysis() or {}).get("flops", float("inf")) > _SMALL_STEP_FLOPS:
+    if step.flops > _SMALL_STEP_FLOPS:
         return options
     return {**options, "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 

@@ -6,6 +6,7 @@ asking for other fetched values, or for another kind of program, compiles again 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
 from fluxcb._typing import Batch, PyTree
 
-__all__ = ["TracedStep", "trace_step"]
+__all__ = ["TracedStep", "flops_of", "trace_step"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,7 @@ class TracedStep:
         step_specs: Shapes and dtypes of the step's values, by name.
         touched: What each traced handler really accessed.
         has_convolution: Whether the model or phase (callbacks do not count) convolves.
+        flops: About how many floating-point operations it takes.
     """
 
     phase: Phase
@@ -45,6 +47,7 @@ class TracedStep:
     step_specs: Mapping[str, PyTree]
     touched: Mapping[Handler, Touched]
     has_convolution: bool
+    flops: float
 
 
 def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> TracedStep:
@@ -86,7 +89,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         return jax.tree.unflatten(out_structure, flat(*jax.tree.leaves((carry, batch))))
 
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
-    return TracedStep(phase, run, shapes, step_specs, touched, _convolves(closed.jaxpr))
+    return TracedStep(phase, run, shapes, step_specs, touched, _convolves(closed.jaxpr), flops_of(closed.jaxpr))
 
 
 def _convolves(jaxpr: Any) -> bool:
@@ -98,14 +101,37 @@ def _convolves(jaxpr: Any) -> bool:
     for equation in jaxpr.eqns:
         if "fluxcb:" in str(equation.source_info.name_stack):
             continue
-        if equation.primitive.name == "conv_general_dilated":
+        if equation.primitive.name == "conv_general_dilated" or any(map(_convolves, _inside(equation))):
             return True
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns") and _convolves(inner):
-                    return True
     return False
+
+
+def flops_of(jaxpr: Any) -> float:
+    """Return about how many floating-point operations a jaxpr takes; a loop of unknown length counts as one turn.
+
+    XLA's own count takes as long as compiling a small step.
+    """
+    total = 0.0
+    for equation in jaxpr.eqns:
+        inside = _inside(equation)
+        sizes = [math.prod(getattr(variable.aval, "shape", ())) for variable in equation.outvars]
+        if inside:
+            total += equation.params.get("length", 1) * sum(map(flops_of, inside))
+        elif equation.primitive.name == "dot_general":
+            (contracted, _), _ = equation.params["dimension_numbers"]
+            total += 2 * sizes[0] * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
+        elif equation.primitive.name == "conv_general_dilated":
+            kernel, axis = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
+            total += 2 * sizes[0] * math.prod(kernel) / kernel[axis]
+        else:
+            total += sum(sizes)
+    return total
+
+
+def _inside(equation: Any) -> list[Any]:
+    """Return the jaxprs in an equation: the body of a loop, the branches of a condition, what a call calls."""
+    values = [v for value in equation.params.values() for v in (value if isinstance(value, tuple | list) else (value,))]
+    return [inner for inner in (getattr(value, "jaxpr", value) for value in values) if hasattr(inner, "eqns")]
 
 
 def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:

@@ -12,7 +12,7 @@ import jax
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
-from fluxcb._compile.arrays import copy_tree, differences, spec_of
+from fluxcb._compile.arrays import differences, own_copy, spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.plan import Plan
@@ -121,18 +121,18 @@ class Assembly:
             batch = batch if batch is not None else self.example()
             try:
                 xs = split_batch(concrete(batch))[0] if batch is not None else None
-                params, model_state = self.adapter.init(jax.random.fold_in(state.run_key, 0), xs)
+                params, model_state = self.adapter.init(state.model_key(), xs)
             except Exception:
                 if batch is None:  # nothing tells a batch's shape; the first step will
                     return
                 raise
         params = own_params(params)
         check_params(params)
-        opt_state = copy_tree(state.optimizer.init(params))
+        opt_state = own_copy(state.optimizer.init(params))
         state.hyperparams = HyperparamIndex(opt_state)
         state.carry = {
             "params": params,
-            "model_state": copy_tree(model_state),
+            "model_state": own_copy(model_state),
             "opt_state": opt_state,
             "cbstate": {},
             "counters": state.counters([0] * len(COUNTERS)),
@@ -176,7 +176,7 @@ class Assembly:
                 raise
             if state.handed:
                 state.verify_handed()
-        moved = {name: copy_tree(state.cbstate.pop(name)) for name in riding(graph, state.cbstate)}
+        moved = {name: own_copy(state.cbstate.pop(name)) for name in riding(graph, state.cbstate)}
         state.carry = together({**state.carry, "cbstate": moved})
         require_created(graph, {*state.cbstate, *moved})
         self.engine.check(graph)
@@ -322,7 +322,7 @@ class Assembly:
                 where=wrong[1:5],
                 fix="build a new Learner for a model of another structure",
             )
-        state.carry = {**state.carry, "params": copy_tree(params), "model_state": copy_tree(model_state)}
+        state.carry = {**state.carry, "params": own_copy(params), "model_state": own_copy(model_state)}
         state.model, self.adapter = model, adapter
         self.engine.forget_programs()
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import copy_tree, describe, is_key
+from fluxcb._compile.arrays import describe, is_key, own_copy
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, runs_later
@@ -28,6 +28,9 @@ __all__ = [
     "sources",
     "together",
 ]
+
+_seeded = jax.jit(jax.random.key, static_argnames="impl")
+"""`jax.random.key` as one program; the eager one compiles four."""
 
 
 def as_optimizer(optimizer: Any) -> Any:
@@ -52,7 +55,7 @@ def as_key(key: Any) -> Any:
     """
     if isinstance(key, int) and not isinstance(key, bool):
         try:
-            return jax.random.key(key)
+            return _seeded(np.int64(key), impl=jax.config.jax_default_prng_impl)  # pyright: ignore[reportAttributeAccessIssue]
         except OverflowError:
             raise DeclarationError(
                 f"`key` must be a seed of at most 64 bits, not {key}.", fix="write `key=0` or `key=jax.random.key(0)`"
@@ -119,7 +122,7 @@ def own_params(params: PyTree) -> PyTree:
         DeclarationError: They are not made of arrays.
     """
     check_leaves(params, "`params`", "params", DeclarationError)
-    return copy_tree(params)
+    return own_copy(params)
 
 
 def sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
@@ -157,12 +160,13 @@ def sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
 
 def concrete(batch: Batch) -> Batch:
     """Return zeros of the batch's shapes: models are initialised from shapes, not from values."""
-    return jax.tree.map(
-        lambda x: (
-            jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.zeros_like(jnp.asarray(x))
-        ),
-        batch,
-    )
+
+    def zeros(x: Any) -> Any:
+        if is_key(x) or getattr(x, "committed", False):  # to where the model is to be
+            return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.zeros_like(x)
+        return jax.device_put(np.zeros(x.shape, x.dtype))
+
+    return jax.tree.map(zeros, jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), batch))
 
 
 def check_params(params: PyTree) -> None:

@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 import optax
 
-from fluxcb._compile.arrays import copy_tree, differences
+from fluxcb._compile.arrays import differences, own_copy
 from fluxcb._compile.program import ProgramKind
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import Callback
@@ -367,7 +367,7 @@ class Learner:
     def params(self) -> PyTree:
         """A copy of the parameters."""
         self._parts.refuse_ahead("params")
-        return copy_tree(self._state.carry["params"])
+        return own_copy(self._state.carry["params"])
 
     @property
     def model(self) -> Any:
@@ -378,7 +378,7 @@ class Learner:
             )
         self._parts.refuse_ahead("model")
         carry = self._state.carry
-        return self._parts.adapter.rebuild(copy_tree(carry["params"]), copy_tree(carry["model_state"]))
+        return self._parts.adapter.rebuild(own_copy(carry["params"]), own_copy(carry["model_state"]))
 
     def set_model(self, model: Any) -> None:
         """Train on with another model's parameters; it must have the same structure.
@@ -395,7 +395,7 @@ class Learner:
         self._parts.refuse_ahead("state")
         carry = self._state.carry
         counters = carry["counters"][: len(COUNTERS)]  # the key's words stand behind them
-        return {**copy_tree({**carry, "counters": counters}), "key": jnp.copy(self._state.run_key)}
+        return {**own_copy({**carry, "counters": counters}), "key": jnp.copy(self._state.run_key)}
 
     @state.setter
     def state(self, state: PyTree) -> None:
@@ -411,7 +411,7 @@ class Learner:
         held.run_key = jnp.copy(state["key"])
         counters = np.asarray(state["counters"]).tolist()
         held.carry = {
-            **copy_tree({name: value for name, value in state.items() if name not in ("key", "counters")}),
+            **own_copy({name: value for name, value in state.items() if name not in ("key", "counters")}),
             "counters": held.counters(counters),
         }
         held.step, held.epoch, held.step_in_epoch, _ = counters
@@ -422,7 +422,7 @@ class Learner:
         state = self._state
         if state.built and state.carry["cbstate"]:
             self._parts.refuse_ahead("cbstate")
-        riding = copy_tree(state.carry["cbstate"]) if state.built else {}
+        riding = own_copy(state.carry["cbstate"]) if state.built else {}
         return {**state.cbstate, **riding}
 
     @property

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import copy_tree
@@ -158,9 +157,18 @@ class HostState:
         self._run_key = key
         self._key_words = np.asarray(jax.random.key_data(key)).view(np.int32).tolist()
 
+    def model_key(self) -> Any:
+        """Return the random key (typed) that a model is initialised with.
+
+        It is made on the host, by NumPy's `SeedSequence`, where `jax.random.fold_in` would compile a program for it.
+        """
+        words = np.asarray(jax.random.key_data(self._run_key))
+        own = np.random.SeedSequence(words.tolist(), spawn_key=(0,)).generate_state(words.size)
+        return jax.random.wrap_key_data(jax.device_put(own), impl=jax.random.key_impl(self._run_key))
+
     def counters(self, values: Sequence[int]) -> Any:
         """Return what the carry has as `counters`: these values, and the words of the run's key."""
-        return jnp.array([*values, *self._key_words], jnp.int32)
+        return jax.device_put(np.array([*values, *self._key_words], np.int32))
 
     def set_counters(self, **values: int) -> None:
         """Put host counters into the carry's `counters`."""

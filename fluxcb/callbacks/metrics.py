@@ -139,11 +139,14 @@ class Metrics(Callback):
         return {"seen": counts, "used": counts, "states": tuple(metric.init() for metric in self.metrics)}
 
     def _fresh(self) -> dict[str, Any]:
+        import jax
         import jax.numpy as jnp
+        import numpy as np
 
         packing = Packing(self._state())
         ring = {"float32": _RING * len(self.metrics)}
-        return {dtype: jnp.zeros(2 * size + ring.get(dtype, 0), dtype) for dtype, size in packing.sizes.items()}
+        fresh = {d: np.zeros(2 * size + ring.get(d, 0), jnp.dtype(d)) for d, size in packing.sizes.items()}
+        return jax.device_put(fresh)  # `jnp.zeros` would compile a program
 
     @on(ComputeEnd, Phase)
     def accumulate(self, event: Event, phase: Phase, learner: Any) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 LONG = int(os.environ.get("FLUXCB_LONG", "1"))
-KILLS = 10 * LONG  # for each form
-"""`FLUXCB_LONG=25 pytest tests/reliability/test_kills.py` is the long form: 500 kills."""
+KILLS = 25 * LONG  # for each form
+"""`FLUXCB_LONG=10 pytest tests/reliability/test_kills.py` is the long form: 500 kills."""
 
 ENDED = 120
 
@@ -33,7 +33,7 @@ def start():
     """Return a function that starts a training as a process of its own, without the time that imports take."""
     sys.path.insert(0, str(HERE))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["killed_run", "orbax.checkpoint", "fluxcb.checkpoints.saving"])
+    context.set_forkserver_preload(["killed_run", "sklearn.datasets", "orbax.checkpoint", "fluxcb.checkpoints.saving"])
 
     def started(folder, steps_per_call, delay):
         process = context.Process(target=train, args=(str(folder), steps_per_call, delay))

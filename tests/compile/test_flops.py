@@ -1,0 +1,66 @@
+"""How large a step is, beside what XLA says of it, and what one computes by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fluxcb._compile.step import flops_of
+
+
+def of(function, *arguments):
+    return flops_of(jax.jit(function).trace(*arguments).jaxpr.jaxpr)
+
+
+def dense(params, xs):
+    return jnp.sum(jnp.tanh(xs @ params["w"]) @ params["out"])
+
+
+def convolution(strides, groups):
+    def loss(kernel, images):
+        out = jax.lax.conv_general_dilated(
+            images,
+            kernel,
+            strides,
+            "VALID",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            feature_group_count=groups,
+        )
+        return jnp.sum(out**2)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (dense, ({"w": jnp.ones((64, 128)), "out": jnp.ones((128, 10))}, jnp.ones((32, 64)))),
+        (jax.grad(dense), ({"w": jnp.ones((64, 128)), "out": jnp.ones((128, 10))}, jnp.ones((32, 64)))),
+        (jax.vmap(jax.grad(dense), (None, 0)), ({"w": jnp.ones((8, 8)), "out": jnp.ones((8, 2))}, jnp.ones((5, 4, 8)))),
+        (convolution((1, 1), 1), (jnp.ones((3, 3, 4, 16)), jnp.ones((8, 28, 28, 4)))),
+        (convolution((2, 2), 1), (jnp.ones((5, 5, 4, 16)), jnp.ones((8, 28, 28, 4)))),
+        (convolution((1, 1), 4), (jnp.ones((3, 3, 1, 16)), jnp.ones((8, 28, 28, 4)))),
+    ],
+    ids=["dense", "gradient", "batched", "convolution", "strided", "grouped"],
+)
+def test_steps_are_about_as_large_as_xla_counts(function, arguments):
+    expected = jax.jit(function).trace(*arguments).lower().cost_analysis()["flops"]
+    assert of(function, *arguments) == pytest.approx(expected, rel=0.2)
+
+
+def test_a_loop_counts_its_turns():
+    def looped(x):
+        return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ carry), None), x, None, length=7)[0]
+
+    assert of(looped, jnp.ones((20, 20))) == 7 * (2 * 20**3 + 20**2)
+
+
+def test_conditions_calls_and_gradients_of_ones_own_are_looked_into():
+    @jax.custom_jvp
+    def squared(x):
+        return x @ x
+
+    squared.defjvp(lambda primals, tangents: (squared(*primals), 2 * primals[0] @ tangents[0]))
+    product = 2 * 20**3
+    x = jnp.ones((20, 20))
+    assert of(jax.checkpoint(squared), x) == product
+    assert of(lambda x: jax.lax.cond(x[0, 0] > 0, lambda: x @ x, lambda: x), x) == pytest.approx(product, rel=0.1)
