@@ -18,7 +18,7 @@ from fluxcb._declare.access import Append, Permission, dotted, overlap, writes
 from fluxcb._declare.declared import Handler
 from fluxcb._declare.events import StepBegin, Trigger
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.schedules import EverySeconds, EverySteps, Predicate
+from fluxcb._declare.schedules import AtWindowEnds, EverySeconds, EverySteps, Predicate
 from fluxcb._errors import MissingStateError, did_you_mean
 from fluxcb._typing import PyTree, StatePath
 
@@ -59,7 +59,7 @@ class WindowPlan:
     Attributes:
         begin: Host calls at StepBegin.
         end: Host calls at StepEnd.
-        inner: Those of them that are asked at each step, and not at a window's last one only.
+        inner: Those of them that may be due at other steps of a window than its last one.
         trigger: Host calls at Trigger.
         bounds: Those at whose due steps a window ends.
         fetch: What leaves the device.
@@ -190,11 +190,15 @@ def _with_clocks(
     def exchanged(calls: Iterable[HostCall]) -> tuple[HostCall, ...]:
         return tuple(asked[id(call)] for call in calls)
 
+    def inside(call: HostCall) -> bool:
+        ends_its_window = id(call) in ends and all(isinstance(s, EverySteps) for s in call.schedules)
+        return not (asked[id(call)].asks or ends_its_window)
+
     calls = [*plan.begin, *plan.end, *plan.trigger]
     return WindowPlan(
         exchanged(plan.begin),
         exchanged(plan.end),
-        tuple(call for call in exchanged(plan.end) if not call.asks),
+        exchanged(call for call in plan.end if inside(call)),
         exchanged(plan.trigger),
         tuple(replace(b, call=asked[id(b.call)]) for b in bounds),
         fetch,
@@ -290,7 +294,7 @@ def _now_and_then(call: HostCall) -> bool:
 
 
 def _has_clock(call: HostCall) -> bool:
-    return any(isinstance(s, EverySeconds) for s in call.schedules)
+    return any(isinstance(s, EverySeconds | AtWindowEnds) for s in call.schedules)
 
 
 def _size(count: float) -> str:

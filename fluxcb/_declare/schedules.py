@@ -19,6 +19,7 @@ from fluxcb._errors import DeclarationError
 
 __all__ = [
     "Always",
+    "AtWindowEnds",
     "EveryEpochs",
     "EverySeconds",
     "EverySteps",
@@ -90,6 +91,21 @@ class Always(Schedule):
     def next_due(self, step: int, epoch: int) -> int:
         """Return the next step."""
         return step + 1
+
+
+@dataclass(frozen=True)
+class AtWindowEnds(Schedule):
+    """Due at the last step of each window: that of an epoch is one, and one that was stopped, whatever the windows are.
+
+    For handlers to which the steps in between do not matter.
+    """
+
+    def __str__(self) -> str:
+        return "at the ends of windows"
+
+    def due(self, step: int, epoch: int, learner: Any) -> bool:
+        """Return True: it is asked where windows end, and no window ends for it."""
+        return True
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import BackwardEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
-from fluxcb._declare.schedules import Schedule, positive
+from fluxcb._declare.schedules import AtWindowEnds, Schedule, positive
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import number_above
 
@@ -48,7 +48,7 @@ class LossSpikeGuard(Callback):
 
     Runs:
         BackwardEnd x AbstractTrainingPhase (traced).
-        StepEnd x AbstractTrainingPhase (host); with `rewind_after`.
+        StepEnd x AbstractTrainingPhase (host, at the ends of windows); with `rewind_after`.
 
     Cost:
         Two sorts of `window` numbers, inside the step. Bounds no window: the device stops by itself.
@@ -152,6 +152,7 @@ class LossSpikeGuard(Callback):
         StepEnd,
         AbstractTrainingPhase,
         access={"step": {"stop": Read()}, "cbstate": {"loss_spikes": Read()}, "control": Append()},
+        when=AtWindowEnds(),  # a step that was stopped is the last of its window
     )
     def go_back(self, event: Event, phase: Phase, learner: Any) -> None:
         """Go back after too many spikes in a row (others may stop the window, too)."""

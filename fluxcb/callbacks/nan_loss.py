@@ -12,6 +12,7 @@ from fluxcb._declare.control import CancelFitting
 from fluxcb._declare.events import BackwardEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.schedules import AtWindowEnds
 
 __all__ = ["StopOnNaNLoss"]
 
@@ -29,7 +30,7 @@ class StopOnNaNLoss(Callback):
 
     Runs:
         BackwardEnd x AbstractTrainingPhase (traced).
-        StepEnd x AbstractTrainingPhase (host).
+        StepEnd x AbstractTrainingPhase (host, at the ends of windows).
 
     Cost:
         Fetches the loss. Bounds no window: the device stops by itself, and the host looks once per window.
@@ -70,6 +71,7 @@ class StopOnNaNLoss(Callback):
         StepEnd,
         AbstractTrainingPhase,
         access={"step": {"loss": Read(), "stop": Read()}, "control": Append()},
+        when=AtWindowEnds(),  # a step that was stopped is the last of its window
     )
     def cancel(self, event: Event, phase: Phase, learner: Any) -> None:
         """End the fit if this step was stopped because of its loss (others may stop, too)."""

@@ -6,43 +6,21 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from fluxcb._declare.access import Read
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
-from fluxcb._declare.schedules import EverySeconds, Schedule
+from fluxcb._declare.schedules import AtWindowEnds
+from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.console import console_for, is_plain, print_line
 from fluxcb.logging.consoles import text_file
 
 __all__ = ["ProgressBar"]
 
 _PLAIN_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class _AtWindowEnds(EverySeconds):
-    """Due wherever clocks are asked: at the ends of windows, of which the last step of an epoch is one."""
-
-    def __repr__(self) -> str:
-        return "at the ends of windows"
-
-    __str__ = __repr__
-
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Return True."""
-        return True
-
-    def next_due(self, step: int, epoch: int) -> None:
-        """Return None: no window ends for it."""
-
-    def for_handler(self) -> _AtWindowEnds:
-        """Return this one: it remembers nothing."""
-        return self
 
 
 class ProgressBar(Callback):
@@ -93,24 +71,17 @@ class ProgressBar(Callback):
 
     def __init__(self, file: IO[str] | None = None, interval: float = 0.1) -> None:
         self.file = text_file(file, "ProgressBar")
+        if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval < math.inf:
+            raise DeclarationError(
+                f"The `interval` of `ProgressBar` (seconds) must be a number above 0, not {interval!r}.",
+                fix="give a positive number of seconds: `ProgressBar(interval=0.1)`",
+            )
         self.interval = interval
-        self._schedule = _AtWindowEnds(interval)
         self._display: _Display | None = None
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"step": {"loss": Read()}}
-
-    def handlers(self) -> list[Entry]:
-        """Return the handlers, those of StepEnd at the ends of windows."""
-        return [replace(e, when=self._schedule) if e.event is StepEnd else e for e in super().handlers()]
-
-    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return who handles a moment, at StepEnd at the ends of windows."""
-        found = super().entry_for(event, phase)
-        if found is None or found[1].event is not StepEnd:
-            return found
-        return self, replace(found[1], when=self._schedule), (self._schedule,)
 
     @on(FitBegin, Phase, access={})
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
@@ -126,14 +97,14 @@ class ProgressBar(Callback):
         name, progress = type(phase).name, learner.progress
         self._display.begin(name, _title(phase, progress), progress.steps_in_epoch, 0)
 
-    @on(StepEnd, AbstractTrainingPhase | AbstractValidationPhase)
+    @on(StepEnd, AbstractTrainingPhase | AbstractValidationPhase, when=AtWindowEnds())
     def show(self, event: Event, phase: Phase, learner: Any) -> None:
         """Show the step and its loss."""
         display = self._begun(phase, learner.progress)
         if display is not None and display.looks(learner.progress.step_in_epoch, self.interval):
             display.update(learner.progress.step_in_epoch, float(learner.step.loss))
 
-    @on(StepEnd, Phase, access={})
+    @on(StepEnd, Phase, access={}, when=AtWindowEnds())
     def show_step(self, event: Event, phase: Phase, learner: Any) -> None:
         """Show the step of a phase that may have no loss."""
         display = self._begun(phase, learner.progress)

@@ -12,7 +12,7 @@ from fluxcb._declare.events import BackwardEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import Resolution, RunFirst, Unresolvable
-from fluxcb._declare.schedules import positive
+from fluxcb._declare.schedules import AtWindowEnds, positive
 from fluxcb.callbacks.finite import all_finite
 from fluxcb.callbacks.nan_loss import StopOnNaNLoss
 from fluxcb.callbacks.step_writers import writes_step
@@ -42,7 +42,7 @@ class SkipNonFinite(StopOnNaNLoss):
 
     Runs:
         BackwardEnd x AbstractTrainingPhase (traced).
-        StepEnd x AbstractTrainingPhase (host).
+        StepEnd x AbstractTrainingPhase (host, at the ends of windows).
 
     Cost:
         One pass over the gradients. Fetches two counts a step. Bounds no window: the device stops by itself, and the
@@ -115,6 +115,7 @@ class SkipNonFinite(StopOnNaNLoss):
         StepEnd,
         AbstractTrainingPhase,
         access={"step": {"stop": Read()}, "cbstate": {"non_finite": Read()}, "control": Append()},
+        when=AtWindowEnds(),  # a step that was stopped is the last of its window
     )
     def cancel(self, event: Event, phase: Phase, learner: Any) -> None:
         """Go back, or end the fit, at the limit (others may stop the window, too)."""

@@ -8,6 +8,13 @@ import fluxcb.callbacks as library
 from fluxcb._tools.auditing import audit_learner
 from fluxcb.testing import check_callback, testlearner
 from tests.contract.every_callback import HOW, FakeGPU, found
+from tests.shared_programs import shared_programs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared():
+    with shared_programs():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,27 +1,19 @@
 """Trainings that are interrupted at some of their events, and gone on with by new objects; what they come to."""
 
-import functools
-import inspect
 import os
 import shutil
 import signal
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
-import numpy as np
 import pytest
 
 from fluxcb import Callback, Learner, on
-from fluxcb._compile import program
-from fluxcb._compile import step as traced
 from fluxcb._declare.callback import unwrap
-from fluxcb._run import programs
 from fluxcb._tools.comparing import same, snapshot
 from fluxcb._tools.resume_proof import state_of
 from fluxcb.callbacks import Checkpointer
@@ -30,6 +22,7 @@ from fluxcb.events import HostEvent
 from fluxcb.logging import hub
 from fluxcb.logging.delivery import Delivery
 from fluxcb.phases import Phase
+from tests.shared_programs import shared_programs
 
 Make = Callable[[Path], Learner]
 """Builds the Learner of a run in a directory, with a Checkpointer."""
@@ -86,7 +79,7 @@ class Interrupted:
                     self._results[shutil.copytree(self._run, folder / f"{number}")] = None
                 self._left[number] = next(reversed(self._results))
 
-        with shared_programs() as self._programs:
+        with spared() as self._programs:
             learner, probe = self._prepared(copy)
             saver = next(found for c in learner.callbacks if isinstance(found := unwrap(c), Checkpointer))
             learner.fit(**fit)
@@ -112,7 +105,7 @@ class Interrupted:
         left = self._left[number]
         found = self._results[left]
         if found is None:  # or it is as it was at the moment before
-            with shared_programs(self._programs):
+            with spared(self._programs):
                 found = self._results[left] = self._resumed(self._prepared(left=left)[0])
         return found
 
@@ -125,7 +118,7 @@ class Interrupted:
                 assert callable(signal.getsignal(signal.SIGTERM))
                 signal.raise_signal(signal.SIGTERM)
 
-        with shared_programs(self._programs):
+        with spared(self._programs):
             learner, _ = self._prepared(preempt)
             learner.fit(**self._fit)
             assert learner.stop_reason == "preempted"
@@ -171,39 +164,12 @@ def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
 
 
 @contextmanager
-def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, Any]]:
+def spared(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, Any]]:
     """Let Learners that are built alike share their compiled programs, and save without waiting for the disk.
 
     The clock of logs stands still, so that they are the same to the last byte.
     """
-    kept = {} if kept is None else kept
-    jaxprs, of_jax = {}, traced.jaxpr_as_fun
-
-    def jaxpr_as_fun(closed):
-        function = functools.partial(of_jax(closed))
-        jaxprs[function] = closed
-        return function
-
-    def compile_program(step, carry, batches, **how):
-        if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(batches)):  # rows of arrays on the device
-            return program.compile_program(step, carry, batches, **how)
-        fetch, closed = how["fetch"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
-        key = (
-            str(closed.jaxpr),
-            *(np.asarray(const).tobytes() for const in closed.consts),
-            programs.signature(carry),
-            tuple(leaf.sharding for leaf in jax.tree.leaves(carry)),
-            jax.tree.structure(batches),
-            tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batches)),
-            (tuple(fetch.each), tuple(fetch.last), how["kind"], how.get("steps"), how.get("by_hand")),
-        )
-        if key not in kept:
-            kept[key] = program.compile_program(step, carry, batches, **how)
-        return replace(kept[key], step=step, fetch=fetch)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "jaxpr_as_fun", jaxpr_as_fun)
-        patch.setattr(programs, "compile_program", compile_program)
+    with shared_programs(kept) as kept, pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)  # nobody cuts the power
         patch.setattr(hub, "time", SimpleNamespace(time=lambda: 1.5e9))
         yield kept

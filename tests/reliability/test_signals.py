@@ -64,7 +64,7 @@ def resumed(tmp_path_factory):
     """Return a function that goes on with a run, and returns what differs from one that was never interrupted."""
     sys.path.insert(0, str(HERE))
     import signalled_run
-    from interrupted import differing, outcome, shared_programs
+    from interrupted import differing, outcome, spared
 
     def outcome_of(folder, *, resume):
         learner = signalled_run.make(folder)
@@ -72,7 +72,7 @@ def resumed(tmp_path_factory):
         found = outcome(learner, folder)
         return {name: value for name, value in found.items() if not name.startswith("moments.")}
 
-    with shared_programs():
+    with spared():
         expected = outcome_of(tmp_path_factory.mktemp("straight"), resume=False)
         yield lambda folder: differing(expected, outcome_of(folder, resume=True))
     sys.path.remove(str(HERE))

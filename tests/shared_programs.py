@@ -1,0 +1,54 @@
+"""Compiled programs that the Learners of many tests share, as far as they are the same."""
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from fluxcb._compile import program
+from fluxcb._compile import step as traced
+from fluxcb._run import programs
+
+
+@contextmanager
+def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, Any]]:
+    """Let Learners whose steps are the same, to the last constant, share what is compiled of them.
+
+    Args:
+        kept: What was compiled before.
+    """
+    kept = {} if kept is None else kept
+    jaxprs, of_jax = {}, traced.jaxpr_as_fun
+
+    def jaxpr_as_fun(closed):
+        function = functools.partial(of_jax(closed))
+        jaxprs[function] = closed
+        return function
+
+    def compile_program(step, carry, batches, **how):
+        if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(batches)):  # rows of arrays on the device
+            return program.compile_program(step, carry, batches, **how)
+        fetch, closed = how["fetch"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
+        key = (
+            str(closed.jaxpr),
+            *(np.asarray(const).tobytes() for const in closed.consts),
+            programs.signature(carry),
+            tuple(leaf.sharding for leaf in jax.tree.leaves(carry)),
+            jax.tree.structure(batches),
+            tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batches)),
+            (tuple(fetch.each), tuple(fetch.last), how["kind"], how.get("steps"), how.get("by_hand")),
+        )
+        if key not in kept:
+            kept[key] = program.compile_program(step, carry, batches, **how)
+        return replace(kept[key], step=step, fetch=fetch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traced, "jaxpr_as_fun", jaxpr_as_fun)
+        patch.setattr(programs, "compile_program", compile_program)
+        yield kept
