@@ -20,6 +20,7 @@ from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.stopping import Threshold
 from fluxcb.testing import EventLog, testlearner
 from tests.contract.every_callback import FakeGPU, Idle
+from tests.shared_programs import shared_programs
 
 STEPS, EPOCHS = 37, 2
 
@@ -61,6 +62,12 @@ class LogsLoss(Callback):
     @on
     def log(self, event: StepEnd, phase: TrainingPhase, learner):
         learner.cbstate.monitors.put_scalar("loss", learner.step.loss)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared():
+    with shared_programs():
+        yield
 
 
 @pytest.fixture(autouse=True)
