@@ -37,6 +37,8 @@ WINDOW_SECONDS = 0.1
 """How long a window lasts at most: two are under way at a time, and bars, clocks and Ctrl-C stay alive (s)."""
 
 _WORTHWHILE = 0.05  # calling the program is worth avoiding if it takes this share of a step's time
+_TELLING = 64  # steps whose calls tell what those to come will cost
+_SURELY = 2  # compile at once what the steps to come would pay for so many times: the fit may end before its time
 
 
 class Host(Protocol):
@@ -76,7 +78,7 @@ class Caller:
         self._single: Program | None = None  # the one last used: a shorter last batch has its own
         self.many: Program | None = None
         self._stacker: Stacker | None = None
-        self.calls = 0
+        self.calls = self._told = 0
         self.spent = self.step_seconds = 0.0
 
     @property
@@ -119,6 +121,7 @@ class Caller:
         self.step_seconds = seconds / window.length
         if window.calling > _WORTHWHILE * seconds:
             self.spent += window.calling
+            self._told += window.length
 
     def call(self, window: Window, feed: Feed | None, *, by_hand: bool) -> None:
         """Run a window's steps on the device, without waiting.
@@ -227,8 +230,18 @@ class Caller:
             return True
         if isinstance(batch, Rows):  # data on the device asks for windows, once it is known how long a step takes
             return self.calls > AHEAD
-        # The window program is compiled when calling this one has cost as much: at most, the cost is doubled.
-        return self.spent > self.usual.seconds
+        # The window program is compiled when calling this one has cost as much: at most, the cost is doubled. Or
+        # before, where it is known how many steps are still to come.
+        coming = self.spent / self._told * self._steps_to_come() if self._told >= _TELLING else 0.0
+        return self.spent > self.usual.seconds or coming > _SURELY * self.usual.seconds
+
+    def _steps_to_come(self) -> int:
+        """Return how many steps of the phase the fit still has, as far as that is known."""
+        state = self._state
+        if type(self._phase).trains and state.last_step:
+            return state.last_step - state.step
+        epochs = max(0, state.epochs - state.epoch)
+        return max(0, state.steps_in_epoch - state.step_in_epoch) + epochs * state.steps_in_epoch
 
     def _buffer_length(self, batch: Batch) -> int:
         """Return how many steps a window program's buffer has."""

@@ -80,6 +80,8 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
     fit.epoch, fit.step = began
     if length.epochs is not None:
         parts.state.epochs = fit.epoch + length.epochs
+    if length.steps is not None:
+        parts.state.last_step = fit.step + length.steps
     rewinding = Rewinding(parts, phase)
     while True:
         way, reason = _run(parts, phase, length, rewinding, resumes=resumes, ended=ended)

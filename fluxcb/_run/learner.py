@@ -239,7 +239,7 @@ class Learner:
             finally:
                 parts.fitting = False
                 parts.engine.interrupt = Interrupt()
-                state.epochs = state.steps_in_epoch = 0
+                state.epochs = state.last_step = state.steps_in_epoch = 0
 
     def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
         """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.

@@ -69,6 +69,7 @@ class HostState:
         epoch: Number of the epoch at hand.
         step_in_epoch: Finished steps of the epoch at hand.
         epochs: Number of the epoch this fit ends with; 0 where unknown.
+        last_step: Number of the training step this fit ends with; 0 where unknown.
         steps_in_epoch: Steps this epoch will have; 0 where unknown.
         batch_size: Examples in the batch of the step at hand; 0 between steps.
         open: Which clocks may be asked at the moment at hand; see `HostCall.asks`.
@@ -87,7 +88,8 @@ class HostState:
         self.optimizer = optimizer
         self.run_key = key
         self.cbstate: dict[str, Any] = {}
-        self.step = self.epoch = self.step_in_epoch = self.epochs = self.steps_in_epoch = self.batch_size = 0
+        self.step = self.epoch = self.step_in_epoch = self.batch_size = 0
+        self.epochs = self.last_step = self.steps_in_epoch = 0
         self.window: Window | None = None
         self.ahead = False
         self.open = IN_SYNC

@@ -114,7 +114,8 @@ class MinSaver(BestSaver):
         cbstate.metrics_epoch: Read.
 
     Runs:
-        FitBegin, StepEnd, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        FitBegin, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        StepEnd x Phase (host, at the ends of windows).
         Trigger x AbstractTrainingPhase (host).
 
     Cost:
@@ -166,7 +167,8 @@ class MaxSaver(BestSaver):
         cbstate.metrics_epoch: Read.
 
     Runs:
-        FitBegin, StepEnd, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        FitBegin, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        StepEnd x Phase (host, at the ends of windows).
         Trigger x AbstractTrainingPhase (host).
 
     Cost:

@@ -56,7 +56,8 @@ class Checkpointer(SnapshotSaver):
         *: Read.
 
     Runs:
-        FitBegin, StepEnd, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        FitBegin, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        StepEnd x Phase (host, at the ends of windows).
         Trigger, FitStopping x AbstractTrainingPhase (host).
 
     Cost:
@@ -207,7 +208,8 @@ class ModelSaver(Checkpointer):
         *: Read.
 
     Runs:
-        FitBegin, StepEnd, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        FitBegin, EpochBegin, EpochEnd, FitEnd x Phase (host).
+        StepEnd x Phase (host, at the ends of windows).
         Trigger, FitStopping x AbstractTrainingPhase (host).
 
     Cost:

@@ -17,6 +17,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.schedules import AtWindowEnds
 from fluxcb._errors import CheckpointError, DeclarationError
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
@@ -108,7 +109,7 @@ class SnapshotSaver(Callback):
                 fix="name another directory, or delete this one",
             )
 
-    @on(StepEnd | EpochBegin | EpochEnd, Phase, access={})
+    @on(StepEnd | EpochBegin | EpochEnd, Phase, access={}, when=AtWindowEnds())
     def look(self, event: Event, phase: Phase, learner: Any) -> None:
         """Raise what has failed since the last event."""
         if self._pending is not None and self._pending.done():
