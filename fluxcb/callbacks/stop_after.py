@@ -59,7 +59,7 @@ class StopAfter(Callback):
         ... )
         >>> learner.fit(1_000_000)
         >>> learner.stop_reason
-        'the fit has taken 0.2... s (limit 0.2 s)'
+        'the fit has taken ... s (limit 0.2 s)'
 
     Source:
         PyTorch Ignite, `TimeLimit`; Lightning, `Timer`.
