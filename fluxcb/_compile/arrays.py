@@ -47,12 +47,17 @@ def own_copy(tree: PyTree) -> PyTree:
     """
 
     def copy(x: Any) -> Any:
-        strong = isinstance(x, np.ndarray) or (isinstance(x, jax.Array) and not (is_key(x) or x.weak_type))
-        if strong and (isinstance(x, np.ndarray) or (not x.committed and next(iter(x.devices())).platform == "cpu")):
-            return jax.device_put(np.array(x))
-        return copy_tree(x)
+        if isinstance(x, np.ndarray):
+            on_host = x.dtype.isnative  # JAX refuses the others
+        else:
+            on_host = isinstance(x, jax.Array) and not (is_key(x) or x.weak_type or x.committed) and _on_cpu(x)
+        return jax.device_put(np.array(x)) if on_host else copy_tree(x)
 
     return jax.tree.map(copy, tree)
+
+
+def _on_cpu(x: jax.Array) -> bool:
+    return next(iter(x.devices())).platform == "cpu"
 
 
 def spec_of(tree: PyTree) -> PyTree:

@@ -64,6 +64,13 @@ def test_a_copy_is_what_jax_copies(tree):
     assert held_by(own_copy(tree)) == held_by(copy_tree(tree))
 
 
+def test_a_copy_refuses_what_jax_refuses():
+    with pytest.raises(TypeError):
+        own_copy({"w": np.arange(3, dtype=">f4")})
+    with pytest.raises(TypeError):
+        own_copy({"w": np.array(["a"])})
+
+
 def test_nobody_else_holds_a_copy():
     for tree in TREES.values():
         given = jax.tree.map(lambda x: x if is_key(x) else jnp.asarray(x), tree)
