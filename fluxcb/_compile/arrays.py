@@ -22,6 +22,8 @@ __all__ = [
     "leaves_of",
     "nbytes_of",
     "own_copy",
+    "packs",
+    "signature_of",
     "spec_of",
     "to_host",
 ]
@@ -81,6 +83,12 @@ def batch_spec(batch: Batch) -> PyTree:
     return spec_of(batch)
 
 
+def signature_of(tree: PyTree) -> Any:
+    """Return a hashable key of the structure, shapes and dtypes of a pytree of arrays or specs."""
+    leaves, structure = jax.tree.flatten(tree)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+
+
 def leading_axis(batch: Batch) -> int:
     """Return how many examples a batch (or its specs) has: the leading axis of its first array, or 1."""
     leaves = jax.tree.leaves(batch_spec(batch))
@@ -123,6 +131,13 @@ def to_host(value: PyTree) -> PyTree:
     if hasattr(value, "dtype"):  # the usual case, without the tree's cost
         return move(value)
     return jax.tree.map(move, value)
+
+
+def packs(dtype: Any) -> bool:
+    """Tell whether numbers of a dtype lie side by side in whole bytes, and are real."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return False
+    return dtype.itemsize in (1, 2, 4, 8) and not str(dtype).startswith(("int4", "uint4", "int2", "uint2", "float4"))
 
 
 def describe(x: Any) -> str:

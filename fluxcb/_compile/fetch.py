@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import is_key, nbytes_of
+from fluxcb._compile.arrays import is_key, nbytes_of, packs
 from fluxcb._declare.access import dotted
 from fluxcb._errors import TraceError
 from fluxcb._typing import PyTree, StatePath
@@ -158,15 +158,9 @@ def _refuse_key(path: StatePath, leaf: Any) -> None:
 
 def _words(leaf: Any) -> int | None:
     """Return how many words of the row a leaf takes, or None if it has a buffer of its own."""
-    if nbytes_of(leaf) > _PACKED_BYTES or not _packs(leaf.dtype):
+    if nbytes_of(leaf) > _PACKED_BYTES or not packs(leaf.dtype):
         return None
     return math.prod(leaf.shape) * max(1, leaf.dtype.itemsize // 4)
-
-
-def _packs(dtype: Any) -> bool:
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        return False
-    return dtype.itemsize in (1, 2, 4, 8) and not str(dtype).startswith(("int4", "uint4", "int2", "uint2", "float4"))
 
 
 _UNSIGNED = {1: np.uint8, 2: np.uint16}

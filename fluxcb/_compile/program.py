@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from fluxcb._compile.arrays import is_key
 from fluxcb._compile.carried import below, part_of
+from fluxcb._compile.carry_layout import CarryLayout
 from fluxcb._compile.fetch import Fetch, empty_buffers, store
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.step import TracedStep
@@ -53,6 +54,7 @@ class Program:
     Attributes:
         call: `(carry, batch) -> (carry, Outputs)`, or `(carry, buffer, length)` with a uint32[] for a window; the
             carry is donated. Called with other shapes it raises TypeError or ValueError, and donates nothing.
+        layout: How the carry lies in the arrays that it takes and returns, or None for the carry as it is.
         step: The step it runs.
         fetch: What it brings back.
         steps: Length of the buffer (steps); 1 for the single-step program.
@@ -63,6 +65,7 @@ class Program:
     """
 
     call: Callable[..., tuple[PyTree, Any]]
+    layout: CarryLayout | None
     step: TracedStep
     fetch: Fetch
     steps: int
@@ -76,6 +79,7 @@ def compile_program(
     carry: PyTree,
     batches: Any,
     *,
+    layout: CarryLayout | None,
     fetch: Fetch,
     kind: ProgramKind,
     steps: int = 1,
@@ -86,8 +90,9 @@ def compile_program(
 
     Args:
         step: The traced step.
-        carry: The carry it will be called with.
+        carry: The carry it will be called with, or the arrays in which it lies.
         batches: A batch, or the buffer of batches, it will be called with.
+        layout: How it lies in them; None for the carry as it is.
         fetch: What it brings back.
         kind: `loop`, or `straight` for the plain step.
         steps: Length of the buffer; 1 for a batch by itself.
@@ -95,23 +100,24 @@ def compile_program(
         by_hand: Step values to bring back as they are, beside the packed ones.
     """
     began = time.perf_counter()
-    maker = _Maker(step, fetch, hyperparams, by_hand, isinstance(batches, Rows))
+    maker = _Maker(step, layout, fetch, hyperparams, by_hand, isinstance(batches, Rows))
     program = maker.straight if kind == "straight" else maker.loop if steps == 1 else maker.window
     length = () if steps == 1 else (jnp.uint32(1),)
     bare = not (fetch.buffers or fetch.last or by_hand)
     lowered = jax.jit(_only_rows(program) if bare else program, donate_argnums=0).lower(
         carry, _arguments(batches), *length
     )
-    call = lowered.compile(compiler_options=_options(step, carry))
+    platform = next(iter(jax.tree.leaves(carry)[0].devices())).platform
+    call = lowered.compile(compiler_options=_options(step, platform))
     if isinstance(batches, Rows):
         compiled, call = call, lambda carry, batch, *length: compiled(carry, _arguments(batch), *length)
-    return Program(call, step, fetch, steps, time.perf_counter() - began, _platform(carry) == "cpu", bare)
+    return Program(call, layout, step, fetch, steps, time.perf_counter() - began, platform == "cpu", bare)
 
 
 def _only_rows(program: Callable[..., tuple[PyTree, Outputs]]) -> Callable[..., Any]:
-    def with_rows(carry: PyTree, *arguments: Any) -> tuple[PyTree, Any]:
-        carry, outputs = program(carry, *arguments)
-        return carry, outputs.rows
+    def with_rows(arrays: PyTree, *arguments: Any) -> tuple[PyTree, Any]:
+        arrays, outputs = program(arrays, *arguments)
+        return arrays, outputs.rows
 
     return with_rows
 
@@ -120,17 +126,13 @@ def _arguments(batches: Any) -> Any:
     return (batches.arrays, batches.rows) if isinstance(batches, Rows) else batches
 
 
-def _platform(carry: PyTree) -> str:
-    return next(iter(carry["counters"].devices())).platform
-
-
-def _options(step: TracedStep, carry: PyTree) -> dict[str, Any] | None:
+def _options(step: TracedStep, platform: str) -> dict[str, Any] | None:
     """Return compiler options; on CPU, a step may be too small for running its kernels in parallel.
 
     XLA's CPU backend hands independent kernels to a thread pool. With a few dozen kernels of a microsecond each, the
     handing over doubles the step's time (28 to 80 us for a 64-64-10 MLP with a guard, jax 0.10.2); bits are the same.
     """
-    if _platform(carry) != "cpu":
+    if platform != "cpu":
         return None
     # Without it, a while loop copies each part of the carry that a guard (`step.skip`) reads beside its new value.
     options = {"xla_cpu_copy_insertion_use_region_analysis": True}
@@ -144,53 +146,65 @@ class _Maker:
     """The functions that are compiled."""
 
     step: TracedStep
+    layout: CarryLayout | None
     fetch: Fetch
     hyperparams: HyperparamIndex
     by_hand: tuple[str, ...]
     resident: bool
 
-    def straight(self, carry: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
+    # `arrays` are those in which the carry lies; the loops carry them as they are, and each step takes its parts.
+
+    def straight(self, arrays: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
         """Run the plain step, outside any loop."""
+        carry = self._carry(arrays)
         going = carry["counters"][3] == 0
         new, values = self.step.run(carry, self._gathered(batch))
         if "stop" in self.step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
             new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
         rows, buffers = self._packed(new, values, going)
-        return new, Outputs(rows, buffers, self._last(new, values), {name: values[name] for name in self.by_hand})
+        out = Outputs(rows, buffers, self._last(new, values), {name: values[name] for name in self.by_hand})
+        return self._arrays(new), out
 
-    def loop(self, carry: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
+    def loop(self, arrays: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
         """Run one step inside the loop."""
         # 1, but the compiler does not know it: a loop that runs once for sure is inlined, and the bits may differ.
-        length = jnp.where(carry["counters"][0] >= 0, jnp.uint32(1), jnp.uint32(0))
-        carry, out = self._run(carry, jax.tree.map(_padded, self._gathered(batch)), length, _PADDED)
+        length = jnp.where(self._carry(arrays)["counters"][0] >= 0, jnp.uint32(1), jnp.uint32(0))
+        arrays, out = self._run(arrays, jax.tree.map(_padded, self._gathered(batch)), length, _PADDED)
         first = jax.tree.map(lambda b: b[0], (out.rows, out.buffers))
-        return carry, Outputs(first[0], first[1], out.last, out.values)
+        return arrays, Outputs(first[0], first[1], out.last, out.values)
 
-    def window(self, carry: PyTree, batches: Any, length: Any) -> tuple[PyTree, Outputs]:
+    def window(self, arrays: PyTree, batches: Any, length: Any) -> tuple[PyTree, Outputs]:
         """Run the first `length` steps of a buffer."""
         # Resident rows are gathered for the whole window at once: in the loop it takes three times as long (on CPU).
         batches = self._gathered(batches)
-        return self._run(carry, batches, length, jax.tree.leaves(batches)[0].shape[0])
+        return self._run(arrays, batches, length, jax.tree.leaves(batches)[0].shape[0])
 
-    def _run(self, carry: PyTree, batches: Any, length: Any, steps: int) -> tuple[PyTree, Outputs]:
+    def _run(self, arrays: PyTree, batches: Any, length: Any, steps: int) -> tuple[PyTree, Outputs]:
         last = [_zeros(spec) for spec in self.fetch.last.values()]
         raw = {name: _zeros(self.step.step_specs[name]) for name in self.by_hand}
 
         def condition(state: Any) -> Any:
-            i, carry = state[:2]
-            return (i < length) & (carry["counters"][3] == 0)
+            i, arrays = state[:2]
+            return (i < length) & (self._carry(arrays)["counters"][3] == 0)
 
         def body(state: Any) -> Any:
-            i, carry, held, _, _ = state
+            i, arrays, held, _, _ = state
             batch = jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, i, keepdims=False), batches)
-            carry, values = self.step.run(carry, batch)
+            carry, values = self.step.run(self._carry(arrays), batch)
             held = store(held, i, self._packed(carry, values, True))
-            return i + 1, carry, held, self._last(carry, values), {name: values[name] for name in self.by_hand}
+            raw = {name: values[name] for name in self.by_hand}
+            return i + 1, self._arrays(carry), held, self._last(carry, values), raw
 
         # Unsigned, because a signed index is first checked for being negative: a kernel at each use.
-        state = (jnp.uint32(0), carry, empty_buffers(self.fetch, steps), last, raw)
-        _, carry, (rows, buffers), last, raw = jax.lax.while_loop(condition, body, state)
-        return carry, Outputs(rows, buffers, last, raw)
+        state = (jnp.uint32(0), arrays, empty_buffers(self.fetch, steps), last, raw)
+        _, arrays, (rows, buffers), last, raw = jax.lax.while_loop(condition, body, state)
+        return arrays, Outputs(rows, buffers, last, raw)
+
+    def _carry(self, arrays: PyTree) -> PyTree:
+        return arrays if self.layout is None else self.layout.split(arrays)
+
+    def _arrays(self, carry: PyTree) -> PyTree:
+        return carry if self.layout is None else self.layout.join(carry)
 
     def _gathered(self, batches: Any) -> Any:
         if not self.resident:

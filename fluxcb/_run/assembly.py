@@ -207,8 +207,8 @@ class Assembly:
     def kinds(self) -> dict[str, str]:
         """Return the kind of program that each phase's steps run in, where it is known, by the phase's name."""
         steps = {type(phase).name: self.traced(phase) for phase in self.phases}
-        programs, carry = self.engine.programs, self.state.carry
-        return {name: programs.kind_of(step, carry) for name, step in steps.items() if step is not None}
+        programs, platform = self.engine.programs, self.state.platform
+        return {name: programs.kind_of(step, platform) for name, step in steps.items() if step is not None}
 
     def traced(self, phase: Phase) -> TracedStep | None:
         """Return a phase's traced step, or None while the shape of its batches is unknown."""

@@ -96,7 +96,7 @@ class Caller:
         """Steps of a window at most."""
         if self.many is not None:
             return self.many.steps
-        several = len(self._state.carry["counters"].devices()) > 1
+        several = len(self._state.some_array.devices()) > 1
         return max(1, min(AHEAD_SHARDED if several else AHEAD, self._most()))
 
     @property
@@ -157,12 +157,13 @@ class Caller:
         held = self.many or program()
         window.began = time.perf_counter()
         try:
-            state.carry, outputs = held.call(state.carry, buffer, np.uint32(count))
+            carry, outputs = held.call(state.laid_out(held.layout), buffer, np.uint32(count))
         except (TypeError, ValueError):  # a callback has moved the carry to another place; nothing was donated
             if (other := program()) is held:
                 raise
             held = other
-            state.carry, outputs = held.call(state.carry, buffer, np.uint32(count))
+            carry, outputs = held.call(state.laid_out(held.layout), buffer, np.uint32(count))
+        state.came_back(carry, held.layout)
         self.many = held
         window.calls.append(outputs)
         window.came_from(held)
@@ -172,7 +173,7 @@ class Caller:
     def _call_single(self, window: Window, feed: Feed | None, *, by_hand: bool) -> None:
         """Call the single-step program for each batch."""
         state = self._state
-        carry, calls = state.carry, window.calls
+        calls, carry = window.calls, None
         program = None if by_hand else self._single
         failure: BaseException | None = None
         worked = time.thread_time()
@@ -183,25 +184,29 @@ class Caller:
             call, window.began, worked = program.call, time.perf_counter(), time.thread_time()
             for batch in window.batches:
                 try:
+                    if carry is None:
+                        carry = state.laid_out(program.layout)
                     carry, outputs = call(carry, batch)
                 except (TypeError, ValueError, OverflowError):
                     # Another shape than the program's; nothing was donated. A shorter last batch has its own.
                     if calls or (other := self._single_program(batch, by_hand=by_hand)) is program:
                         raise
                     program, call = other, other.call
+                    carry = state.laid_out(program.layout)
                     window.began, worked = time.perf_counter(), time.thread_time()
                     carry, outputs = call(carry, batch)
                 calls.append(outputs)
         except BaseException as error:
             failure = error
-        state.carry = carry
+        if calls and program is not None:
+            state.came_back(carry, program.layout)
         window.calling = time.thread_time() - worked
         if not by_hand:
             self._single, self.usual = program, self.usual or program
         if calls and program is not None:
             window.came_from(program)
             self.calls += len(calls)
-        if isinstance(failure, Exception) and (not calls or carry["counters"].is_deleted()):
+        if isinstance(failure, Exception) and (not calls or state.some_array.is_deleted()):
             raise failure
         give_back(feed, window.cut(len(calls)))  # steps of a window have one shape, and errors their turn
         if failure is not None and not isinstance(failure, Exception):
@@ -222,7 +227,7 @@ class Caller:
 
     def _pays(self, batch: Batch) -> bool:
         programs = self._engine.programs
-        if self.usual is None or programs.kind_of(self.usual.step, self._state.carry) == "straight":
+        if self.usual is None or programs.kind_of(self.usual.step, self._state.platform) == "straight":
             return False
         if programs.steps_per_call != "auto":
             return programs.steps_per_call > 1

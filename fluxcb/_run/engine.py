@@ -262,7 +262,7 @@ class Engine:
     def _settle(self) -> None:
         """Wait for the last step, so that what failed on the device is told here and not at some later read."""
         try:
-            self.state.carry["counters"].block_until_ready()
+            self.state.some_array.block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             self.state.lose(error)
             raise

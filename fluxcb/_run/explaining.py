@@ -65,7 +65,7 @@ def _program(parts: Assembly, steps: Steps, phase: Phase) -> str:
     programs, step = parts.engine.programs, parts.traced(phase)
     if step is None:
         return "unknown until the first batch has told the shapes"
-    kind = programs.kind_of(step, parts.state.carry)
+    kind = programs.kind_of(step, parts.state.platform)
     if programs.asked_kind is not None:
         return f"{kind}, as asked for"
     if kind == "loop":
@@ -81,7 +81,7 @@ def _length(parts: Assembly, steps: Steps) -> Iterator[str]:
     step = caller.usual.step if caller.usual is not None else None
     if programs.steps_per_call == 1:
         yield f"1 step in a call, up to {caller.longest} calls ahead ({asked})"
-    elif step is not None and programs.kind_of(step, parts.state.carry) == "straight":
+    elif step is not None and programs.kind_of(step, parts.state.platform) == "straight":
         yield f"1 step in a call, because the program is straight, up to {caller.longest} calls ahead ({asked})"
     elif caller.many is not None:
         yield f"up to {caller.many.steps} steps in a call ({asked})"

@@ -168,7 +168,7 @@ class HostBackend:
         for end in range(len(path), 0, -1):
             if path[:end] in window.kept:
                 self._state.meter.note_read(dotted(path))
-                return (below(window.kept[path[:end]], path[end:]),)
+                return (below(window.kept[path[:end]](), path[end:]),)
         return None
 
     def _handed_out(self, value: PyTree, path: StatePath) -> PyTree:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import jax
 
-from fluxcb._compile.arrays import batch_spec
+from fluxcb._compile.arrays import batch_spec, signature_of
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._compile.program import Program, ProgramKind, compile_program
@@ -28,8 +28,7 @@ StepsPerCall = int | Literal["auto"]
 
 def signature(batch: Batch) -> Any:
     """Return a hashable key of a batch's structure, shapes and dtypes."""
-    spec = batch_spec(batch)
-    return jax.tree.structure(spec), tuple((s.shape, str(s.dtype)) for s in jax.tree.leaves(spec))
+    return signature_of(batch_spec(batch))
 
 
 class Programs:
@@ -85,7 +84,7 @@ class Programs:
         shape = signature(batch)
         if checked:
             self._check_batch(phase, batch)
-        content = setup.model, _traced_content(plan, phase), signature(state.carry)
+        content = setup.model, _traced_content(plan, phase), state.signature
         held = self._steps.get((phase, shape))
         if held is not None and held[0] == content:
             return held[1]
@@ -164,23 +163,24 @@ class Programs:
         *,
         by_hand: bool = False,
     ) -> Program:
-        carry, fetch = state.carry, self.windows(plan, phase, step, state).fetch
+        fetch, layout = self.windows(plan, phase, step, state).fetch, state.layout
         names: tuple[str, ...] = ()
         if by_hand:
             wanted = ["loss", *(path[1] for path in (*fetch.each, *fetch.last) if path[0] == "step")]
             names = tuple(name for name in dict.fromkeys(wanted) if name in step.step_specs)
         # Compiled for where the arrays are, too: a callback may have moved them.
-        places = tuple(leaf.sharding for leaf in jax.tree.leaves(carry))
+        places = layout or tuple(leaf.sharding for leaf in jax.tree.leaves(state.carry))
         key = (step, tuple(fetch.each), tuple(fetch.last), steps, names, isinstance(batches, Rows), places)
         if key not in self._compiled:
-            kind = self.kind_of(step, carry)
+            kind = self.kind_of(step, state.platform)
             with state.meter.span(
                 f"compile the step of {type(phase).__name__}", "compile", program=kind, steps_per_call=steps
             ):
                 self._compiled[key] = compile_program(
                     step,
-                    carry,
+                    state.laid_out(layout),
                     batches,
+                    layout=layout,
                     fetch=fetch,
                     kind=kind,
                     steps=steps,
@@ -207,11 +207,10 @@ class Programs:
         for phase in [p for p in self._first if type(p).name == name]:
             del self._first[phase]
 
-    def kind_of(self, step: TracedStep, carry: PyTree) -> ProgramKind:
-        """Return which program runs a step: what the user said, or what its operations call for."""
+    def kind_of(self, step: TracedStep, platform: str) -> ProgramKind:
+        """Return which program runs a step: what the user said, or what its operations call for on a platform."""
         if self.asked_kind is not None:
             return self.asked_kind
-        platform = next(iter(carry["counters"].devices())).platform
         if platform == "cpu":
             return "straight" if step.has_convolution else "loop"
         # The loop's condition is a run-time value, which an accelerator's while loop may wait for at each turn; nothing

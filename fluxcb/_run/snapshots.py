@@ -161,7 +161,7 @@ class Snapshots:
         }
 
     def _platform(self) -> str:
-        return next(iter(self._parts.state.carry["counters"].devices())).platform
+        return self._parts.state.platform
 
     def trees(self) -> dict[str, PyTree]:
         """Return the pytrees that a snapshot of this run has, as they are now: the live arrays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import copy_tree
+from fluxcb._compile.arrays import copy_tree, signature_of
+from fluxcb._compile.carried import part_of
+from fluxcb._compile.carry_layout import CarryLayout
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import IN_SYNC
 from fluxcb._compile.traced import COUNTERS
@@ -104,7 +107,11 @@ class HostState:
         self.outer_step_in_epoch = 0
         self.on_data: Callable[[str, Any], None] = lambda name, source: None
         self.on_model: Callable[[Any], None] = lambda model: None
+        # The carry as it is, as programs take it (`_layout` says how it lies in these arrays), or both.
         self._carry: dict[str, Any] | None = None
+        self._arrays: list[Any] | None = None
+        self._layout: CarryLayout | None = None
+        self._riding: frozenset[str] = frozenset()
         self._lost: BaseException | None = None
         self.copies: dict[Any, Any] = {}
         self._copies_from: Any = None
@@ -118,7 +125,9 @@ class HostState:
         Raises:
             StateLostError: It went down with a failed call, or is not built yet.
         """
-        if self._carry is None:
+        if self._carry is not None:
+            return self._carry
+        if self._arrays is None or self._layout is None:
             if self._lost is None:
                 raise MissingStateError(
                     "The train state does not exist yet, because nothing has told the shape of a batch.",
@@ -129,25 +138,83 @@ class HostState:
                 why="a donated array is overwritten by the program it was given to, also when that fails",
                 fix="build a new Learner, and restore a checkpoint",
             ) from self._lost
-        return self._carry
+        carry = self._carry = self._layout.unpack(self._arrays)
+        return carry
 
     @carry.setter
     def carry(self, carry: dict[str, Any]) -> None:
-        self._carry = carry
+        self._carry, self._arrays, self._layout = carry, None, None
+        self._riding = frozenset(carry["cbstate"])
+
+    @property
+    def layout(self) -> CarryLayout | None:
+        """How programs take the carry: the layout of its arrays, or None for the carry as it is."""
+        return self._layout or CarryLayout.of(self.carry)
+
+    @property
+    def signature(self) -> Any:
+        """Structure, shapes and dtypes of the carry, hashable."""
+        return self._layout.signature if self._layout is not None else signature_of(self.carry)
+
+    def laid_out(self, layout: CarryLayout | None) -> Any:
+        """Return the carry as a program takes it, which may donate it.
+
+        Raises:
+            TypeError: It is not a carry of that layout.
+        """
+        if layout is None:
+            return self.carry
+        if self._arrays is None or (self._layout is not layout and self._layout != layout):
+            self._arrays, self._layout = layout.pack(self.carry), layout
+        return self._arrays
+
+    def came_back(self, arrays: Any, layout: CarryLayout | None) -> None:
+        """Take the carry as a program returned it."""
+        if layout is None:
+            self._carry, self._arrays, self._layout = arrays, None, None
+            return
+        if arrays is not self._arrays and self._carry is not None:  # what was donated lies in `_carry` no more
+            layout.discard(self._carry)
+            self._carry = None
+        self._arrays, self._layout = arrays, layout
+
+    def copies_of(self, paths: Sequence[StatePath]) -> dict[StatePath, Callable[[], PyTree]]:
+        """Copy parts of the carry as it is now, without waiting for them; the calls that return them may wait."""
+        if not paths:
+            return {}
+        arrays, layout = self._arrays, self._layout
+        if arrays is None or layout is None:
+            copies = {path: copy_tree(part_of(self.carry, self.hyperparams, path)) for path in paths}
+            return {path: functools.partial(copies.__getitem__, path) for path in paths}
+        indices = layout.indices
+        copied = layout.copy(arrays, [part_of(indices, self.hyperparams, path) for path in paths])
+        carry = functools.cache(lambda: layout.unpack(copied))
+        return {path: lambda path=path: part_of(carry(), self.hyperparams, path) for path in paths}
 
     @property
     def built(self) -> bool:
         """Whether the train state exists."""
-        return self._carry is not None or self._lost is not None
+        return self.alive or self._lost is not None
 
     @property
     def alive(self) -> bool:
         """Whether the train state exists and is not lost."""
-        return self._carry is not None
+        return self._carry is not None or self._arrays is not None
+
+    @property
+    def some_array(self) -> Any:
+        """An array of the carry, as programs take it: it lies where all do, is ready when all are, and is donated."""
+        return self._arrays[0] if self._arrays is not None else self.carry["counters"]
+
+    @property
+    def platform(self) -> str:
+        """The platform of the devices on which the carry lies, e.g. `cpu`."""
+        return next(iter(self.some_array.devices())).platform
 
     def lose(self, error: BaseException) -> None:
         """Note that the carry was donated to a call that failed."""
-        self._carry, self._lost = None, error
+        self._carry = self._arrays = self._layout = None
+        self._lost = error
 
     @property
     def run_key(self) -> Any:
@@ -205,7 +272,7 @@ class HostState:
 
     def in_carry(self, name: str) -> bool:
         """Tell whether a `cbstate` entry rides in the carry."""
-        return self._carry is not None and name in self._carry["cbstate"]
+        return name in self._riding and self.alive
 
     def forget_copies(self) -> None:
         """Free the copies that the handlers of a moment shared."""

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import jax
 
-from fluxcb._compile.arrays import copy_tree, leading_axis
-from fluxcb._compile.carried import part_of
+from fluxcb._compile.arrays import leading_axis
 from fluxcb._compile.plan import AT_END, IN_SYNC, HostCall
 from fluxcb._compile.windows import WindowPlan, bound_at, must_look_before
 from fluxcb._declare.control import Cancel, CancelStep
@@ -226,7 +225,7 @@ class Steps:
         try:
             self.caller.call(window, feed, by_hand=by_hand)
         except BaseException as error:
-            if state.alive and state.carry["counters"].is_deleted():
+            if state.alive and state.some_array.is_deleted():
                 state.lose(error)
             raise
         plan = window.plan = self.caller.plan_of(window.program)
@@ -238,8 +237,7 @@ class Steps:
                 window.blocks |= bound.blocks or (bool(bound.keeps) and not window.stacked)
                 kept += bound.keeps
         if not window.blocks:  # the device may go on before these handlers have run, so they get copies
-            parts = {path: part_of(state.carry, state.hyperparams, path) for path in kept}
-            window.kept = {path: copy_tree(part) for path, part in parts.items()}
+            window.kept = state.copies_of(kept)
 
     # -- looking ----------------------------------------------------------------------------
 

@@ -74,6 +74,6 @@ class TimelineSteps(Steps):
 
     def _device_kind(self, program: Program) -> int:
         if program not in self._programs:
-            kind = self._engine.programs.kind_of(program.step, self._state.carry)
+            kind = self._engine.programs.kind_of(program.step, self._state.platform)
             self._programs[program] = self._timeline.device_kind(self._phase_name, kind, program.steps)
         return self._programs[program]

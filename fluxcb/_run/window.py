@@ -41,7 +41,7 @@ class Window:
         at: Index of the step at hand.
         computed: Whether handlers may see what the step computed (StepEnd), or only its batch (StepBegin).
         stopped: Whether a traced handler stopped the window at its last step.
-        kept: Copies of parts of the carry as the window left it, by path.
+        kept: Return copies of parts of the carry as the window left it, by path.
         written: Step values that host handlers put there.
         overwritten: Parts of the carry that a handler has replaced since.
         began: When it was dispatched (s, of `time.perf_counter`).
@@ -61,7 +61,7 @@ class Window:
         self.at = 0
         self.computed = False
         self.stopped = False
-        self.kept: dict[StatePath, PyTree] = {}
+        self.kept: Mapping[StatePath, Callable[[], PyTree]] = {}
         self.written: dict[str, Any] = {}
         self.overwritten: set[StatePath] = set()
         self.began = 0.0

@@ -28,7 +28,7 @@ def windows(monkeypatch):
     def pays_at_once(self, batch):
         programs = self._engine.programs
         if programs.steps_per_call == "auto" and self.usual is not None:
-            return programs.kind_of(self.usual.step, self._state.carry) == "loop"
+            return programs.kind_of(self.usual.step, self._state.platform) == "loop"
         return pays(self, batch)
 
     monkeypatch.setattr(stepping.Steps, "_look", spy)
