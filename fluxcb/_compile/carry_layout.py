@@ -73,13 +73,15 @@ class CarryLayout:
         if CarryLayout.of(carry) != self:
             raise TypeError("the carry has another structure, other shapes or dtypes, or lies elsewhere")
         leaves = [np.asarray(x) if name else x for x, name in zip(jax.tree.leaves(carry), self.vectors, strict=True)]
-        return jax.device_put(self._together(leaves, np.concatenate))
+        arrays, count = self._together(leaves, np.concatenate), len(self._names)
+        return [*jax.device_put(arrays[:count]), *arrays[count:]]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> PyTree:
         """Return the carry that lies in some arrays, once these are computed; its small arrays are copies."""
         count = len(self._names)
         leaves = self._apart([*map(np.array, arrays[:count]), *arrays[count:]])
-        return self._carry(jax.device_put(leaves))
+        placed = iter(jax.device_put([x for x, name in zip(leaves, self.vectors, strict=True) if name]))
+        return self._carry([next(placed) if name else x for x, name in zip(leaves, self.vectors, strict=True)])
 
     def copy(self, arrays: Sequence[jax.Array], parts: Iterable[PyTree]) -> list[Any]:
         """Copy the vectors, and what else some parts of the carry lie in, without waiting for them.

@@ -1,0 +1,133 @@
+"""The carry in few arrays: which lie together, and that nothing but that changes."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fluxcb._compile.carry_layout import CarryLayout
+
+DTYPES = ("float32", "int32", "uint32", "bool", "bfloat16", "float16", "int8", "uint8", "float8_e4m3fn")
+
+
+def bits(tree):
+    """Return shapes, dtypes and bits of all arrays; one NaN is as good as another (XLA makes all bfloat16 ones one)."""
+
+    def of(x):
+        x = np.array(x)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            with np.errstate(invalid="ignore"):
+                x[np.isnan(x)] = np.nan
+        return x.shape, str(x.dtype), x.tobytes()
+
+    return [of(x) for x in jax.tree.leaves(tree)]
+
+
+def together(carry):
+    """Return which arrays of a carry share a vector, by the vector's dtype."""
+    layout = CarryLayout.of(carry)
+    groups = {}
+    for index, name in enumerate(layout.vectors if layout is not None else ()):
+        groups.setdefault(name, []).append(index)
+    return groups
+
+
+def small(count, dtype="float32", shape=(3,)):
+    return [jnp.ones(shape, dtype) for _ in range(count)]
+
+
+@st.composite
+def carries(draw):
+    def leaf(i):
+        dtype = draw(st.sampled_from(DTYPES))
+        shape = tuple(draw(st.lists(st.integers(0, 40), max_size=3)))
+        raw = np.random.default_rng(i).integers(0, 256, (*shape, np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize))
+        raw = (raw % 2 if dtype == "bool" else raw).astype(np.uint8)
+        return jnp.asarray(raw.view(getattr(ml_dtypes, dtype, dtype)).reshape(shape))
+
+    return {"nested": [leaf(i) for i in range(draw(st.integers(1, 9)))], "more": (leaf(10), leaf(11), leaf(12))}
+
+
+@settings(max_examples=60, deadline=None)
+@given(carries())
+def test_no_bit_is_lost(carry):
+    layout = CarryLayout.of(carry)
+    if layout is None:
+        return
+    packed = layout.pack(carry)
+    assert len(packed) <= len(jax.tree.leaves(carry)) - 3
+    assert bits(layout.unpack(packed)) == bits(carry)
+    assert bits(layout.join(carry)) == bits(packed)
+    split = layout.split(packed)
+    assert jax.tree.structure(split) == jax.tree.structure(carry)
+    assert bits(split) == bits(carry)
+
+
+def test_small_arrays_lie_together_by_dtype():
+    carry = [*small(3), jnp.ones((32, 33)), *small(2, "int32", ()), jnp.ones((32, 32)), jnp.ones(1, "uint32")]
+    # 32 x 33 floats are more than 4096 bytes, and there is one uint32 only.
+    assert together(carry) == {"float32": [0, 1, 2, 6], "int32": [4, 5], "": [3, 7]}
+
+
+def test_few_arrays_are_left_as_they_are():
+    assert CarryLayout.of(small(3)) is None
+    assert together(small(4)) == {"float32": [0, 1, 2, 3]}
+    assert CarryLayout.of([*small(2), *small(2, "int32"), jnp.ones(5000)]) is None
+
+
+def test_keys_and_weak_types_lie_by_themselves():
+    weak = jax.jit(lambda: 1.0)()
+    assert weak.weak_type
+    carry = [*small(4), jax.random.key(0), jax.random.split(jax.random.key(1), 3), weak, weak + 1]
+    assert together(carry) == {"float32": [0, 1, 2, 3], "": [4, 5, 6, 7]}
+    layout = CarryLayout.of(carry)
+    again = layout.unpack(layout.pack(carry))
+    assert again[4] is carry[4]
+    assert again[6].weak_type
+
+
+def test_an_array_that_is_committed_keeps_all_as_they_are():
+    assert CarryLayout.of([*small(5), jax.device_put(jnp.ones(2), jax.devices()[0])]) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [*small(4), jnp.ones(7)],
+        [*small(5, shape=(4,))],
+        [*small(4), jnp.ones(3, "int32")],
+        (*small(5),),
+        [*small(4), jax.device_put(jnp.ones(3), jax.devices()[0])],
+    ],
+    ids=["length", "shapes", "dtype", "structure", "place"],
+)
+def test_another_carry_is_refused(other):
+    with pytest.raises(TypeError, match="another structure"):
+        CarryLayout.of(small(5)).pack(other)
+
+
+def test_copies_survive_the_arrays():
+    large = [jnp.arange(2000.0), jnp.arange(2000.0) + 1]
+    carry = {"a": small(4), "b": large, "c": jnp.arange(4.0)}
+    layout = CarryLayout.of(carry)
+    arrays = layout.pack(carry)
+    indices = layout.indices
+    copies = layout.copy(arrays, [indices["c"], indices["b"][1]])
+    for array in arrays:
+        array.delete()
+    copied = layout.unpack(copies)
+    assert bits(copied["c"]) == bits(np.arange(4, dtype=np.float32))
+    assert bits(copied["b"][1]) == bits(np.arange(2000, dtype=np.float32) + 1)
+    assert copied["b"][0] is None  # nobody asked for it
+
+
+def test_what_was_unpacked_is_deleted_and_the_rest_is_not():
+    carry = [*small(4), jnp.ones(3000)]
+    layout = CarryLayout.of(carry)
+    unpacked = layout.unpack(layout.pack(carry))
+    layout.discard(unpacked)
+    assert [x.is_deleted() for x in unpacked] == [True] * 4 + [False]
+    assert not any(x.is_deleted() for x in carry)
