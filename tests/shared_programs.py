@@ -34,11 +34,12 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
     def compile_program(step, carry, batches, **how):
         if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(batches)):  # rows of arrays on the device
             return program.compile_program(step, carry, batches, **how)
-        fetch, closed = how["fetch"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
+        fetch, layout, closed = how["fetch"], how["layout"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
         key = (
             str(closed.jaxpr),
             *(np.asarray(const).tobytes() for const in closed.consts),
             programs.signature(carry),
+            (layout.signature[1], layout.vectors) if layout is not None else None,
             tuple(leaf.sharding for leaf in jax.tree.leaves(carry)),
             jax.tree.structure(batches),
             tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batches)),
@@ -46,7 +47,7 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
         )
         if key not in kept:
             kept[key] = program.compile_program(step, carry, batches, **how)
-        return replace(kept[key], step=step, fetch=fetch)
+        return replace(kept[key], step=step, fetch=fetch, layout=layout)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(traced, "jaxpr_as_fun", jaxpr_as_fun)

@@ -143,4 +143,4 @@ class CarryLayout:
 
 
 def _is_small(leaf: jax.Array) -> bool:
-    return not (is_key(leaf) or leaf.weak_type) and leaf.nbytes <= _SMALL_BYTES and packs(leaf.dtype)
+    return not is_key(leaf) and leaf.nbytes <= _SMALL_BYTES and packs(leaf.dtype)
