@@ -7,8 +7,9 @@ takes them from the vectors and puts them back, within its loop, so that all pro
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import is_key, packs, signature_of
+from fluxcb._compile.arrays import copy_tree, is_key, packs, signature_of
 from fluxcb._typing import PyTree
 
 __all__ = ["CarryLayout"]
@@ -60,7 +61,11 @@ class CarryLayout:
 
     def split(self, arrays: Sequence[Any]) -> PyTree:
         """Return the carry of tracers that lies in some arrays."""
-        return self._carry(self._apart(arrays))
+        leaves = []
+        for (shape, _), name, (at, start) in zip(self.signature[1], self.vectors, self._places, strict=True):
+            array = arrays[at]
+            leaves.append(array[start : start + math.prod(shape)].reshape(shape) if name else array)
+        return self._carry(leaves)
 
     # -- on the host ------------------------------------------------------------------------
 
@@ -74,31 +79,52 @@ class CarryLayout:
             raise TypeError("the carry has another structure, other shapes or dtypes, or lies elsewhere")
         leaves = [np.asarray(x) if name else x for x, name in zip(jax.tree.leaves(carry), self.vectors, strict=True)]
         arrays, count = self._together(leaves, np.concatenate), len(self._names)
-        return [*jax.device_put(arrays[:count]), *arrays[count:]]
+        return [*map(jnp.asarray, arrays[:count]), *arrays[count:]]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> PyTree:
         """Return the carry that lies in some arrays, once these are computed; its small arrays are copies."""
-        count = len(self._names)
-        leaves = self._apart([*map(np.array, arrays[:count]), *arrays[count:]])
-        placed = iter(jax.device_put([x for x, name in zip(leaves, self.vectors, strict=True) if name]))
-        return self._carry([next(placed) if name else x for x, name in zip(leaves, self.vectors, strict=True)])
+        return self.part(arrays, self.indices)
 
-    def copy(self, arrays: Sequence[jax.Array], parts: Iterable[PyTree]) -> list[Any]:
-        """Copy the vectors, and what else some parts of the carry lie in, without waiting for them.
+    def part(self, arrays: Sequence[jax.Array | None], indices: PyTree) -> PyTree:
+        """Return a part of the carry that lies in some arrays, once these are computed.
+
+        Args:
+            arrays: The arrays in which the carry lies; None where nothing of the part does.
+            indices: That part of `indices`.
+        """
+        copies: dict[int, np.ndarray] = {}
+
+        def leaf(index: int) -> Any:
+            at, start = self._places[index]
+            if not self.vectors[index]:
+                return arrays[at]
+            if at not in copies:
+                copies[at] = np.array(arrays[at])
+            shape = self.signature[1][index][0]
+            # `jax.device_put` takes twice as long.
+            return jnp.asarray(copies[at][start : start + math.prod(shape)].reshape(shape))
+
+        return jax.tree.map(leaf, indices)
+
+    def copy(self, arrays: Sequence[jax.Array], indices: PyTree, *, small: bool = True) -> list[jax.Array | None]:
+        """Copy the arrays in which a part of the carry lies, without waiting for them.
 
         Args:
             arrays: The arrays in which the carry lies.
-            parts: Parts of `indices`.
+            indices: That part of `indices`.
+            small: Whether to copy the vectors, too, which `part` does not hand out.
 
         Returns:
-            Such arrays, with None where nothing was asked for.
+            Such arrays, with None for those in which nothing of the part lies.
         """
-        count, beside = len(self._names), [i for i, name in enumerate(self.vectors) if not name]
-        wanted = {index for part in parts for index in jax.tree.leaves(part)}
-        asked = [True] * count + [index in wanted for index in beside]
-        return [jnp.array(x, copy=True) if wants else None for x, wants in zip(arrays, asked, strict=True)]
+        wanted = {self._places[index][0] for index in jax.tree.leaves(indices)}
+        count = len(self._names)
+        return [
+            None if at not in wanted else array if at < count and not small else copy_tree(array)
+            for at, array in enumerate(arrays)
+        ]
 
-    @property
+    @functools.cached_property
     def indices(self) -> PyTree:
         """The carry with the index of each array in place of the array."""
         return self._carry(list(range(len(self.vectors))))
@@ -109,11 +135,25 @@ class CarryLayout:
             if name:
                 leaf.delete()
 
-    # -- both -------------------------------------------------------------------------------
+    # -- where they lie ---------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def _names(self) -> list[str]:
         return sorted({*self.vectors} - {""})
+
+    @functools.cached_property
+    def _places(self) -> list[tuple[int, int]]:
+        """Per array of the carry, the index of the array in which it lies, and where it begins there."""
+        ends = dict.fromkeys(self._names, 0)
+        at, places = len(ends), []
+        for (shape, _), name in zip(self.signature[1], self.vectors, strict=True):
+            if name:
+                places.append((self._names.index(name), ends[name]))
+                ends[name] += math.prod(shape)
+            else:
+                places.append((at, 0))
+                at += 1
+        return places
 
     def _carry(self, leaves: list[Any]) -> PyTree:
         return jax.tree.unflatten(self.signature[0], leaves)
@@ -127,19 +167,6 @@ class CarryLayout:
             else:
                 beside.append(leaf)
         return [*map(concatenate, parts.values()), *beside]
-
-    def _apart(self, arrays: Sequence[Any]) -> list[Any]:
-        vectors = dict(zip(self._names, arrays, strict=False))
-        beside, starts = iter(arrays[len(vectors) :]), dict.fromkeys(vectors, 0)
-        leaves = []
-        for (shape, _), name in zip(self.signature[1], self.vectors, strict=True):
-            if name:
-                start = starts[name]
-                starts[name] = stop = start + math.prod(shape)
-                leaves.append(vectors[name][start:stop].reshape(shape))
-            else:
-                leaves.append(next(beside))
-        return leaves
 
 
 def _is_small(leaf: jax.Array) -> bool:

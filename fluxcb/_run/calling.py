@@ -78,6 +78,7 @@ class Caller:
         self._single: Program | None = None  # the one last used: a shorter last batch has its own
         self.many: Program | None = None
         self._stacker: Stacker | None = None
+        self._each: int | None = None  # bytes of a step's batch and fetched values
         self.calls = self._told = 0
         self.spent = self.step_seconds = 0.0
 
@@ -106,15 +107,15 @@ class Caller:
 
     def forget(self) -> None:
         """Look the programs up anew: the model or the data was exchanged."""
-        self.usual = self._single = self.many = self._stacker = None
+        self.usual = self._single = self.many = self._stacker = self._each = None
 
     def _most(self) -> int:
         """Return how many steps' batches and fetched values may be held in memory."""
         if self.usual is None:
             return 1
-        step = self.usual.step
-        each = nbytes_of(step.batch_spec) + self.plan_of(self.usual).fetch.bytes_each
-        return self._engine.programs.window_bytes // max(1, each)
+        if self._each is None:
+            self._each = nbytes_of(self.usual.step.batch_spec) + self.plan_of(self.usual).fetch.bytes_each
+        return self._engine.programs.window_bytes // max(1, self._each)
 
     def took(self, window: Window, seconds: float) -> None:
         """Note how long a window took (s): when calling single steps has cost enough, windows are compiled."""

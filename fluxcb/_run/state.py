@@ -186,10 +186,9 @@ class HostState:
         if arrays is None or layout is None:
             copies = {path: copy_tree(part_of(self.carry, self.hyperparams, path)) for path in paths}
             return {path: functools.partial(copies.__getitem__, path) for path in paths}
-        indices = layout.indices
-        copied = layout.copy(arrays, [part_of(indices, self.hyperparams, path) for path in paths])
-        carry = functools.cache(lambda: layout.unpack(copied))
-        return {path: lambda path=path: part_of(carry(), self.hyperparams, path) for path in paths}
+        parts = {path: part_of(layout.indices, self.hyperparams, path) for path in paths}
+        copied = layout.copy(arrays, list(parts.values()))
+        return {path: functools.cache(functools.partial(layout.part, copied, part)) for path, part in parts.items()}
 
     @property
     def built(self) -> bool:
@@ -250,11 +249,16 @@ class HostState:
 
     def copy_of(self, root: StatePath) -> PyTree:
         """Return a copy of a part of the carry; one per state of the carry, shared by its readers."""
-        carry = self.carry
-        if self._copies_from is not carry:
-            self.copies, self._copies_from = {}, carry
+        arrays, layout = self._arrays, self._layout
+        now = arrays if arrays is not None else self.carry
+        if self._copies_from is not now:
+            self.copies, self._copies_from = {}, now
         if root not in self.copies:
-            self.copies[root] = copy_tree(self.live(root))
+            if arrays is None or layout is None:
+                self.copies[root] = copy_tree(self.live(root))
+            else:
+                part = part_of(layout.indices, self.hyperparams, root)
+                self.copies[root] = layout.part(layout.copy(arrays, part, small=False), part)
         return self.copies[root]
 
     def live(self, root: StatePath) -> PyTree:

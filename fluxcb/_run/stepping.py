@@ -233,8 +233,7 @@ class Steps:
         kept: list[StatePath] = []
         for bound in plan.bounds:
             if bound_at((bound.call,), end - 1, state.epoch) == end:
-                # For single-step calls a pause costs less than a copy: the device waits for the host there anyway.
-                window.blocks |= bound.blocks or (bool(bound.keeps) and not window.stacked)
+                window.blocks |= bound.blocks
                 kept += bound.keeps
         if not window.blocks:  # the device may go on before these handlers have run, so they get copies
             window.kept = state.copies_of(kept)
