@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,8 @@ class CarryLayout:
         if any(leaf.committed or next(iter(leaf.devices())).platform != "cpu" for leaf in leaves):
             return None
         small = [str(leaf.dtype) if _is_small(leaf) else "" for leaf in leaves]
-        vectors = tuple(dtype if small.count(dtype) > 1 else "" for dtype in small)
+        counts = Counter(small)
+        vectors = tuple(dtype if counts[dtype] > 1 else "" for dtype in small)
         saved = sum(map(bool, vectors)) - len({*vectors} - {""})
         return cls(signature_of(carry), vectors) if saved >= _WORTHWHILE else None
 
