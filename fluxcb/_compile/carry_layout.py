@@ -61,13 +61,9 @@ class CarryLayout:
         """Return the arrays in which a carry of tracers lies."""
         return self._together(jax.tree.leaves(carry), jnp.concatenate)
 
-    def split(self, arrays: Sequence[Any]) -> PyTree:
-        """Return the carry of tracers that lies in some arrays."""
-        leaves = []
-        for (shape, _), name, (at, start) in zip(self.signature[1], self.vectors, self._places, strict=True):
-            array = arrays[at]
-            leaves.append(array[start : start + math.prod(shape)].reshape(shape) if name else array)
-        return self._carry(leaves)
+    def split(self, arrays: Sequence[Any], indices: PyTree | None = None) -> PyTree:
+        """Return the carry of tracers that lies in some arrays, or the part of it that has these indices."""
+        return jax.tree.map(functools.partial(self._leaf, arrays), self.indices if indices is None else indices)
 
     # -- on the host ------------------------------------------------------------------------
 
@@ -94,17 +90,13 @@ class CarryLayout:
             arrays: The arrays in which the carry lies; None where nothing of the part does.
             indices: That part of `indices`.
         """
-        copies: dict[int, np.ndarray] = {}
+        wanted = {self._places[index][0] for index in jax.tree.leaves(indices)}
+        count = len(self._names)
+        on_host = [np.array(x) if at < count and at in wanted else x for at, x in enumerate(arrays)]
 
         def leaf(index: int) -> Any:
-            at, start = self._places[index]
-            if not self.vectors[index]:
-                return arrays[at]
-            if at not in copies:
-                copies[at] = np.array(arrays[at])
-            shape = self.signature[1][index][0]
-            # `jax.device_put` takes twice as long.
-            return jnp.asarray(copies[at][start : start + math.prod(shape)].reshape(shape))
+            array = self._leaf(on_host, index)
+            return jnp.asarray(array) if self.vectors[index] else array  # `jax.device_put` takes twice as long
 
         return jax.tree.map(leaf, indices)
 
@@ -129,7 +121,7 @@ class CarryLayout:
     @functools.cached_property
     def indices(self) -> PyTree:
         """The carry with the index of each array in place of the array."""
-        return self._carry(list(range(len(self.vectors))))
+        return jax.tree.unflatten(self.signature[0], range(len(self.vectors)))
 
     def discard(self, carry: PyTree) -> None:
         """Delete the small arrays that `unpack` made, as a call deletes what is donated to it."""
@@ -157,8 +149,12 @@ class CarryLayout:
                 at += 1
         return places
 
-    def _carry(self, leaves: list[Any]) -> PyTree:
-        return jax.tree.unflatten(self.signature[0], leaves)
+    def _leaf(self, arrays: Sequence[Any], index: int) -> Any:
+        at, start = self._places[index]
+        if not self.vectors[index]:
+            return arrays[at]
+        shape = self.signature[1][index][0]
+        return arrays[at][start : start + math.prod(shape)].reshape(shape)
 
     def _together(self, leaves: Sequence[Any], concatenate: Callable[[list[Any]], Any]) -> list[Any]:
         parts: dict[str, list[Any]] = {name: [] for name in self._names}

@@ -168,7 +168,7 @@ class _Maker:
     def loop(self, arrays: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
         """Run one step inside the loop."""
         # 1, but the compiler does not know it: a loop that runs once for sure is inlined, and the bits may differ.
-        length = jnp.where(self._carry(arrays)["counters"][0] >= 0, jnp.uint32(1), jnp.uint32(0))
+        length = jnp.where(self._counters(arrays)[0] >= 0, jnp.uint32(1), jnp.uint32(0))
         arrays, out = self._run(arrays, jax.tree.map(_padded, self._gathered(batch)), length, _PADDED)
         first = jax.tree.map(lambda b: b[0], (out.rows, out.buffers))
         return arrays, Outputs(first[0], first[1], out.last, out.values)
@@ -185,7 +185,7 @@ class _Maker:
 
         def condition(state: Any) -> Any:
             i, arrays = state[:2]
-            return (i < length) & (self._carry(arrays)["counters"][3] == 0)
+            return (i < length) & (self._counters(arrays)[3] == 0)
 
         def body(state: Any) -> Any:
             i, arrays, held, _, _ = state
@@ -202,6 +202,10 @@ class _Maker:
 
     def _carry(self, arrays: PyTree) -> PyTree:
         return arrays if self.layout is None else self.layout.split(arrays)
+
+    def _counters(self, arrays: PyTree) -> Any:
+        layout = self.layout
+        return arrays["counters"] if layout is None else layout.split(arrays, layout.indices["counters"])
 
     def _arrays(self, carry: PyTree) -> PyTree:
         return carry if self.layout is None else self.layout.join(carry)
