@@ -53,6 +53,12 @@ def frozen() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no clock cut windows, however slow the machine is: long ones are, to keep progress bars alive."""
+    monkeypatch.setattr("fluxcb._run.calling.WINDOW_SECONDS", 1e9)
+
+
 def with_places(text: str, path: Path) -> str:
     """Replace each `<@mark>` by `file:line` of the line of a test file that ends in the comment `# mark`."""
     lines = path.read_text().splitlines()

@@ -104,7 +104,7 @@ def test_gradients_are_judged_before_anybody_hides_an_infinity():
         assert learner.params["w"] == 0.875
 
 
-def test_it_does_not_wait_for_the_device():
+def test_it_does_not_wait_for_the_device(no_clock):
     learner = weighted([1.0] * 40, [SkipNonFinite()], steps_per_call=20)
     learner.callbacks.measure()
     learner.fit(1)

@@ -57,7 +57,7 @@ def test_the_steps_are_those_that_were_asked_for(first, last, tmp_path):
 
 
 @on_cpu
-def test_windows_end_at_its_borders(tmp_path):
+def test_windows_end_at_its_borders(tmp_path, no_clock):
     class Windows(Callback):
         """Marks each step in the profile, where its handlers run."""
 

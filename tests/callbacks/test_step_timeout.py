@@ -1,6 +1,7 @@
 """StepTimeout: what it says of what hangs, when it keeps silent, and how it ends a training."""
 
 import io
+import itertools
 import os
 import queue
 import re
@@ -121,20 +122,20 @@ def test_the_data_are_named():
 def test_data_without_python_code_are_data_still():
     file = io.StringIO()
     batches = queue.Queue()
-    for _ in range(3):
-        batches.put((XS, XS))
+
+    def third(batch):
+        threading.Timer(0.5, batches.put, [batch]).start()
+        return batch
 
     class FromQueue:
         def __len__(self):
             return 4
 
         def __iter__(self):
-            return iter(batches.get, None)
+            batch = XS, XS
+            return itertools.chain([batch] * 2, map(third, [batch]), iter(batches.get, None))
 
-    threading.Timer(0.5, batches.put, [(XS, XS)]).start()
-    learner = testlearner(StepTimeout(0.1, file=file), data=FromQueue(), steps_per_call=1)
-    threading.Timer(2, batches.put, [None]).start()
-    learner.fit(steps=4, steps_per_epoch=4)
+    testlearner(StepTimeout(0.1, file=file), data=FromQueue(), steps_per_call=1).fit(steps=4, steps_per_epoch=4)
     (alarm,) = alarms(file)
     assert "  where: the data" in alarm
 

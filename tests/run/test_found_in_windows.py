@@ -266,8 +266,7 @@ def test_batches_without_arrays_make_steps_and_none_is_no_batch(steps_per_call):
     assert str(raised.value).splitlines()[0] == "`data.training` yields None, which is no batch."
 
 
-def test_exchanged_data_gets_windows_and_frees_the_old(monkeypatch):
-    monkeypatch.setattr("fluxcb._run.calling.WINDOW_SECONDS", 1e9)  # however slow the machine is
+def test_exchanged_data_gets_windows_and_frees_the_old(no_clock):
     xs = np.arange(400, dtype=np.float32).reshape(200, 2)
 
     class Exchanges(Callback):
@@ -388,10 +387,9 @@ def test_a_part_that_is_kept_does_not_copy_or_hold_the_rest():
 
 
 @pytest.mark.parametrize(("steps_per_call", "most"), [(1, 4), (16, 4)])
-def test_the_limit_in_bytes_holds_for_single_steps_too(steps_per_call, most, monkeypatch):
-    from fluxcb._run import calling, stepping
+def test_the_limit_in_bytes_holds_for_single_steps_too(steps_per_call, most, monkeypatch, no_clock):
+    from fluxcb._run import stepping
 
-    monkeypatch.setattr(calling, "WINDOW_SECONDS", 1e9)
     lengths, look = [], stepping.Steps._look
 
     def spy(self, window, feed, *, behind=None):
@@ -404,7 +402,7 @@ def test_the_limit_in_bytes_holds_for_single_steps_too(steps_per_call, most, mon
     assert max(lengths) == most
 
 
-def test_an_interrupt_from_the_source_loses_no_batch():
+def test_an_interrupt_from_the_source_loses_no_batch(no_clock):
     class Goes:
         left, pressed = numbered(10), False
 

@@ -15,6 +15,8 @@ from fluxcb.phases import TrainingPhase
 
 LENGTHS = [1, 4, "auto"]
 
+pytestmark = pytest.mark.usefixtures("no_clock")
+
 
 def learner_of(*callbacks, **arguments):
     rng = np.random.default_rng(0)

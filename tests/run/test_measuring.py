@@ -78,7 +78,7 @@ def test_measuring_changes_no_result_and_compiles_nothing():
     assert plain.cbstate["metrics_step"] == measured.cbstate["metrics_step"]
 
 
-def test_the_default_callbacks_read_once_per_epoch_and_flush_but_not_per_step():
+def test_the_default_callbacks_read_once_per_epoch_and_flush_but_not_per_step(no_clock):
     learner = testlearner(Metrics(), Recorder(), StopOnNaNLoss(), batches=600, validation_batches=0, steps_per_call=100)
     learner.callbacks.measure()
     learner.fit(1)

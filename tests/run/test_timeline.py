@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fluxcb import Append, Callback, CancelFitting, DeclarationError, EverySteps, Read, on
-from fluxcb._run import calling, trace_file
+from fluxcb._run import trace_file
 from fluxcb._run.stepping import Steps
 from fluxcb._run.trace_file import Kind, save
 from fluxcb.callbacks import Metrics, Recorder, StopOnNaNLoss
@@ -22,9 +22,7 @@ from fluxcb.testing import EventLog, testlearner
 PHASES = {"training": "TrainingPhase", "validation": "ValidationPhase"}
 
 
-@pytest.fixture(autouse=True)
-def no_clock_cuts_windows(monkeypatch):
-    monkeypatch.setattr(calling, "WINDOW_SECONDS", 1e9)
+pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 class Looks(Callback):

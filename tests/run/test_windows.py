@@ -3,17 +3,15 @@
 import pytest
 
 from fluxcb import Append, Callback, EverySteps, Read, Write, every, on, throttle, when
-from fluxcb._run import calling, stepping
+from fluxcb._run import stepping
 from fluxcb.events import StepBegin, StepEnd, Trigger, UpdateEnd
 from fluxcb.phases import Phase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
 
 @pytest.fixture
-def windows(monkeypatch):
+def windows(monkeypatch, no_clock):
     """Return a function that trains an epoch and returns (length, whether the next one waited) of its windows."""
-    # Long windows are cut by the clock, too, to keep progress bars alive: not here.
-    monkeypatch.setattr(calling, "WINDOW_SECONDS", 1e9)
 
     def run(*callbacks, batches=64, **arguments):
         seen, look = [], stepping.Steps._look

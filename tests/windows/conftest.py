@@ -17,8 +17,8 @@ LENGTHS = (2, 7, 50, "auto")
 
 
 @pytest.fixture(autouse=True)
-def windows(monkeypatch):
-    """Let no clock cut windows, and "auto" compile them at once; return (steps, buffer length) of each window."""
+def windows(monkeypatch, no_clock):
+    """Let "auto" compile windows at once, and no clock cut them; return (steps, buffer length) of each window."""
     seen, look, pays = [], stepping.Steps._look, calling.Caller._pays
 
     def spy(self, window, feed, **others):
@@ -33,7 +33,6 @@ def windows(monkeypatch):
 
     monkeypatch.setattr(stepping.Steps, "_look", spy)
     monkeypatch.setattr(calling.Caller, "_pays", pays_at_once)
-    monkeypatch.setattr(calling, "WINDOW_SECONDS", 1e9)
     return seen
 
 

@@ -240,8 +240,7 @@ def shrinking(cls):
     return audit_learner(make)
 
 
-def test_a_result_that_hangs_on_windows(problems, monkeypatch):
-    monkeypatch.setattr("fluxcb._run.calling.WINDOW_SECONDS", 1e9)  # however slow the machine is
+def test_a_result_that_hangs_on_windows(problems, no_clock):
     problems(
         shrinking(Shrinks),
         "CheckError: The train state after 3 steps is another one if 2 of them run in one window.\n"
@@ -252,8 +251,7 @@ def test_a_result_that_hangs_on_windows(problems, monkeypatch):
     assert shrinking(ShrinksBySight).problems == []
 
 
-def test_the_learners_steps_run_in_windows_once_and_one_by_one_once(monkeypatch):
-    monkeypatch.setattr("fluxcb._run.calling.WINDOW_SECONDS", 1e9)
+def test_the_learners_steps_run_in_windows_once_and_one_by_one_once(no_clock):
     learners = []
 
     def make():
