@@ -84,9 +84,9 @@ class HandlerBackend:
         self._require(path, state)
         return self._hand_out(path, state.get(path))
 
-    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
-        """Return a function that reads a path."""
-        return lambda: self.read(path, permission)
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
+        """Return what reads a path, as a property of a view."""
+        return lambda view: self.read(path, permission)
 
     def _require(self, path: StatePath, state: TraceState) -> None:
         if root_of(path) in state.values:

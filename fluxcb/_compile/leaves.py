@@ -64,6 +64,12 @@ def is_suspect(tree: PyTree) -> bool:
     JAX refuses what is no array in that call, but reads the bytes of a NumPy array of another byte order as they are
     (jax 0.10.2; `jax.jit` refuses it).
     """
+    if type(tree) is tuple:  # the usual batch is looked at for each step; what follows takes three times as long
+        for leaf in tree:
+            if type(leaf) is not np.ndarray or not leaf.dtype.isnative:
+                break
+        else:
+            return False
     try:
         leaves = jax.tree_util.tree_leaves(tree)
     except (ValueError, TypeError):  # keys of a dict that cannot be sorted

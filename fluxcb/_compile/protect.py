@@ -31,8 +31,8 @@ class Backend(Protocol):
         """Return the value at a path."""
         ...
 
-    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
-        """Return a function that reads a path; what can be settled beforehand, is."""
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
+        """Return what reads a path, as a property of the view, which is its argument; what can be settled, is."""
         ...
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
@@ -197,7 +197,7 @@ def _make_view(
         if isinstance(node, Permission) and not path and name in NAMESPACES:
             children[name] = _open_view(below, node, backend, who, where)
         elif isinstance(node, Permission):
-            attributes[name] = property(_reader(backend.reader(below, node)))
+            attributes[name] = property(backend.reader(below, node))
         else:
             inherits = everything if name != "progress" else None
             children[name] = _make_view(below, node, backend, who, where, inherits)
@@ -243,7 +243,3 @@ def _class_name(path: StatePath) -> str:
 @functools.cache
 def _empty_view(path: StatePath) -> type[_View]:
     return type(_class_name(path), (_View,), {"__slots__": (), "_path": path})
-
-
-def _reader(get: Callable[[], Any]) -> Callable[[_View], Any]:
-    return lambda view: get()

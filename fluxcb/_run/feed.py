@@ -78,7 +78,9 @@ class Feed:
         if spec is not None:
             self._check(spec)
             return spec
-        batch = self._some(self.source[0]) if isinstance(self.source, Sequence) else self.peek()
+        batch = self.source[0] if isinstance(self.source, Sequence) else self.peek()
+        if batch is None:
+            raise self._is_none()
         self._check(batch)
         return spec_of(batch)
 
@@ -173,20 +175,20 @@ class Feed:
                 raise _empty(self.name) from None
             self._used_up = self._one_shot
             return None
-        if is_suspect(self._some(batch)):
+        if batch is None:
+            raise self._is_none()
+        if is_suspect(batch):
             self._check(batch)
         self._pulled += 1
         self._taken += 1
         return _copied(batch) if self._copies else batch
 
-    def _some(self, batch: Batch | None) -> Batch:
-        if batch is None:
-            raise DataError(
-                f"`{self.name}` yields None, which is no batch.",
-                why="a batch is a pytree of arrays",
-                fix="leave out what has no batch; an iterator ends by StopIteration",
-            )
-        return batch
+    def _is_none(self) -> DataError:
+        return DataError(
+            f"`{self.name}` yields None, which is no batch.",
+            why="a batch is a pytree of arrays",
+            fix="leave out what has no batch; an iterator ends by StopIteration",
+        )
 
     def end_epoch(self, *, goes_on: bool) -> None:
         """Note that the epoch is over; unless the stream goes on, the rest of the pass is dropped."""

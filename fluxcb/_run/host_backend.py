@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from typing import Any
@@ -80,15 +79,15 @@ class HostBackend:
             return state.data.get(path[1])
         return getattr(state, first)
 
-    def reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
-        """Return a function that reads a path; those that handlers read at every step take a short way."""
+    def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
+        """Return what reads a path, as a property of a view; those that handlers read at every step are short."""
         get, touched = self._reader(path, permission), self._touched
         if touched is None:
             return get
 
-        def noted() -> Any:
+        def noted(view: Any) -> Any:
             self._note_read(path, permission, touched)
-            return get()
+            return get(view)
 
         return noted
 
@@ -99,20 +98,21 @@ class HostBackend:
         if writes(permission) and not copied:
             touched.changeable.add(path)
 
-    def _reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+    def _reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
         state = self._state
         if path[0] == "progress" and len(path) == 2:
-            return functools.partial(getattr, state, path[1])
+            name = path[1]
+            return lambda view: getattr(state, name)
         if path[0] == "step" and len(path) == 2:
             return self._step_reader(path, permission)
         if path[0] == "cbstate" and len(path) == 2 and (writes(permission) or getattr(permission, "borrow", False)):
             return self._live_reader(path, permission)
-        return lambda: self._value(path, permission)
+        return lambda view: self._value(path, permission)
 
-    def _step_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+    def _step_reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
         state, name, borrow = self._state, path[1], getattr(permission, "borrow", False)
 
-        def read() -> Any:
+        def read(view: Any) -> Any:
             window = state.window
             if window is not None:
                 if name == "stop":
@@ -123,10 +123,10 @@ class HostBackend:
 
         return read
 
-    def _live_reader(self, path: StatePath, permission: Permission) -> Callable[[], Any]:
+    def _live_reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
         state, name = self._state, path[1]
 
-        def read() -> Any:
+        def read(view: Any) -> Any:
             shared = state.cbstate
             return shared[name] if name in shared else self._value(path, permission)
 

@@ -36,7 +36,7 @@ class ByPhase(Generic[T]):
 
     def entry(self, phase: Phase | type[Phase] | str) -> T:
         """Return a phase's entry to write into, made now if there is none."""
-        name = phase if isinstance(phase, str) else _name_of(phase)
+        name = phase.name if isinstance(phase, Phase) else phase if isinstance(phase, str) else _name_of(phase)
         found = self.entries.get(name)
         if found is None:
             found = self.entries[name] = self.make()

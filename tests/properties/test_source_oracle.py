@@ -209,8 +209,8 @@ class Touched:
         self.seen.add(("reads", path))
         return Thing()
 
-    def reader(self, path: tuple[str, ...], permission: Any) -> Callable[[], Any]:
-        return lambda: self.read(path, permission)
+    def reader(self, path: tuple[str, ...], permission: Any) -> Callable[[Any], Any]:
+        return lambda view: self.read(path, permission)
 
     def write(self, path: tuple[str, ...], value: Any, permission: Any) -> None:
         self.seen.add(("writes", path))
