@@ -101,6 +101,36 @@ class CarryLayout:
 
         return jax.tree.map(leaf, indices)
 
+    def keep(self, arrays: Sequence[jax.Array], parts: Sequence[PyTree]) -> list[Callable[[], PyTree]]:
+        """Copy parts of the carry that lies in some arrays, without waiting for them.
+
+        A part that is one array is taken out by a program of its own. That one call costs an eighth of the way over the
+        host's memory, which is Python that nothing else runs at each step (0.06 instead of 0.45 ms; warm, 6 instead of
+        35 us), but compiling as many as there are arrays would take seconds.
+
+        Args:
+            arrays: The arrays in which the carry lies.
+            parts: These parts of `indices`.
+
+        Returns:
+            For each part what returns it, and may wait.
+        """
+        split = [jax.tree.flatten(part) for part in parts]
+        copied = self.copy(arrays, [indices for indices, _ in split if len(indices) > 1])
+
+        def kept(indices: list[int], structure: Any) -> Callable[[], PyTree]:
+            part = structure.unflatten(indices)
+            if len(indices) > 1:
+                return functools.cache(functools.partial(self.part, copied, part))
+            taken = [self._taken(arrays, index) for index in indices]
+            return functools.partial(structure.unflatten, taken)
+
+        return [kept(*of) for of in split]
+
+    def _taken(self, arrays: Sequence[jax.Array], index: int) -> jax.Array:
+        at, start = self._places[index]
+        return _cut_out(arrays[at], start, self.signature[1][index][0]) if self.vectors[index] else _copied(arrays[at])
+
     def copy(self, arrays: Sequence[jax.Array], indices: PyTree, *, small: bool = True) -> list[jax.Array | None]:
         """Copy the arrays in which a part of the carry lies, without waiting for them.
 
@@ -124,11 +154,21 @@ class CarryLayout:
         """The carry with the index of each array in place of the array."""
         return jax.tree.unflatten(self.signature[0], range(len(self.vectors)))
 
-    def discard(self, carry: PyTree) -> None:
-        """Delete the small arrays that `unpack` made, as a call deletes what is donated to it."""
-        for leaf, name in zip(jax.tree.leaves(carry), self.vectors, strict=True):
-            if name:
+    def discard(self, part: PyTree, indices: PyTree) -> None:
+        """Delete the small arrays that `part` made, as a call deletes what is donated to it."""
+        for leaf, index in zip(jax.tree.leaves(part), jax.tree.leaves(indices), strict=True):
+            if self.vectors[index]:
                 leaf.delete()
+
+    def replaced(self, arrays: Sequence[jax.Array], index: int, value: np.ndarray) -> list[jax.Array]:
+        """Return the arrays in which a carry lies with another value for one array of it, through the host's memory."""
+        at, start = self._places[index]
+        if self.vectors[index]:
+            vector = np.array(arrays[at])
+            vector[start : start + value.size] = value.reshape(-1)
+        else:
+            vector = value
+        return [*arrays[:at], jax.device_put(vector), *arrays[at + 1 :]]
 
     # -- where they lie ---------------------------------------------------------------------
 
@@ -169,6 +209,11 @@ class CarryLayout:
 
 
 _copied = jax.jit(jnp.copy)  # at a quarter of what `copy_tree` costs, for arrays that are not committed anywhere
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _cut_out(vector: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array:
+    return jnp.copy(vector[start : start + math.prod(shape)].reshape(shape))
 
 
 def _is_small(leaf: jax.Array) -> bool:

@@ -111,6 +111,7 @@ class HostState:
         self._carry: dict[str, Any] | None = None
         self._arrays: list[Any] | None = None
         self._layout: CarryLayout | None = None
+        self._borrowed: dict[StatePath, tuple[PyTree, PyTree]] = {}  # parts taken out of `_arrays`, and their indices
         self._riding: frozenset[str] = frozenset()
         self._lost: BaseException | None = None
         self.copies: dict[Any, Any] = {}
@@ -138,12 +139,16 @@ class HostState:
                 why="a donated array is overwritten by the program it was given to, also when that fails",
                 fix="build a new Learner, and restore a checkpoint",
             ) from self._lost
-        carry = self._carry = self._layout.unpack(self._arrays)
+        carry = self._layout.unpack(self._arrays)
+        for root, (part, _) in self._borrowed.items():
+            carry = _with(carry, root, part)
+        self._carry, self._borrowed = carry, {}
         return carry
 
     @carry.setter
     def carry(self, carry: dict[str, Any]) -> None:
         self._carry, self._arrays, self._layout = carry, None, None
+        self._borrowed = {}
         self._riding = frozenset(carry["cbstate"])
 
     @property
@@ -173,9 +178,13 @@ class HostState:
         if layout is None:
             self._carry, self._arrays, self._layout = arrays, None, None
             return
-        if arrays is not self._arrays and self._carry is not None:  # what was donated lies in `_carry` no more
-            layout.discard(self._carry)
-            self._carry = None
+        if arrays is not self._arrays:  # what was taken out of them is gone with them
+            if self._carry is not None:
+                layout.discard(self._carry, layout.indices)
+                self._carry = None
+            for part, indices in self._borrowed.values():
+                layout.discard(part, indices)
+            self._borrowed = {}
         self._arrays, self._layout = arrays, layout
 
     def copies_of(self, paths: Sequence[StatePath]) -> dict[StatePath, Callable[[], PyTree]]:
@@ -186,9 +195,8 @@ class HostState:
         if arrays is None or layout is None:
             copies = {path: copy_tree(part_of(self.carry, self.hyperparams, path)) for path in paths}
             return {path: functools.partial(copies.__getitem__, path) for path in paths}
-        parts = {path: part_of(layout.indices, self.hyperparams, path) for path in paths}
-        copied = layout.copy(arrays, list(parts.values()))
-        return {path: functools.cache(functools.partial(layout.part, copied, part)) for path, part in parts.items()}
+        parts = [part_of(layout.indices, self.hyperparams, path) for path in paths]
+        return dict(zip(paths, layout.keep(arrays, parts), strict=True))
 
     @property
     def built(self) -> bool:
@@ -213,6 +221,7 @@ class HostState:
     def lose(self, error: BaseException) -> None:
         """Note that the carry was donated to a call that failed."""
         self._carry = self._arrays = self._layout = None
+        self._borrowed = {}
         self._lost = error
 
     @property
@@ -234,18 +243,25 @@ class HostState:
         own = np.random.SeedSequence(words.tolist(), spawn_key=(0,)).generate_state(words.size)
         return jax.random.wrap_key_data(jax.device_put(own), impl=jax.random.key_impl(self._run_key))
 
-    def counters(self, values: Sequence[int]) -> Any:
+    def counters(self, values: Sequence[int]) -> jax.Array:
         """Return what the carry has as `counters`: these values, and the words of the run's key."""
-        return jax.device_put(np.array([*values, *self._key_words], np.int32))
+        return jax.device_put(self._counters(values))
+
+    def _counters(self, values: Sequence[int]) -> np.ndarray:
+        return np.array([*values, *self._key_words], np.int32)
 
     def set_counters(self, **values: int) -> None:
         """Put host counters into the carry's `counters`."""
         held = {"step": self.step, "epoch": self.epoch, "step_in_epoch": self.step_in_epoch, "stopped": 0, **values}
-        counters = self.counters([held[name] for name in COUNTERS])
+        counters = self._counters([held[name] for name in COUNTERS])
+        if self._arrays is not None and self._layout is not None:
+            self._arrays = self._layout.replaced(self._arrays, self._layout.indices["counters"], counters)
+            if self._carry is not None:
+                self._carry = {**self._carry, "counters": jax.device_put(counters)}
+            return
         old = self.carry["counters"]
         # Keep the placement (device or sharding) the compiled program expects.
-        counters = jax.device_put(counters, old.sharding) if old.committed else counters
-        self.carry = {**self.carry, "counters": counters}
+        self.carry = {**self.carry, "counters": jax.device_put(counters, old.sharding if old.committed else None)}
 
     def copy_of(self, root: StatePath) -> PyTree:
         """Return a copy of a part of the carry; one per state of the carry, shared by its readers."""
@@ -262,17 +278,20 @@ class HostState:
         return self.copies[root]
 
     def live(self, root: StatePath) -> PyTree:
-        """Return a part of the carry itself."""
+        """Return a part of the carry itself, donated to the next step."""
+        arrays, layout = self._arrays, self._layout
+        if self._carry is None and arrays is not None and layout is not None:
+            if root not in self._borrowed:
+                indices = part_of(layout.indices, self.hyperparams, root)
+                self._borrowed[root] = layout.part(arrays, indices), indices
+            return self._borrowed[root][0]
         return self.carry["cbstate"][root[1]] if root[0] == "cbstate" else self.carry[root[0]]
 
     def replace(self, root: StatePath, value: PyTree) -> None:
         """Put a new value into the carry."""
         if self.window is not None:  # who reads it at this step sees the new value
             self.window.overwritten.add(root)
-        if root[0] == "cbstate":
-            self.carry = {**self.carry, "cbstate": {**self.carry["cbstate"], root[1]: value}}
-        else:
-            self.carry = {**self.carry, root[0]: value}
+        self.carry = _with(self.carry, root, value)
 
     def in_carry(self, name: str) -> bool:
         """Tell whether a `cbstate` entry rides in the carry."""
@@ -295,3 +314,10 @@ class HostState:
                 why="what is read is a copy, so the change would be lost",
                 fix=f"declare Write(), change a copy, and assign it: `learner.{dotted(path)} = copy`",
             )
+
+
+def _with(carry: dict[str, Any], root: StatePath, value: PyTree) -> dict[str, Any]:
+    """Return a carry with another value for one part of it."""
+    if root[0] == "cbstate":
+        return {**carry, "cbstate": {**carry["cbstate"], root[1]: value}}
+    return {**carry, root[0]: value}

@@ -128,10 +128,37 @@ def test_copies_survive_the_arrays():
     assert [x is None for x in copies] == [False, True, False]  # nobody asked for b[0]
 
 
+def test_what_is_kept_survives_the_arrays():
+    large = [jnp.arange(2000.0), jnp.arange(2000.0) + 1]
+    carry = {"a": small(4), "b": large, "c": jnp.arange(6, dtype="int32").reshape(2, 3), "d": jnp.arange(4)}
+    layout = CarryLayout.of(carry)
+    arrays = layout.pack(carry)
+    indices = layout.indices
+    kept = layout.keep(arrays, [{"c": indices["c"]}, indices["b"][1], indices["d"], indices["a"], indices])
+    for array in arrays:
+        array.delete()
+    c, b, d, a, everything = [get() for get in kept]
+    assert list(c) == ["c"]
+    wanted = np.arange(6, dtype="i4").reshape(2, 3), np.arange(2000, dtype="f4") + 1, np.arange(4, dtype="i4"), small(4)
+    assert bits([c, b, d, a]) == bits(wanted)
+    assert bits(everything) == bits({"a": small(4), "b": [np.arange(2000.0, dtype="f4"), b], "c": c, "d": d})
+
+
+@pytest.mark.parametrize("which", ["in a vector", "by itself"])
+def test_one_array_is_replaced(which):
+    carry = {"a": small(4), "b": jnp.arange(2000.0), "c": jnp.arange(4.0), "n": jnp.arange(3)}
+    name, value = {"in a vector": ("c", np.full(4, 7, "f4")), "by itself": ("n", np.full(3, 7, "i4"))}[which]
+    layout = CarryLayout.of(carry)
+    arrays = layout.pack(carry)
+    replaced = layout.replaced(arrays, layout.indices[name], value)
+    assert bits(layout.unpack(replaced)) == bits({**carry, name: value})
+    assert bits(layout.unpack(arrays)) == bits(carry)
+
+
 def test_what_was_unpacked_is_deleted_and_the_rest_is_not():
     carry = [*small(4), jnp.ones(3000)]
     layout = CarryLayout.of(carry)
     unpacked = layout.unpack(layout.pack(carry))
-    layout.discard(unpacked)
+    layout.discard(unpacked, layout.indices)
     assert [x.is_deleted() for x in unpacked] == [True] * 4 + [False]
     assert not any(x.is_deleted() for x in carry)

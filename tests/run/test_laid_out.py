@@ -119,7 +119,17 @@ def test_programs_take_few_arrays():
     assert len(taken) == 6
 
 
-def test_what_was_borrowed_is_gone_after_the_next_step():
+class Rates(Callback):
+    def stateaccess(self):
+        return {"hyperparams": {"learning_rate": Write()}, "progress": {"step": Read()}}
+
+    @on
+    def set_rate(self, event: StepEnd, phase: TrainingPhase, learner):
+        learner.hyperparams.learning_rate = 0.02 / (1 + learner.progress.step)
+
+
+@pytest.mark.parametrize("others", [[], [Rates()]], ids=["alone", "beside a write"])
+def test_what_was_borrowed_is_gone_after_the_next_step(others):
     borrowed, gone = [], []
 
     class Borrows(Callback):
@@ -131,7 +141,7 @@ def test_what_was_borrowed_is_gone_after_the_next_step():
             gone.append([leaf.is_deleted() for leaf in jax.tree.leaves(borrowed)])
             borrowed[:] = jax.tree.leaves(learner.params)
 
-    learner_of(Borrows()).fit(1)
+    learner_of(Borrows(), *others).fit(1)
     assert gone[0] == []
     assert gone[1:] == [[True] * 5] * 11
 
