@@ -12,8 +12,10 @@ REPETITIONS = 5
 WINDOW = 100
 
 STEP_BY_HAND, SCAN_BY_HAND = "by hand, jitted step", f"by hand, lax.scan of {WINDOW}"
+WATCHED = "by hand, sums the loss and stops at NaN"
 FLOORS = {
     STEP_BY_HAND: STEP_BY_HAND,
+    WATCHED: STEP_BY_HAND,
     "no callbacks": STEP_BY_HAND,
     "default callbacks": STEP_BY_HAND,
     SCAN_BY_HAND: SCAN_BY_HAND,
@@ -41,6 +43,7 @@ def measure(rounds: int) -> list[Table]:
             if name == floor
             else Figure.of([own - base for own, base in zip(totals[name], totals[floor], strict=True)]),
         }
+    table.notes.append("Sums the loss and stops at NaN: a part of what the default callbacks have in the step.")
     table.notes.append(
         "Construction by hand makes parameters and optimizer state; that of a Learner checks the callbacks and traces "
         "the step, too. JAX and fluxcb are imported, and the backend is up, before the clock starts; what they left "
@@ -64,6 +67,9 @@ def _until_first_step(name: str) -> tuple[float, float]:
         began = time.perf_counter()
         if steps > 1:
             variant = mlp.by_hand_in_windows(steps, data=data, epochs=1)
+        elif name == WATCHED:
+            step, first = mlp.hand_step_watched, mlp.hand_state_watched
+            variant = mlp.by_hand(reads="never", data=data[:1], epochs=1, step=step, first=first)
         else:
             variant = mlp.by_hand(reads="never", data=data[:1], epochs=1)
         constructed = time.perf_counter()

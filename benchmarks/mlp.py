@@ -84,10 +84,27 @@ def hand_step_with_scalar(params: Any, opt_state: Any, batch: Any) -> tuple[Any,
     return optax.apply_updates(params, updates), opt_state, (loss, jnp.max(jnp.abs(grads["b2"])))
 
 
+def hand_step_watched(params: Any, state: Any, batch: Any) -> tuple[Any, Any, Any]:
+    """Take one step that also sums the loss, and changes nothing once a loss was NaN or infinite."""
+    opt_state, total, count, bad = state
+    loss, grads = jax.value_and_grad(lambda p: loss_fn(apply(p, batch[0]), batch[1]))(params)
+    updates, new_opt_state = optimizer().update(grads, opt_state, params)
+    bad = bad | ~jnp.isfinite(loss)
+    new = optax.apply_updates(params, updates), new_opt_state, total + loss, count + 1
+    params, *state = jax.tree.map(lambda old, new: jnp.where(bad, old, new), (params, opt_state, total, count), new)
+    return params, (*state, bad), loss
+
+
 def hand_state() -> tuple[Any, Any]:
     """Return the first parameters and the optimizer's state, in buffers that may be donated."""
     params = init(None, None)
     return params, jax.tree.map(jnp.copy, optimizer().init(params))
+
+
+def hand_state_watched() -> tuple[Any, Any]:
+    """Return what `hand_step_watched` begins with."""
+    params, opt_state = hand_state()
+    return params, (opt_state, *jax.device_put((np.float32(0), np.int32(0), np.bool_(False))))
 
 
 def by_hand(
@@ -96,6 +113,7 @@ def by_hand(
     data: Any = None,
     epochs: int = EPOCHS,
     step: Callable[..., tuple[Any, Any, Any]] = hand_step,
+    first: Callable[[], tuple[Any, Any]] = hand_state,
 ) -> Variant:
     """Return the jitted, donated loop.
 
@@ -104,10 +122,11 @@ def by_hand(
         data: What it iterates in each epoch; the batches by default.
         epochs: Epochs of a run.
         step: The step.
+        first: Makes the state that it begins with.
     """
     source = batches() if data is None else data
     compiled = jax.jit(step, donate_argnums=(0, 1))
-    state = list(hand_state())
+    state = list(first())
     history: list[Any] = []
 
     def run() -> None:
