@@ -163,7 +163,9 @@ class Programs:
         *,
         by_hand: bool = False,
     ) -> Program:
-        fetch, layout = self.windows(plan, phase, step, state).fetch, state.layout
+        fetch, kind = self.windows(plan, phase, step, state).fetch, self.kind_of(step, state.platform)
+        # A step that runs straight is long, and gives the bits of the step written by hand as long as nothing moves.
+        layout = state.layout if kind == "loop" else None
         names: tuple[str, ...] = ()
         if by_hand:
             wanted = ["loss", *(path[1] for path in (*fetch.each, *fetch.last) if path[0] == "step")]
@@ -172,7 +174,6 @@ class Programs:
         places = layout or tuple(leaf.sharding for leaf in jax.tree.leaves(state.carry))
         key = (step, tuple(fetch.each), tuple(fetch.last), steps, names, isinstance(batches, Rows), places)
         if key not in self._compiled:
-            kind = self.kind_of(step, state.platform)
             with state.meter.span(
                 f"compile the step of {type(phase).__name__}", "compile", program=kind, steps_per_call=steps
             ):

@@ -119,6 +119,15 @@ def test_programs_take_few_arrays():
     assert len(taken) == 6
 
 
+def test_a_straight_program_takes_the_train_state_as_it_is(as_it_is):
+    straight = [learner_of(Metrics(), program="straight") for _ in range(2)]
+    straight[0].fit(2)
+    assert [p.layout for p in straight[0]._parts.engine.programs.compiled] == [None, None]
+    as_it_is()
+    straight[1].fit(2)
+    jax.tree.map(np.testing.assert_array_equal, straight[0].params, straight[1].params)
+
+
 class Rates(Callback):
     def stateaccess(self):
         return {"hyperparams": {"learning_rate": Write()}, "progress": {"step": Read()}}
