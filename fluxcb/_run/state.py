@@ -168,7 +168,9 @@ class HostState:
             TypeError: It is not a carry of that layout.
         """
         if layout is None:
-            return self.carry
+            carry = self.carry
+            self._arrays = self._layout = None  # they would outlive a call that fails
+            return carry
         if self._arrays is None or (self._layout is not layout and self._layout != layout):
             self._arrays, self._layout = layout.pack(self.carry), layout
         return self._arrays
