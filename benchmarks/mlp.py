@@ -240,8 +240,7 @@ def by_fluxcb(callbacks: Iterable[Any], data: Any = None, *, measured: bool = Fa
         learner.callbacks.measure(True)
 
     def run() -> None:
-        learner.fit(EPOCHS)
-        jax.block_until_ready(learner.params)
+        learner.fit(EPOCHS)  # waits for the last step
 
     def ready() -> bool:
         # "auto" compiles a program of one step at once, and that of a window some ten thousand steps later.

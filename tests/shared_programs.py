@@ -40,7 +40,7 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
             *(np.asarray(const).tobytes() for const in closed.consts),
             programs.signature(carry),
             (layout.signature[1], layout.vectors) if layout is not None else None,
-            tuple(leaf.sharding for leaf in jax.tree.leaves(carry)),
+            tuple(leaf.sharding for leaf in jax.tree.leaves(carry)) if layout is None else (),  # in vectors: the CPU
             jax.tree.structure(batches),
             tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batches)),
             (tuple(fetch.each), tuple(fetch.last), how["kind"], how.get("steps"), how.get("by_hand")),

@@ -47,15 +47,19 @@ def own_copy(tree: PyTree) -> PyTree:
 
     That needs no program, of which `copy_tree` compiles one for each shape.
     """
+    leaves, structure = jax.tree.flatten(tree)
+    on_host = [_lies_on_host(leaf) for leaf in leaves]
+    # All at once: a call of `device_put` costs more than what it puts there.
+    copies = iter(jax.device_put([np.array(leaf) for leaf, here in zip(leaves, on_host, strict=True) if here]))
+    return structure.unflatten(
+        next(copies) if here else copy_tree(leaf) for leaf, here in zip(leaves, on_host, strict=True)
+    )
 
-    def copy(x: Any) -> Any:
-        if isinstance(x, np.ndarray):
-            on_host = x.dtype.isnative  # JAX refuses the others
-        else:
-            on_host = isinstance(x, jax.Array) and not (is_key(x) or x.weak_type or x.committed) and _on_cpu(x)
-        return jax.device_put(np.array(x)) if on_host else copy_tree(x)
 
-    return jax.tree.map(copy, tree)
+def _lies_on_host(x: Any) -> bool:
+    if isinstance(x, np.ndarray):
+        return x.dtype.isnative  # JAX refuses the others
+    return isinstance(x, jax.Array) and not (is_key(x) or x.weak_type or x.committed) and _on_cpu(x)
 
 
 def _on_cpu(x: jax.Array) -> bool:

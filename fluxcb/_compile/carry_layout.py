@@ -90,16 +90,15 @@ class CarryLayout:
             arrays: The arrays in which the carry lies; None where nothing of the part does.
             indices: That part of `indices`.
         """
-        wanted = {self._places[index][0] for index in jax.tree.leaves(indices)}
+        leaves, structure = jax.tree.flatten(indices)
+        if len(leaves) == 1 and leaves[0] in self._cut_out_before:  # the program is there
+            return structure.unflatten([self._taken(arrays, leaves[0])])
+        wanted = {self._places[index][0] for index in leaves}
         count = len(self._names)
         on_host = [np.array(x) if at < count and at in wanted else x for at, x in enumerate(arrays)]
-
-        def leaf(index: int) -> Any:
-            array = self._leaf(on_host, index)
-            # `jnp.asarray` takes half as long, but compiles a program for each shape.
-            return jax.device_put(array) if self.vectors[index] else array
-
-        return jax.tree.map(leaf, indices)
+        # `jnp.asarray` compiles a program for each shape.
+        small = iter(jax.device_put([self._leaf(on_host, index) for index in leaves if self.vectors[index]]))
+        return structure.unflatten(next(small) if self.vectors[at] else self._leaf(on_host, at) for at in leaves)
 
     def keep(self, arrays: Sequence[jax.Array], parts: Sequence[PyTree]) -> list[Callable[[], PyTree]]:
         """Copy parts of the carry that lies in some arrays, without waiting for them.
@@ -127,9 +126,12 @@ class CarryLayout:
 
         return [kept(*of) for of in split]
 
-    def _taken(self, arrays: Sequence[jax.Array], index: int) -> jax.Array:
+    def _taken(self, arrays: Sequence[Any], index: int) -> jax.Array:
         at, start = self._places[index]
-        return _cut_out(arrays[at], start, self.signature[1][index][0]) if self.vectors[index] else _copied(arrays[at])
+        if not self.vectors[index]:
+            return _copied(arrays[at])
+        self._cut_out_before.add(index)
+        return _cut_out(arrays[at], start, self.signature[1][index][0])
 
     def copy(self, arrays: Sequence[jax.Array], indices: PyTree, *, small: bool = True) -> list[jax.Array | None]:
         """Copy the arrays in which a part of the carry lies, without waiting for them.
@@ -160,15 +162,23 @@ class CarryLayout:
             if self.vectors[index]:
                 leaf.delete()
 
-    def replaced(self, arrays: Sequence[jax.Array], index: int, value: np.ndarray) -> list[jax.Array]:
-        """Return the arrays in which a carry lies with another value for one array of it, through the host's memory."""
+    def replaced(self, arrays: Sequence[Any], index: int, value: np.ndarray) -> list[Any]:
+        """Return the arrays in which a carry lies with another value for one array of it, through the host's memory.
+
+        A vector stays there until the next call takes it along, which `device_put` would need 0.1 ms for; but the first
+        of the arrays is a JAX array always.
+        """
         at, start = self._places[index]
-        if self.vectors[index]:
-            vector = np.array(arrays[at])
-            vector[start : start + value.size] = value.reshape(-1)
-        else:
-            vector = value
-        return [*arrays[:at], jax.device_put(vector), *arrays[at + 1 :]]
+        if not self.vectors[index]:
+            return [*arrays[:at], jax.device_put(value), *arrays[at + 1 :]]
+        vector = np.array(arrays[at])
+        vector[start : start + value.size] = value.reshape(-1)
+        return [*arrays[:at], vector if at else jax.device_put(vector), *arrays[at + 1 :]]
+
+    @functools.cached_property
+    def _cut_out_before(self) -> set[int]:
+        """Indices of the small arrays for which `_cut_out` has been compiled."""
+        return set()
 
     # -- where they lie ---------------------------------------------------------------------
 

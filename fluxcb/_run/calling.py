@@ -25,7 +25,10 @@ from fluxcb._typing import Batch, Rows
 __all__ = ["Caller"]
 
 AHEAD = 32
-"""Single-step calls in a window: JAX runs at most 32 computations ahead (measured on CPU)."""
+"""Single-step calls in a window: JAX runs at most 32 computations ahead (measured on CPU).
+
+Also the steps of the first window of an epoch: while the device runs so many, the host puts the next together.
+"""
 
 AHEAD_SHARDED = 8
 """The same where the carry lies on several devices: with more, XLA's collectives on CPU wait for each other in vain."""
@@ -92,11 +95,16 @@ class Caller:
         engine = self._engine
         return engine.programs.windows(engine.plan, self._phase, program.step, self._state)
 
-    @property
-    def longest(self) -> int:
-        """Steps of a window at most."""
+    def longest(self, *, idle: bool) -> int:
+        """Return how many steps a window has at most.
+
+        Args:
+            idle: Whether nothing is under way: the device waits until the window has been put together, and begins
+                sooner with a short one.
+        """
         if self.many is not None:
-            return self.many.steps
+            waits = idle and self._stacker is not None and not self._stacker.rows  # rows are put together in no time
+            return min(AHEAD, self.many.steps) if waits else self.many.steps
         several = len(self._state.some_array.devices()) > 1
         return max(1, min(AHEAD_SHARDED if several else AHEAD, self._most()))
 

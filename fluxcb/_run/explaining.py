@@ -77,21 +77,22 @@ def _program(parts: Assembly, steps: Steps, phase: Phase) -> str:
 
 def _length(parts: Assembly, steps: Steps) -> Iterator[str]:
     programs, caller = parts.engine.programs, steps.caller
-    asked = f"steps_per_call={programs.steps_per_call!r}"
+    asked, first = f"steps_per_call={programs.steps_per_call!r}", caller.longest(idle=True)
     step = caller.usual.step if caller.usual is not None else None
     if programs.steps_per_call == 1:
-        yield f"1 step in a call, up to {caller.longest} calls ahead ({asked})"
+        yield f"1 step in a call, up to {first} calls ahead ({asked})"
     elif step is not None and programs.kind_of(step, parts.state.platform) == "straight":
-        yield f"1 step in a call, because the program is straight, up to {caller.longest} calls ahead ({asked})"
+        yield f"1 step in a call, because the program is straight, up to {first} calls ahead ({asked})"
     elif caller.many is not None:
-        yield f"up to {caller.many.steps} steps in a call ({asked})"
+        waits = f", {first} where the device waits for them" if first < caller.many.steps else ""
+        yield f"up to {caller.many.steps} steps in a call{waits} ({asked})"
     elif programs.steps_per_call == "auto" and caller.usual is not None:
         yield (
-            f"1 step in a call, up to {caller.longest} calls ahead ({asked}): windows are compiled once calling single "
+            f"1 step in a call, up to {first} calls ahead ({asked}): windows are compiled once calling single "
             f"steps has cost what compiling does ({caller.spent:.2f} of {caller.usual.seconds:.2f} s)"
         )
     else:
-        yield f"1 step in a call so far, up to {caller.longest} calls ahead ({asked})"
+        yield f"1 step in a call so far, up to {first} calls ahead ({asked})"
     size = f"{programs.window_bytes / 2**20:,.0f} MiB"
     yield f"about {WINDOW_SECONDS} s at most, and {size} of batches and fetched values (window_bytes=)"
 

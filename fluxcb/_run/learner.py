@@ -367,7 +367,7 @@ class Learner:
     def params(self) -> PyTree:
         """A copy of the parameters."""
         self._parts.refuse_ahead("params")
-        return own_copy(self._state.carry["params"])
+        return own_copy(self._state.live(("params",)))
 
     @property
     def model(self) -> Any:
@@ -440,7 +440,8 @@ class Learner:
         """The injected hyperparameters' values."""
         state = self._state
         self._parts.refuse_ahead("hyperparams")
-        return {name: float(state.hyperparams.get(state.carry["opt_state"], name)) for name in state.hyperparams.names}
+        opt_state = state.live(("opt_state",))
+        return {name: float(state.hyperparams.get(opt_state, name)) for name in state.hyperparams.names}
 
     @property
     def compile_counts(self) -> dict[str, int]:

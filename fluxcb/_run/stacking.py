@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,8 +31,8 @@ class Stacker:
 
     def __init__(self, example: Batch, steps: int) -> None:
         self.steps = steps
-        self._rows = isinstance(example, Rows)
-        if self._rows:
+        self.rows = isinstance(example, Rows)
+        if self.rows:
             self._arrays, example = example.arrays, example.rows
         leaves, self._structure = jax.tree.flatten(example)
         self._specs = [(s.shape, np.dtype(s.dtype) if not is_key(s) else s.dtype) for s in spec_of(leaves)]
@@ -43,22 +44,34 @@ class Stacker:
 
         What stands behind them in the buffer is not defined; of resident arrays, it is rows that exist.
         """
-        rows = [batch.rows for batch in self._of_same_arrays(batches)] if self._rows else batches
-        fitting = []
-        for batch in rows[: self.steps]:
-            leaves, structure = jax.tree.flatten(batch)
-            if structure != self._structure or not self._fits(leaves):
-                break
-            fitting.append(leaves)
-        if not fitting:
+        rows = [batch.rows for batch in self._of_same_arrays(batches)] if self.rows else batches
+        columns, count = self._columns(rows[: self.steps])
+        if not count:
             return None, 0
         if self._on_device:
-            stacked = list(self._stack(*fitting, *[fitting[-1]] * (self.steps - len(fitting))))
+            fitting = list(zip(*columns, strict=True))
+            stacked = list(self._stack(*fitting, *[fitting[-1]] * (self.steps - count)))
         else:
-            columns = zip(*fitting, strict=True)
             stacked = [self._buffer(column, *spec) for column, spec in zip(columns, self._specs, strict=True)]
         buffer = jax.tree.unflatten(self._structure, stacked)
-        return (Rows(self._arrays, buffer) if self._rows else buffer), len(fitting)
+        return (Rows(self._arrays, buffer) if self.rows else buffer), count
+
+    def _columns(self, batches: Sequence[Any]) -> tuple[list[list[Any]], int]:
+        """Return for each leaf those of the batches, up to the first batch that does not fit, and how many fit."""
+        width, count = len(self._specs), len(batches)
+        leaves, structure = jax.tree.flatten(tuple(batches))
+        if structure == jax.tree_util.treedef_tuple([self._structure] * count):  # as it is nearly always: look at once
+            columns = [leaves[at::width] for at in range(width)]
+            if all(_alike(column, *spec) for column, spec in zip(columns, self._specs, strict=True)):
+                return columns, count
+        columns = [[] for _ in self._specs]
+        for done, batch in enumerate(batches):
+            leaves, structure = jax.tree.flatten(batch)
+            if structure != self._structure or not self._fits(leaves):
+                return columns, done
+            for column, leaf in zip(columns, leaves, strict=True):
+                column.append(leaf)
+        return columns, count
 
     def _of_same_arrays(self, batches: Sequence[Batch]) -> list[Rows]:
         same = []
@@ -79,12 +92,27 @@ class Stacker:
 
     def _buffer(self, column: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         buffer = _aligned((self.steps, *shape), dtype)
-        for i, leaf in enumerate(column):
-            # Numbers wrap as they do where JAX takes them; of arrays, NumPy wraps the elements itself.
-            buffer[i] = leaf if shape else np.asarray(leaf).astype(dtype)
-        if self._rows:
+        if shape and set(map(type, column)) == {np.ndarray}:
+            rest = shape[1:]
+            into = buffer[: len(column)].reshape(len(column) * shape[0], *rest)
+            np.concatenate(column, out=into, casting="unsafe")  # elements wrap, as they do where JAX takes them
+        else:
+            for i, leaf in enumerate(column):
+                # Numbers wrap as they do where JAX takes them; of arrays, NumPy wraps the elements itself.
+                buffer[i] = leaf if shape else np.asarray(leaf).astype(dtype)
+        if self.rows:
             buffer[len(column) :] = 0
         return buffer
+
+
+def _alike(column: Sequence[Any], shape: tuple[int, ...], dtype: Any) -> bool:
+    """Tell whether all leaves of a column are NumPy arrays of one dtype, and fit."""
+    return (
+        set(map(type, column)) == {np.ndarray}
+        and {leaf.shape for leaf in column} == {shape}
+        and len({leaf.dtype for leaf in column}) == 1
+        and (column[0].dtype == dtype or _canonical(column[0]) == dtype)
+    )
 
 
 def _canonical(leaf: Any) -> Any:
@@ -100,7 +128,7 @@ def _stays_on_device(leaf: Any) -> bool:
 
 
 def _aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    size = math.prod(shape) * dtype.itemsize
     raw = np.empty(size + _ALIGNED, np.uint8)
-    start = -raw.ctypes.data % _ALIGNED
+    start = -raw.__array_interface__["data"][0] % _ALIGNED
     return raw[start : start + size].view(dtype).reshape(shape)

@@ -176,7 +176,8 @@ class Steps:
         length = 1
         caller = self.caller
         if caller.step_seconds:
-            length = max(1, min(caller.longest, int(caller.window_seconds / caller.step_seconds)))
+            longest = caller.longest(idle=not ahead)
+            length = max(1, min(longest, int(caller.window_seconds / caller.step_seconds)))
         due = bound_at(self._live_calls, number, epoch)
         if due is not None:
             if due == number + 1:

@@ -78,7 +78,7 @@ class Window:
         """Note which program was called, and start moving what it brings back."""
         self.program, self._fetch, self.stacked = program, program.fetch, program.steps > 1
         self._rows_of = _itself if program.bare else operator.attrgetter("rows")
-        if self.stacked or not program.on_host:  # on CPU, a single step's values are on the host already
+        if not program.on_host:
             for array in jax.tree.leaves(self.calls):
                 array.copy_to_host_async()
 

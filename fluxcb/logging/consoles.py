@@ -43,5 +43,5 @@ def text_file(file: IO[str] | None, owner: str) -> IO[str] | None:
 
 
 def print_line(console: Any, text: str, style: str | None = None) -> None:
-    """Print one line as it is: no markup, no highlighting, no wrapping."""
-    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    """Print one line as it is: no markup, no emoji codes, no highlighting, no wrapping."""
+    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)

@@ -1,5 +1,7 @@
 """The carry in few arrays: which lie together, and that nothing but that changes."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -144,15 +146,52 @@ def test_what_is_kept_survives_the_arrays():
     assert bits(everything) == bits({"a": small(4), "b": [np.arange(2000.0, dtype="f4"), b], "c": c, "d": d})
 
 
-@pytest.mark.parametrize("which", ["in a vector", "by itself"])
+@pytest.mark.parametrize("which", ["in the first vector", "in another vector", "by itself"])
 def test_one_array_is_replaced(which):
-    carry = {"a": small(4), "b": jnp.arange(2000.0), "c": jnp.arange(4.0), "n": jnp.arange(3)}
-    name, value = {"in a vector": ("c", np.full(4, 7, "f4")), "by itself": ("n", np.full(3, 7, "i4"))}[which]
+    carry = {
+        "a": small(4),
+        "b": jnp.arange(2000.0),
+        "c": jnp.arange(4.0),
+        "i": small(2, "int32"),
+        "n": jnp.ones(3, "u4"),
+    }
+    name, value = {
+        "in the first vector": ("c", np.full(4, 7, "f4")),
+        "in another vector": ("i", np.full(3, 7, "i4")),
+        "by itself": ("n", np.full(3, 7, "u4")),
+    }[which]
     layout = CarryLayout.of(carry)
     arrays = layout.pack(carry)
-    replaced = layout.replaced(arrays, layout.indices[name], value)
-    assert bits(layout.unpack(replaced)) == bits({**carry, name: value})
+    index = jax.tree.leaves(layout.indices[name])[-1]
+    replaced = layout.replaced(arrays, index, value)
+    expected = jax.tree.map(np.array, {**carry, name: [carry["i"][0], value] if name == "i" else value})
+    assert isinstance(replaced[0], jax.Array)  # by which it is known whether they are gone, and where they lie
+    assert bits(layout.unpack(replaced)) == bits(expected)
     assert bits(layout.unpack(arrays)) == bits(carry)
+    again = layout.replaced(replaced, index, value + 1)
+    assert bits(layout.part(again, index)) == bits(value + 1)
+    assert bits(layout.unpack(replaced)) == bits(expected)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def doubled(arrays):
+        return layout.join(jax.tree.map(lambda x: 2 * x, layout.split(arrays)))
+
+    assert bits(layout.unpack(doubled(replaced))) == bits(jax.tree.map(lambda x: 2 * x, expected))
+
+
+def test_a_part_is_the_same_whichever_way_it_is_taken():
+    carry = {"a": small(4), "b": jnp.arange(6).reshape(2, 3), "c": jnp.arange(4.0), "i": jnp.arange(2)}
+    layout = CarryLayout.of(carry)
+    arrays = layout.pack(carry)
+    for name in ("b", "c"):
+        before = layout.part(arrays, {"it": layout.indices[name]})  # over the host's memory
+        (kept,) = layout.keep(arrays, [layout.indices[name]])  # by a program, which there is from now on
+        after = layout.part(arrays, {"it": layout.indices[name]})
+        assert bits(before) == bits(kept()) == bits(after) == bits(carry[name])
+        assert isinstance(after["it"], jax.Array)
+    for array in arrays:
+        array.delete()
+    assert bits(after) == bits(carry["c"])
 
 
 def test_what_was_unpacked_is_deleted_and_the_rest_is_not():

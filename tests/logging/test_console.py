@@ -7,7 +7,7 @@ import pytest
 
 from fluxcb import DeclarationError
 from fluxcb.logging import ConsoleBackend, Text
-from fluxcb.logging.consoles import console_for
+from fluxcb.logging.consoles import console_for, print_line
 
 # reference: tensorpack's ScalarPrinter, which prints `{:.5g}`, sorted, the last value of each name
 PUTS = [(0, 0, "lr", 0.1), (1, 1, "a", 1), (3, 1, "a", 3), (3, 1, "val/x", 123456.789), (3, 1, "b", 10)]
@@ -104,3 +104,11 @@ def test_a_file_has_one_console_while_somebody_holds_it_and_none_is_kept():
     del console, file
     gc.collect()
     assert held() is None
+
+
+def test_lines_are_printed_as_they_are():
+    lines = ["[bold]:smile: x[/]", "a" * 300, "[1, 2] 'text' 10%"]
+    file = io.StringIO()
+    for line in lines:
+        print_line(console_for(file), line)
+    assert file.getvalue().splitlines() == lines

@@ -11,7 +11,7 @@ from fluxcb import Callback, Read, StateLostError, Write, every, on
 from fluxcb._compile.carry_layout import CarryLayout
 from fluxcb.callbacks import Metrics, ParameterEMA, StopOnNaNLoss
 from fluxcb.events import EpochBegin, StepEnd
-from fluxcb.phases import TrainingPhase
+from fluxcb.phases import TrainingPhase, ValidationPhase
 
 LENGTHS = [1, 4, "auto"]
 
@@ -222,3 +222,32 @@ def test_a_failing_call(steps_per_call, donated):
         assert np.array_equal(a, b)
     learner.fit(1)
     assert learner.step == 24
+
+
+class Smooths(ValidationPhase):
+    """Convolves, and so runs straight, while training runs in a loop."""
+
+    def step(self, learner, emit):
+        super().step(learner, emit)
+        learner.step.loss = jnp.convolve(learner.step.outputs[:, 0], jnp.ones(3)).mean()
+
+
+def test_a_failing_call_of_a_straight_program_after_others():
+    learner = learner_of(Metrics(), steps_per_call=4, phases=(TrainingPhase(), Smooths()))
+    learner.fit(1)
+    layouts = {program.layout is None for program in learner._parts.engine.programs.compiled}
+    assert layouts == {True, False}
+    caller = learner._parts.engine.steps(learner.phases[1]).caller
+    program = caller._single
+    assert program.layout is None
+    call = program.call
+
+    def failing(*arguments):
+        call(*arguments)  # takes what it was given
+        raise RuntimeError("the device is gone")
+
+    object.__setattr__(program, "call", failing)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        learner.fit(1)
+    with pytest.raises(StateLostError):
+        _ = learner.params

@@ -1,9 +1,13 @@
 """Windows: what bounds them, what they wait for, and that nothing else does."""
 
+import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 
-from fluxcb import Append, Callback, EverySteps, Read, Write, every, on, throttle, when
-from fluxcb._run import stepping
+from fluxcb import Append, Callback, EverySteps, Learner, Read, Write, every, on, throttle, when
+from fluxcb._run import calling, stepping
+from fluxcb.data import ArrayLoader
 from fluxcb.events import StepBegin, StepEnd, Trigger, UpdateEnd
 from fluxcb.phases import Phase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -34,6 +38,33 @@ FREE = [(1, False), (32, False), (31, False)]
 ONES = [(1, True)] * 64
 # What runs before its step sees the state before it, so the step before has ended; but nothing waits for its end.
 LIVE = [(1, False)] * 64
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [(False, [1, 32, 100, 67, 32, 100, 68]), (True, [1, 32, 100, 67, 100, 100])],
+    ids=["batches", "rows of resident arrays"],
+)
+def test_where_nothing_is_under_way_windows_of_stacked_batches_begin_short(monkeypatch, no_clock, device, expected):
+    lengths, call = [], calling.Caller.call
+
+    def spy(self, window, feed, **others):
+        call(self, window, feed, **others)
+        lengths.append(window.length)
+
+    monkeypatch.setattr(calling.Caller, "call", spy)
+    xs = np.arange(400, dtype=np.float32)[:, None]
+    learner = Learner.from_loss(
+        {"w": jnp.ones(1)},
+        lambda params, batch, key: jnp.mean(params["w"] * batch[0]),
+        optax.sgd(0.1),
+        data=ArrayLoader((xs,), 2, shuffle=False, device=device),
+        callbacks=[every(made(StepEnd, {"step": {"loss": Read()}}), steps=1)],
+        default_callbacks=False,
+        steps_per_call=100,
+    )
+    learner.fit(2)
+    assert lengths == expected
 
 
 def made(event, access, schedule=None, phase=TrainingPhase):
