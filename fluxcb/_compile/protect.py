@@ -21,6 +21,7 @@ __all__ = ["Backend", "make_proxy"]
 # First-level names that have parts; permission on the whole name opens all of them.
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
 
+_PROGRESS = {name: Read() for name in PROGRESS}  # which everybody may read
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
@@ -157,7 +158,7 @@ def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any
         if path == ("control",):
             continue
         _plant(tree, path, permission)
-    tree["progress"] = {name: Read() for name in PROGRESS}
+    tree["progress"] = _PROGRESS
     tree.setdefault("key", Read())
     if "*" not in tree:
         for name in NAMESPACES:  # empty ones, so that a refusal names the part that was wanted, not the whole

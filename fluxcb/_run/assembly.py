@@ -165,7 +165,7 @@ class Assembly:
         # Everything is on the host while callbacks initialise, then what traced handlers use moves back.
         state.cbstate = {**state.cbstate, **in_carry_before}
         state.carry = {**state.carry, "cbstate": {}}
-        plan = Plan(graph, lambda d: backends[d.position])
+        plan = Plan(graph, lambda d: backends[d.position], state.meter.wrapper, self.engine.adapted)
         for declared in graph.init_order():
             try:
                 declared.callback.init(plan.proxy(declared, declared.access))
@@ -180,7 +180,6 @@ class Assembly:
         state.carry = together({**state.carry, "cbstate": moved})
         require_created(graph, {*state.cbstate, *moved})
         self.engine.check(graph)
-        plan = Plan(graph, lambda d: backends[d.position], state.meter.wrapper, self.engine.adapted)
         self._dry_run(plan)
         for declared in graph.declared:
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
