@@ -27,6 +27,10 @@ class Stacker:
     Args:
         example: A batch.
         steps: Length of the buffers (steps).
+
+    Attributes:
+        steps: Length of the buffers (steps).
+        rows: Whether the batches are rows of arrays that lie on the device, so that only row numbers are stacked.
     """
 
     def __init__(self, example: Batch, steps: int) -> None:
