@@ -27,7 +27,8 @@ __all__ = ["Caller"]
 AHEAD = 32
 """Single-step calls in a window: JAX runs at most 32 computations ahead (measured on CPU).
 
-Also the steps of the first window of an epoch: while the device runs so many, the host puts the next together.
+Also the steps of a window of stacked batches where nothing is under way, as at an epoch's beginning: while the device
+runs so many, the host puts the next together.
 """
 
 AHEAD_SHARDED = 8
