@@ -1,7 +1,5 @@
 """Compiled programs that the Learners of many tests share, as far as they are the same."""
 
-import functools
-import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 
 from fluxcb._compile import program
-from fluxcb._compile import step as traced
 from fluxcb._run import programs
 
 
@@ -24,17 +21,11 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
         kept: What was compiled before.
     """
     kept = {} if kept is None else kept
-    jaxprs, of_jax = {}, traced.jaxpr_as_fun
-
-    def jaxpr_as_fun(closed):
-        function = functools.partial(of_jax(closed))
-        jaxprs[function] = closed
-        return function
 
     def compile_program(step, carry, batches, **how):
         if not all(hasattr(leaf, "shape") for leaf in jax.tree.leaves(batches)):  # rows of arrays on the device
             return program.compile_program(step, carry, batches, **how)
-        fetch, layout, closed = how["fetch"], how["layout"], jaxprs[inspect.getclosurevars(step.run).nonlocals["flat"]]
+        fetch, layout, closed = how["fetch"], how["layout"], step.jaxpr
         key = (
             str(closed.jaxpr),
             *(np.asarray(const).tobytes() for const in closed.consts),
@@ -50,6 +41,5 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
         return replace(kept[key], step=step, fetch=fetch, layout=layout)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "jaxpr_as_fun", jaxpr_as_fun)
         patch.setattr(programs, "compile_program", compile_program)
         yield kept

@@ -7,6 +7,7 @@ their results agree bit for bit; the straight-line single step stands in where a
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ class _Maker:
         """Run the plain step, outside any loop."""
         carry = self._carry(arrays)
         going = carry["counters"][3] == 0
-        new, values = self.step.run(carry, self._gathered(batch))
+        new, values = self._run_step(carry, self._gathered(batch))
         if "stop" in self.step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
             new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
         rows, buffers = self._packed(new, values, going)
@@ -167,9 +168,8 @@ class _Maker:
 
     def loop(self, arrays: PyTree, batch: Any) -> tuple[PyTree, Outputs]:
         """Run one step inside the loop."""
-        # 1, but the compiler does not know it: a loop that runs once for sure is inlined, and the bits may differ.
-        length = jnp.where(self._counters(arrays)[0] >= 0, jnp.uint32(1), jnp.uint32(0))
-        arrays, out = self._run(arrays, jax.tree.map(_padded, self._gathered(batch)), length, _PADDED)
+        # A loop that runs once for sure is inlined, and the bits may differ. Whether this one runs, the carry says.
+        arrays, out = self._run(arrays, jax.tree.map(_padded, self._gathered(batch)), jnp.uint32(1), _PADDED)
         first = jax.tree.map(lambda b: b[0], (out.rows, out.buffers))
         return arrays, Outputs(first[0], first[1], out.last, out.values)
 
@@ -178,6 +178,11 @@ class _Maker:
         # Resident rows are gathered for the whole window at once: in the loop it takes three times as long (on CPU).
         batches = self._gathered(batches)
         return self._run(arrays, batches, length, jax.tree.leaves(batches)[0].shape[0])
+
+    @functools.cached_property
+    def _run_step(self) -> Callable[[PyTree, Any], tuple[PyTree, dict[str, Any]]]:
+        fetched = (path[1] for path in (*self.fetch.each, *self.fetch.last) if path[0] == "step")
+        return self.step.computing({*fetched, *self.by_hand})
 
     def _run(self, arrays: PyTree, batches: Any, length: Any, steps: int) -> tuple[PyTree, Outputs]:
         last = [_zeros(spec) for spec in self.fetch.last.values()]
@@ -190,7 +195,7 @@ class _Maker:
         def body(state: Any) -> Any:
             i, arrays, held, _, _ = state
             batch = jax.tree.map(lambda b: jax.lax.dynamic_index_in_dim(b, i, keepdims=False), batches)
-            carry, values = self.step.run(self._carry(arrays), batch)
+            carry, values = self._run_step(self._carry(arrays), batch)
             held = store(held, i, self._packed(carry, values, True))
             raw = {name: values[name] for name in self.by_hand}
             return i + 1, self._arrays(carry), held, self._last(carry, values), raw

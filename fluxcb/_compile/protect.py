@@ -8,7 +8,7 @@ underscore raise AttributeError as usual, so that copying and inspecting work.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
@@ -46,11 +46,12 @@ class Backend(Protocol):
 
 
 class _View:
-    """A part of the Learner as one handler may see it."""
+    """A part of the Learner as one handler may see it; its own parts are made when somebody asks for them."""
 
     __slots__ = ("_backend", "_where", "_who")
 
     _path: StatePath = ()
+    _parts: Mapping[str, Callable[[], _View]] = {}
     _writable: dict[str, tuple[StatePath, Permission]] = {}
     _readable: frozenset[str] = frozenset()
     _open: Permission | None = None
@@ -64,6 +65,9 @@ class _View:
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:  # only what no property or slot answers
+        if name in self._parts:
+            object.__setattr__(self, name, self._parts[name]())
+            return getattr(self, name)
         if name.startswith("_"):
             raise AttributeError(name)
         if self._open is not None:
@@ -190,57 +194,31 @@ def _make_view(
             **{name: everything for name in FIRST_LEVEL if name not in ("*", "control")},
             **{k: v for k, v in tree.items() if k != "*"},
         }
-    children: dict[str, _View] = {}
     attributes: dict[str, Any] = {}
     writable: dict[str, tuple[StatePath, Permission]] = {}
+    parts: dict[str, Callable[[], _View]] = {}
+    readable: list[str] = []
     for name, node in tree.items():
         below = (*path, name)
-        if isinstance(node, Permission) and not path and name in NAMESPACES:
-            children[name] = _open_view(below, node, backend, who, where)
-        elif isinstance(node, Permission):
+        if isinstance(node, Permission) and (path or name not in NAMESPACES):
             attributes[name] = property(backend.reader(below, node))
-        else:
-            inherits = everything if name != "progress" else None
-            children[name] = _make_view(below, node, backend, who, where, inherits)
-        if isinstance(node, Permission) and writes(node) and not (name in children and not path):
-            writable[name] = (below, node)
-    return _instance(path, backend, who, where, attributes, children, writable, inherited)
-
-
-def _open_view(path: StatePath, permission: Permission, backend: Backend, who: str, where: str) -> _View:
-    return _instance(path, backend, who, where, {}, {}, {}, permission)
-
-
-def _instance(
-    path: StatePath,
-    backend: Backend,
-    who: str,
-    where: str,
-    attributes: dict[str, Any],
-    children: dict[str, _View],
-    writable: dict[str, tuple[StatePath, Permission]],
-    open_: Permission | None,
-) -> _View:
-    if not (attributes or children or writable or open_):  # most have nothing in most namespaces
-        return _empty_view(path)(backend, who, where)
+            if writes(node):
+                writable[name] = (below, node)
+            readable.append(name)
+            continue
+        inside, opened = ({}, node) if isinstance(node, Permission) else (node, everything)
+        opened = None if name == "progress" else opened
+        parts[name] = functools.partial(_make_view, below, inside, backend, who, where, opened)
+        if inside or opened is not None:
+            readable.append(name)
     namespace = {
-        "__slots__": tuple(children),
+        "__slots__": tuple(parts),
         "_path": path,
+        "_parts": parts,
         "_writable": writable,
-        "_readable": frozenset([*attributes, *(n for n, child in children.items() if child._readable or child._open)]),
-        "_open": open_,
+        "_readable": frozenset(readable),
+        "_open": inherited,
         **attributes,
     }
-    view = type(_class_name(path), (_View,), namespace)(backend, who, where)
-    for name, child in children.items():
-        object.__setattr__(view, name, child)
-    return view
-
-
-def _class_name(path: StatePath) -> str:
-    return "Protected" + "".join(part.title() for part in path or ("learner",))
-
-
-@functools.cache
-def _empty_view(path: StatePath) -> type[_View]:
-    return type(_class_name(path), (_View,), {"__slots__": (), "_path": path})
+    name = "Protected" + "".join(part.title() for part in path or ("learner",))
+    return type(name, (_View,), namespace)(backend, who, where)

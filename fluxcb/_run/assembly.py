@@ -32,7 +32,7 @@ from fluxcb._errors import DataError, DeclarationError, FluxcbError
 from fluxcb._run.engine import Engine
 from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
-from fluxcb._run.given import as_list_of_phases, check_params, concrete, own_params, sources, together
+from fluxcb._run.given import as_list_of_phases, check_params, concrete, first_opt_state, own_params, sources, together
 from fluxcb._run.required import check_hyperparams, refuse_shared, require_created, riding
 from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.timeline import recorded_timeline
@@ -128,7 +128,7 @@ class Assembly:
                 raise
         params = own_params(params)
         check_params(params)
-        opt_state = own_copy(state.optimizer.init(params))
+        opt_state = own_copy(first_opt_state(state.optimizer, params))
         state.hyperparams = HyperparamIndex(opt_state)
         state.carry = {
             "params": params,

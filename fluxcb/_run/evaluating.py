@@ -81,8 +81,8 @@ class Evaluator:
     def _function(self, step: TracedStep, names: tuple[str, ...]) -> Callable[..., dict[str, Any]]:
         functions = self._functions.setdefault(step, {})
         if names not in functions:
-            run = step.run  # not the step itself, which would never be freed
-            functions[names] = jax.jit(lambda carry, batch: _chosen(run(carry, batch)[1], names))
+            run = step.computing(names)  # not the step itself, which would never be freed
+            functions[names] = jax.jit(lambda carry, batch: run(carry, batch)[1])
         return functions[names]
 
 
@@ -164,10 +164,6 @@ class Evaluation:
         if root not in self._placed:
             self._placed[root] = jax.device_put(value, place)
         return self._placed[root]
-
-
-def _chosen(values: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: values[name] for name in names}
 
 
 def _place(params: PyTree) -> Any:

@@ -443,3 +443,50 @@ def test_the_order_of_the_list_costs_no_trace():
     learner.callbacks.set(list(learner.callbacks)[::-1])
     learner.fit(1)
     assert learner.compile_counts == counts
+
+
+def jaxpr_computing(names, key):
+    """Return what is left of a step for some of its values, as text, and these values; the model may use its key."""
+
+    class Noisy(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Read(), "noise": Write()}}
+
+        @on(BackwardEnd, AbstractTrainingPhase)
+        def tell(self, event, phase, learner):
+            learner.step.noise = jnp.cosh(learner.step.loss)
+            jax.debug.callback(lambda loss: None, learner.step.loss)
+
+    def apply(params, xs):
+        return xs * params["w"]
+
+    def apply_with_key(params, xs, key):
+        return apply(params, xs) + jax.random.normal(key, xs.shape)
+
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones(())}, apply_with_key if key else apply),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        data=[(XS, YS)],
+        callbacks=[Noisy()],
+        default_callbacks=False,
+        key=3,
+    )
+    step, carry = learner._parts.traced(learner.phases[0]), learner._state.carry
+    run = step.computing(names)
+    return str(jax.make_jaxpr(run)(carry, (XS, YS))), run(carry, (XS, YS))[1], step
+
+
+def test_what_nothing_needs_is_left_out_of_a_program():
+    text, values, step = jaxpr_computing(("loss",), key=False)
+    assert values.keys() == {"loss"}
+    assert {"loss", "noise", "outputs", "grads"} <= step.step_specs.keys()
+    assert not {"cosh", "random_fold_in"} & set(text.replace("[", " ").split())
+    assert "debug_callback" in text  # an effect is needed by itself
+
+    text, every, _ = jaxpr_computing(tuple(step.step_specs), key=False)
+    assert "cosh" in text.split()
+    assert every.keys() == step.step_specs.keys()
+    assert every["loss"] == values["loss"] == np.mean((XS - YS) ** 2)
+    assert every["noise"] == jnp.cosh(every["loss"])
+    assert "random_fold_in" in jaxpr_computing((), key=True)[0]

@@ -6,9 +6,10 @@ import numpy as np
 import optax
 import pytest
 
+import fluxcb
 from fluxcb import Learner
 from fluxcb._compile.arrays import copy_tree, is_key, own_copy
-from fluxcb._run.given import as_key
+from fluxcb._run.given import as_key, first_opt_state
 from fluxcb.callbacks import Metrics
 
 
@@ -101,7 +102,7 @@ def compiled_by(function):
     return compiled.count("/jax/core/compile/backend_compile_duration")
 
 
-def learner_of(shapes):
+def learner_of(shapes, optimizer=None):
     """Return a Learner whose parameters have these shapes."""
     params = {str(shape): np.ones(shape, np.float32) for shape in shapes}
 
@@ -109,10 +110,83 @@ def learner_of(shapes):
         return sum(jnp.sum(w**2) for w in params.values()) * jnp.mean(batch)
 
     batch = np.ones(3, np.float32)
-    return Learner.from_loss(params, loss_fn, optax.sgd(1e-3), example_batch=batch, callbacks=[Metrics()], key=8)
+    optimizer = optimizer or optax.sgd(1e-3)
+    return Learner.from_loss(params, loss_fn, optimizer, example_batch=batch, callbacks=[Metrics()], key=8)
 
 
 def test_nothing_is_compiled_for_each_shape_while_a_learner_is_built():
     learner_of([(3,)])  # what any Learner needs
     assert compiled_by(lambda: learner_of([(n, 2) for n in range(50, 70)])) == 0
     assert compiled_by(lambda: [jnp.copy(jnp.asarray(np.ones((71, n)))) for n in range(5)]) > 0
+
+
+def test_the_optimizer_begins_in_one_program():
+    learner_of([(3,)])
+    shapes = [(n, 2) for n in range(80, 90)]
+    assert compiled_by(lambda: learner_of(shapes, optax.adam(1e-3))) == 1
+    assert compiled_by(lambda: learner_of(shapes, optax.adam(1e-2))) == 0  # begins as the other did
+
+
+PARAMS = {
+    "w": jnp.linspace(-1, 1, 12).reshape(3, 4),
+    "half": jnp.ones(3, jnp.bfloat16),
+    "scale": jnp.asarray(2.0),
+}
+OPTIMIZERS = {
+    "adam": optax.adam(1e-3),
+    "adamw with a schedule": optax.adamw(optax.cosine_decay_schedule(1e-3, 100)),
+    "momentum": optax.sgd(1e-3, momentum=0.9),
+    "injected": fluxcb.inject(optax.adam, learning_rate=1e-3),
+    "copies of the parameters": optax.contrib.schedule_free_adamw(1e-3),
+    "inverse square roots": optax.adafactor(1e-3),
+    "masked by structure": optax.masked(optax.adam(1e-3), lambda params: {name: name == "w" for name in params}),
+    "masked by values": optax.masked(
+        optax.adam(1e-3), lambda params: jax.tree.map(lambda x: bool(x.sum() > 1), params)
+    ),
+    "several": optax.chain(optax.clip_by_global_norm(1.0), optax.add_noise(0.1, 0.5, 3), optax.lion(1e-3)),
+    "after some steps": optax.MultiSteps(optax.adam(1e-3), 4).gradient_transformation(),
+}
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_begins_with_what_its_init_returns(optimizer, committed):
+    params = jax.device_put(PARAMS, jax.devices()[-1]) if committed else PARAMS
+    assert held_by(first_opt_state(optimizer, params)) == held_by(optimizer.init(params))
+
+
+def own_optimizer(init):
+    """Return an optimizer that begins as a user wrote it."""
+    return optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
+
+
+def test_an_init_may_look_at_values():
+    optimizer = own_optimizer(lambda params: jnp.asarray(float(params["w"].sum())))
+    assert first_opt_state(optimizer, {"w": jnp.arange(4.0)}) == 6
+    assert first_opt_state(own_optimizer(lambda params: {"kind": "mine"}), PARAMS) == {"kind": "mine"}
+
+
+def test_inits_that_differ_in_one_bit_are_not_the_same():
+    first, second = np.float32(0.1), np.nextafter(np.float32(0.1), np.float32(1))
+    inits = [
+        lambda params: jnp.asarray(first),
+        lambda params: jnp.asarray(second),
+        lambda params: float(first),
+        lambda params: params["scale"] * first,
+        lambda params: jnp.asarray([first, 0, 0]),
+        lambda params: jnp.asarray([second, 0, 0]),
+        lambda params: {"rate": jnp.asarray(first)},
+        lambda params: jax.random.key(3),
+        lambda params: jax.random.key(4),
+    ]
+    found = [held_by(own_copy(first_opt_state(own_optimizer(init), PARAMS))) for init in inits]
+    assert found == [held_by(own_copy(init(PARAMS))) for init in inits]
+
+
+def test_an_init_that_fails_says_so_itself():
+    def init(params):
+        raise ValueError(f"no optimizer for {len(params)} arrays")
+
+    with pytest.raises(ValueError, match="no optimizer for 3 arrays") as caught:
+        first_opt_state(own_optimizer(init), PARAMS)
+    assert caught.value.__context__ is None
