@@ -161,7 +161,7 @@ class _Maker:
         going = carry["counters"][3] == 0
         new, values = self._run_step(carry, self._gathered(batch))
         if "stop" in self.step.step_specs:  # once stopped, nothing moves any more, as the loop's condition has it
-            new = jax.tree.map(lambda n, o: jnp.where(going, n, o), new, carry)
+            new = jax.tree.map(lambda n, o: jax.lax.select(going, n, o), new, carry)
         rows, buffers = self._packed(new, values, going)
         out = Outputs(rows, buffers, self._last(new, values), {name: values[name] for name in self.by_hand})
         return self._arrays(new), out

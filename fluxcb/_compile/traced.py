@@ -236,11 +236,11 @@ class TraceState:
         new = conforming(old, new, "The optimizer changes the shape or dtype of the train state")
         hold, skip = (self.values.get(("step", flag)) for flag in ("hold", "skip"))
         if hold is not None:
-            new = jax.tree.map(lambda n, o: jnp.where(hold, o, n), new, old)
+            new = jax.tree.map(lambda n, o: jax.lax.select(hold, o, n), new, old)
         new["model_state"] = self.values["model_state",]
         old["model_state"] = self._initial_model_state
         if skip is not None:
-            new = jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, old)
+            new = jax.tree.map(lambda n, o: jax.lax.select(skip, o, n), new, old)
         self.values |= {(name,): value for name, value in new.items()}
         self.values["step", "updates"] = updates
         self.emit(UpdateEnd())

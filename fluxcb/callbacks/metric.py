@@ -139,6 +139,7 @@ class Metric(AbstractMetric):
     def update(self, state: Any, step: Any, samples: int) -> Any:
         """Add one batch's mean, weighted by its samples."""
         import jax.numpy as jnp
+        from jax import lax
 
         value = self._value(step)
         if not hasattr(value, "dtype") and not isinstance(value, int | float):
@@ -158,7 +159,11 @@ class Metric(AbstractMetric):
         new = total + term
         error = (new - total) - term
         # An infinite value would make the compensation NaN, and infinity should stay infinity.
-        return new, jnp.where(jnp.isfinite(error), error, jnp.float32(0)), weight + jnp.float32(samples)
+        return new, lax.select(jnp.isfinite(error), error, jnp.float32(0)), weight + jnp.float32(samples)
+
+    def step_value(self, state: Any, step: Any, samples: int) -> Any:
+        """Return the batch's own value."""
+        return self._value(step)
 
     def _value(self, step: Any) -> Any:
         return self.fn(*[getattr(step, name) for name in self.needs])

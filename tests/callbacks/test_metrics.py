@@ -229,13 +229,14 @@ def test_packing_returns_what_it_took():
     tree = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), np.float32(2.5))}
     packing = Packing(tree)
     assert packing.sizes == {"float32": 7, "int32": 1}
-    empty = {dtype: jnp.zeros(2 * size, dtype) for dtype, size in packing.sizes.items()}
-    placed = packing.place(tree, empty, part=1)
-    assert not placed["float32"][:7].any()
-    assert not placed["int32"][:1].any()
-    back = packing.unpack({dtype: placed[dtype][size:] for dtype, size in packing.sizes.items()})
-    np.testing.assert_array_equal(back["a"], tree["a"])
-    assert (int(back["b"][0]), float(back["b"][1])) == (7, 2.5)
+    for packed in packing.template, packing.pack(tree):
+        assert {dtype: (vector.shape, vector.dtype) for dtype, vector in packed.items()} == {
+            "float32": ((7,), np.float32),
+            "int32": ((1,), np.int32),
+        }
+        back = packing.unpack(packed)
+        np.testing.assert_array_equal(back["a"], tree["a"])
+        assert (int(back["b"][0]), float(back["b"][1])) == (7, 2.5)
 
 
 @pytest.mark.parametrize(
