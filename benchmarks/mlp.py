@@ -101,6 +101,12 @@ def hand_state() -> tuple[Any, Any]:
     return params, jax.tree.map(jnp.copy, optimizer().init(params))
 
 
+def hand_state_in_one_program() -> tuple[Any, Any]:
+    """Return what `hand_state` does, with the optimizer's state computed by one program."""
+    params = init(None, None)
+    return params, jax.jit(optimizer().init)(params)
+
+
 def hand_state_watched() -> tuple[Any, Any]:
     """Return what `hand_step_watched` begins with."""
     params, opt_state = hand_state()
