@@ -65,10 +65,10 @@ Access: TypeAlias = dict[StatePath, Permission]
 
 # Writing the first also changes the second: optax keeps injected hyperparameters inside the
 # optimizer's state, and a model is its parameters and state.
-_ALIASES: tuple[tuple[str, str], ...] = (
-    ("hyperparams", "opt_state"),
-    ("model", "params"),
-    ("model", "model_state"),
+_ALIASES = frozenset(
+    pair
+    for one, other in (("hyperparams", "opt_state"), ("model", "params"), ("model", "model_state"))
+    for pair in ((one, other), (other, one))
 )
 
 
@@ -149,7 +149,7 @@ def overlap(a: StatePath, b: StatePath) -> bool:
     """Tell whether two paths share state: one is a prefix of the other, an alias of it, or `*`."""
     if a[0] == "*" or b[0] == "*" or _is_prefix(a, b) or _is_prefix(b, a):
         return True
-    return any({a[0], b[0]} == {x, y} for x, y in _ALIASES)
+    return (a[0], b[0]) in _ALIASES
 
 
 def lookup(access: Access, path: StatePath) -> Permission | None:

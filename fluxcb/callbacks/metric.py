@@ -161,10 +161,6 @@ class Metric(AbstractMetric):
         # An infinite value would make the compensation NaN, and infinity should stay infinity.
         return new, lax.select(jnp.isfinite(error), error, jnp.float32(0)), weight + jnp.float32(samples)
 
-    def step_value(self, state: Any, step: Any, samples: int) -> Any:
-        """Return the batch's own value."""
-        return self._value(step)
-
     def _value(self, step: Any) -> Any:
         return self.fn(*[getattr(step, name) for name in self.needs])
 

@@ -225,6 +225,21 @@ def test_accuracy_takes_ids_and_one_hot():
     assert float(accuracy(scores[None], ids[None])) == 0.75
 
 
+def test_a_step_value_is_what_the_metric_computes_of_one_batch(build, make_batches):
+    class Root(Metric):
+        def compute(self, state):
+            return jnp.sqrt(super().compute(state))
+
+    def squares(outputs, ys):
+        return jnp.mean(outputs**2)
+
+    learner = build([Metrics(Root(squares, name="root"), Metric(squares, name="mean"))], data=make_batches([4, 2, 3]))
+    learner.fit(1)
+    values = learner.cbstate["metrics_step"][TrainingPhase]
+    np.testing.assert_allclose(values["root"], np.sqrt(values["mean"]), rtol=1e-6)
+    assert len(set(values["mean"])) == 3
+
+
 def test_packing_returns_what_it_took():
     tree = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": (np.int32(7), np.float32(2.5))}
     packing = Packing(tree)
