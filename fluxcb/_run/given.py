@@ -32,8 +32,8 @@ __all__ = [
     "together",
 ]
 
-_seeded = jax.jit(jax.random.key, static_argnames="impl")
-"""`jax.random.key` as one program; the eager one compiles four."""
+_SEEDED = {"threefry2x32": 1, "rbg": 2, "unsafe_rbg": 2}
+"""How often JAX's own implementations of random keys repeat the two words of a seed."""
 
 
 def as_optimizer(optimizer: Any) -> Any:
@@ -58,7 +58,7 @@ def as_key(key: Any) -> Any:
     """
     if isinstance(key, int) and not isinstance(key, bool):
         try:
-            return _seeded(np.int64(key), impl=jax.config.jax_default_prng_impl)  # pyright: ignore[reportAttributeAccessIssue]
+            return _seeded(np.int64(key), jax.config.jax_default_prng_impl)  # pyright: ignore[reportAttributeAccessIssue]
         except OverflowError:
             raise DeclarationError(
                 f"`key` must be a seed of at most 64 bits, not {key}.", fix="write `key=0` or `key=jax.random.key(0)`"
@@ -68,6 +68,17 @@ def as_key(key: Any) -> Any:
     raise DeclarationError(
         f"`key` must be an int or a typed random key, not {key!r}.", fix="write `key=0` or `key=jax.random.key(0)`"
     )
+
+
+def _seeded(seed: np.int64, impl: str) -> jax.Array:
+    """Return `jax.random.key(seed)`, for JAX's own implementations without the programs that it compiles (30 ms)."""
+    if impl not in _SEEDED:
+        return jax.random.key(seed)
+    high, low = divmod(int(seed) % 2**64, 2**32)
+    if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        high = 0  # JAX takes the lower half only
+    words = np.array([high, low] * _SEEDED[impl], np.uint32)
+    return jax.random.wrap_key_data(jax.device_put(words), impl=impl)
 
 
 def as_loss(loss_fn: Any, arguments: tuple[str, ...], phases: Any) -> LossFn | None:

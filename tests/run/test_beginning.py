@@ -14,7 +14,7 @@ from fluxcb.callbacks import Metrics
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**31, 2**32 + 7, 2**63 - 1, -(2**63)])
-@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg", "threefry4x32", "philox2x32", "philox4x32"])
 def test_a_seed_is_the_key_that_jax_makes_of_it(seed, impl):
     with jax.default_prng_impl(impl):
         key, expected = as_key(seed), jax.random.key(seed)
@@ -22,9 +22,13 @@ def test_a_seed_is_the_key_that_jax_makes_of_it(seed, impl):
     assert jax.random.key_data(key).tolist() == jax.random.key_data(expected).tolist()
 
 
-def test_a_seed_of_64_bits_where_jax_has_them():
-    with jax.enable_x64(True):
-        assert jax.random.key_data(as_key(2**40 + 3)).tolist() == [2**8, 3]
+@pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "philox4x32"])
+def test_a_seed_of_64_bits_where_jax_has_them(impl):
+    with jax.enable_x64(True), jax.default_prng_impl(impl):
+        for seed in 2**40 + 3, -5, -(2**63):
+            words = jax.random.key_data(as_key(seed)).tolist()
+            assert words == jax.random.key_data(jax.random.key(seed)).tolist()
+            assert impl != "threefry2x32" or words == [seed // 2**32 % 2**32, seed % 2**32]
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
