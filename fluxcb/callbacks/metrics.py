@@ -298,13 +298,13 @@ class Metrics(Callback):
         log.seen = step
         if first == step:
             return
-        steps = np.arange(first + 1, step + 1)
         ring = vectors["float32"][-_RING * width :].reshape(_RING, width)
-        rows = ring[(steps - 1) % _RING]
+        begin, end = first % _RING, step % _RING
+        rows = ring[begin:end] if begin < end else np.concatenate((ring[begin:], ring[:end]))
         # `seen` lies first in training's stretch: of the names in `_state`, it is the first in sorted order.
         seen = vectors["float32"][:width]
         columns = {m.name: rows[:, i].tolist() for i, m in enumerate(self.metrics) if seen[i]}
-        log.add(steps.tolist(), columns)
+        log.add(list(range(first + 1, step + 1)), columns)
 
     def __repr__(self) -> str:
         return f"Metrics({', '.join(metric.name for metric in self._given)})"

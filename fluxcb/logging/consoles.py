@@ -25,6 +25,8 @@ def console_for(file: IO[str] | None) -> Any:
     console = CONSOLES.get(id(file))
     if console is None:
         console = CONSOLES[id(file)] = Console(file=file)
+        if not console.is_terminal:
+            console.size = console.size  # else rich asks the system for it at each line
     return console
 
 
@@ -43,5 +45,10 @@ def text_file(file: IO[str] | None, owner: str) -> IO[str] | None:
 
 
 def print_line(console: Any, text: str, style: str | None = None) -> None:
-    """Print one line as it is: no markup, no emoji codes, no highlighting, no wrapping."""
-    console.print(text, style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Print one line as it is: no markup, no emoji codes, no highlighting, no wrapping, no control codes."""
+    from rich.control import strip_control_codes
+    from rich.segment import Segment, Segments
+
+    # A segment is what rich makes of a text in the end; made here, it takes two thirds of the time.
+    line = Segment(strip_control_codes(text) + "\n", console.get_style(style) if style is not None else None)
+    console.print(Segments([line]), end="", soft_wrap=True)
