@@ -60,14 +60,13 @@ class TracedStep:
         """
         carry, values = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
         indices, structure = jax.tree.flatten((carry, {name: values[name] for name in names}))
-        wanted = sorted(indices)
-        jaxpr, _ = dce_jaxpr(
-            self.jaxpr.jaxpr, [at in indices for at in range(self.structure.num_leaves)], instantiate=True
-        )
+        kept = set(indices)
+        wanted = [at in kept for at in range(self.structure.num_leaves)]
+        jaxpr, _ = dce_jaxpr(self.jaxpr.jaxpr, wanted, instantiate=True)
         evaluate = jaxpr_as_fun(ClosedJaxpr(jaxpr, self.jaxpr.consts))
 
         def run(carry: PyTree, batch: Batch) -> tuple[PyTree, dict[str, Any]]:
-            computed = dict(zip(wanted, evaluate(*jax.tree.leaves((carry, batch))), strict=True))
+            computed = dict(zip(sorted(kept), evaluate(*jax.tree.leaves((carry, batch))), strict=True))
             return structure.unflatten(computed[at] for at in indices)
 
         return run

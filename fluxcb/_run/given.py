@@ -150,21 +150,23 @@ def first_opt_state(optimizer: Any, params: PyTree) -> PyTree:
     if not any(leaf.committed for leaf in leaves):
         try:
             traced = jax.jit(lambda params: optimizer.init(params)).trace(params)
-            if jax.tree.leaves(traced.out_info):
-                values = _program(_Jaxpr(traced.jaxpr))(*leaves)
-                return jax.tree.unflatten(jax.tree.structure(traced.out_info), values)
+            structure, closed = jax.tree.structure(traced.out_info), traced.jaxpr
+            if structure.num_leaves:
+                # One with constants, which may be large, is not kept.
+                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else _program(_Jaxpr(closed))
+                return jax.tree.unflatten(structure, program(*leaves))
         except Exception:  # it needs values, or returns what is no array; what else is wrong with it, it says again
             pass
     return optimizer.init(params)
 
 
 class _Jaxpr:
-    """A closed jaxpr, equal to those that compute the same; one with constants equals itself only."""
+    """A closed jaxpr without constants, equal to those that compute the same."""
 
     def __init__(self, closed: ClosedJaxpr) -> None:
         self.closed = closed
-        what = id(closed) if closed.consts else str(closed.jaxpr)
-        self._what = what, tuple(closed.in_avals), tuple(closed.out_avals)  # which say what is weakly typed, too
+        # The text does not say what is weakly typed.
+        self._what = str(closed.jaxpr), tuple(closed.in_avals), tuple(closed.out_avals)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Jaxpr) and self._what == other._what

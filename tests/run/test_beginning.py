@@ -1,5 +1,8 @@
 """What a Learner begins with: the run's key, the parameters, the optimizer's state, and what making them costs."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -168,6 +171,16 @@ def test_an_init_may_look_at_values():
     optimizer = own_optimizer(lambda params: jnp.asarray(float(params["w"].sum())))
     assert first_opt_state(optimizer, {"w": jnp.arange(4.0)}) == 6
     assert first_opt_state(own_optimizer(lambda params: {"kind": "mine"}), PARAMS) == {"kind": "mine"}
+
+
+def test_what_an_init_holds_is_not_kept():
+    anchor = jnp.arange(1000.0)
+    held = weakref.ref(anchor)
+    optimizer = own_optimizer(lambda params, anchor=anchor: anchor + params["w"])
+    assert first_opt_state(optimizer, {"w": jnp.float32(1)})[3] == 4
+    del anchor, optimizer
+    gc.collect()
+    assert held() is None
 
 
 def test_inits_that_differ_in_one_bit_are_not_the_same():
