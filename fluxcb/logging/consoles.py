@@ -50,5 +50,5 @@ def print_line(console: Any, text: str, style: str | None = None) -> None:
     from rich.segment import Segment, Segments
 
     # A segment is what rich makes of a text in the end; made here, it takes two thirds of the time.
-    line = Segment(strip_control_codes(text) + "\n", console.get_style(style) if style is not None else None)
-    console.print(Segments([line]), end="", soft_wrap=True)
+    line = Segment(strip_control_codes(text), console.get_style(style) if style is not None else None)
+    console.print(Segments([line, Segment.line()]), end="", soft_wrap=True)

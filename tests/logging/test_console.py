@@ -4,6 +4,7 @@ import re
 import weakref
 
 import pytest
+from rich.console import Console
 
 from fluxcb import DeclarationError
 from fluxcb.logging import ConsoleBackend, Text
@@ -112,3 +113,19 @@ def test_lines_are_printed_as_they_are():
     for line in lines:
         print_line(console_for(file), line)
     assert file.getvalue().splitlines() == lines
+
+
+def test_a_line_has_its_style_on_terminals_and_no_control_codes_anywhere():
+    plain, terminal = io.StringIO(), io.StringIO()
+    print_line(console_for(plain), "a\x07\x08b\tc", "bold")
+    print_line(Console(file=terminal, force_terminal=True, color_system="standard"), "a\rb", "bold")
+    assert (plain.getvalue(), terminal.getvalue()) == ("ab\tc\n", "\x1b[1mab\x1b[0m\n")
+
+
+def test_what_is_printed_to_a_file_can_be_recorded_as_rich_does():
+    console = Console(file=io.StringIO(), record=True)
+    with console.capture() as capture:
+        print_line(console, "one line")
+    assert capture.get() == "one line\n"
+    print_line(console, "another")
+    assert "another" in console.export_text()
