@@ -1,4 +1,4 @@
-"""The proxy: what a handler sees of the Learner. One class is generated per set of permissions.
+"""The proxy: what a handler sees of the Learner. A class is generated for each, and for each of its parts.
 
 Allowed paths are plain attributes; everything else raises an AccessError that shows the line to
 add. An AccessError is no AttributeError, which `hasattr` would swallow; names that begin with an
@@ -206,8 +206,10 @@ def _make_view(
                 writable[name] = (below, node)
             readable.append(name)
             continue
-        inside, opened = ({}, node) if isinstance(node, Permission) else (node, everything)
-        opened = None if name == "progress" else opened
+        if isinstance(node, Permission):
+            inside, opened = {}, node
+        else:
+            inside, opened = node, everything if name != "progress" else None
         parts[name] = functools.partial(_make_view, below, inside, backend, who, where, opened)
         if inside or opened is not None:
             readable.append(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -142,9 +143,9 @@ def own_params(params: PyTree) -> PyTree:
 def first_opt_state(optimizer: Any, params: PyTree) -> PyTree:
     """Return what the optimizer begins with.
 
-    On one device `optimizer.init` runs as one program, where it can: called as it is, JAX compiles a program for each
-    shape (20 to 30 ms each, jax 0.10.2, CPU). Arrays on several devices keep their shardings, which a program would
-    choose anew.
+    `optimizer.init` runs as one program, where it can: called as it is, JAX compiles a program for each shape (20 to
+    30 ms each, jax 0.10.2, CPU). Where parameters are committed to devices it is called as it is, because a program
+    would choose the places of its results anew.
     """
     leaves = jax.tree.leaves(params)
     if not any(leaf.committed for leaf in leaves):
@@ -153,26 +154,25 @@ def first_opt_state(optimizer: Any, params: PyTree) -> PyTree:
             structure, closed = jax.tree.structure(traced.out_info), traced.jaxpr
             if structure.num_leaves:
                 # One with constants, which may be large, is not kept.
-                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else _program(_Jaxpr(closed))
+                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else _program(_Jaxpr.of(closed))
                 return jax.tree.unflatten(structure, program(*leaves))
         except Exception:  # it needs values, or returns what is no array; what else is wrong with it, it says again
             pass
     return optimizer.init(params)
 
 
+@dataclass(frozen=True)
 class _Jaxpr:
     """A closed jaxpr without constants, equal to those that compute the same."""
 
-    def __init__(self, closed: ClosedJaxpr) -> None:
-        self.closed = closed
-        # The text does not say what is weakly typed.
-        self._what = str(closed.jaxpr), tuple(closed.in_avals), tuple(closed.out_avals)
+    text: str
+    takes: tuple[Any, ...]  # the types, for the text does not say what is weakly typed
+    returns: tuple[Any, ...]
+    closed: ClosedJaxpr = field(compare=False)
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Jaxpr) and self._what == other._what
-
-    def __hash__(self) -> int:
-        return hash(self._what)
+    @classmethod
+    def of(cls, closed: ClosedJaxpr) -> _Jaxpr:
+        return cls(str(closed.jaxpr), tuple(closed.in_avals), tuple(closed.out_avals), closed)
 
 
 @functools.lru_cache(maxsize=16)

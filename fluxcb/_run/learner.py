@@ -50,7 +50,7 @@ class Learner:
             `(init(key, xs) -> params, apply(params, xs) -> outputs)`.
         loss_fn: `loss_fn(outputs, ys) -> float[]`.
         optimizer: An optax optimizer; `fluxcb.inject(optax.adam, learning_rate=1e-3)` gives it
-            hyperparameters that callbacks can change.
+            hyperparameters that callbacks can change. Its `init` is compiled where it can be.
         data: Batches for training; a pair `(training, validation)`; or a mapping by phase name.
             A source is anything that yields batches again when iterated again.
         callbacks: Callback instances, and `in_order(...)` groups of them.

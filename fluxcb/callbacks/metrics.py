@@ -27,7 +27,7 @@ FLUSH_EVERY = 256
 """Steps after which step values are fetched: a window ends there."""
 
 _RING = 2 * FLUSH_EVERY  # one flush may fail to happen (another callback's CancelStep) and nothing is lost
-_PACKINGS: WeakKeyDictionary[Callback, Packing] = WeakKeyDictionary()  # beside the callbacks: it is none of their state
+_PACKINGS: WeakKeyDictionary[Callback, Packing] = WeakKeyDictionary()  # made in `init`; none of the callbacks' state
 _LOG = {"cbstate": {"metrics_now": Read(), "metrics_step": Write()}}
 
 
@@ -154,7 +154,7 @@ class Metrics(Callback):
         import jax
         import numpy as np
 
-        vectors, packing = learner.cbstate.metrics_now, self._packing()
+        vectors, packing = learner.cbstate.metrics_now, _PACKINGS[self]
         part = 0 if type(phase).trains else 1
         late = self._zero_after_loss(learner)
         # Where an epoch's first step meets old sums it starts anew; no handler has to write between epochs.
@@ -279,16 +279,8 @@ class Metrics(Callback):
                 values.add(metric.name, epoch, float(metric.compute(state)))
 
     def _held(self, vectors: Mapping[str, Any], phase: Phase) -> Any:
-        packing, part = self._packing(), 0 if type(phase).trains else 1
+        packing, part = _PACKINGS[self], 0 if type(phase).trains else 1
         return packing.unpack({d: vectors[d][part * size : (part + 1) * size] for d, size in packing.sizes.items()})
-
-    def _packing(self) -> Packing:
-        import jax
-
-        if self not in _PACKINGS:
-            with jax.ensure_compile_time_eval():
-                _PACKINGS[self] = Packing(self._state())
-        return _PACKINGS[self]
 
     def _flush(self, phase: Phase, learner: Any, vectors: Mapping[str, Any]) -> None:
         import numpy as np
