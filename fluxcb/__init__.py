@@ -42,6 +42,7 @@ _HOMES = {
     "SerialExecutor": "fluxcb._run.executors",
     "ThreadExecutor": "fluxcb._run.executors",
     "inject": "fluxcb._compile.hyperparams",
+    "History": "fluxcb._run.history",
     "Learner": "fluxcb._run.learner",
     "callbacks_as_hook": "fluxcb._run.by_hand",
     "AccessError": "fluxcb._errors",
@@ -122,4 +123,5 @@ if TYPE_CHECKING:
     from fluxcb._run.by_hand import callbacks_as_hook
     from fluxcb._run.checking import check
     from fluxcb._run.executors import DaskExecutor, SerialExecutor, ThreadExecutor
+    from fluxcb._run.history import History
     from fluxcb._run.learner import Learner

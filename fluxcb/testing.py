@@ -60,7 +60,7 @@ def testlearner(
 
     Example:
         >>> learner = testlearner(EventLog())
-        >>> learner.fit(25)
+        >>> history = learner.fit(25)
         >>> learner.step, round(float(learner.params["w"]), 1), round(float(learner.params["b"]), 1)
         (100, 3.0, -1.0)
     """
@@ -113,7 +113,7 @@ class EventLog(Callback):
 
     Example:
         >>> log = EventLog()
-        >>> testlearner(log, batches=1, validation_batches=0).fit(1)
+        >>> history = testlearner(log, batches=1, validation_batches=0).fit(1)
         >>> for entry in log.entries:
         ...     print(*entry)
         FitBegin training 0 0 0

@@ -53,7 +53,7 @@ class ProxyCallback(Callback):
         ...         print("now comes", self.callback)
         ...         self.forward(event, phase, learner)
         >>> save = CallbackFactory(trigger=lambda learner: print("saved at step", learner.progress.step), name="save")
-        >>> testlearner(Announced(save)).fit(1)
+        >>> history = testlearner(Announced(save)).fit(1)
         now comes CallbackFactory(save)
         saved at step 4
 

@@ -116,7 +116,7 @@ class CallbackSet:
             >>> from fluxcb.testing import EventLog, testlearner
             >>> learner = testlearner(EventLog(), batches=8, validation_batches=0)
             >>> learner.callbacks.measure()
-            >>> learner.fit(1)
+            >>> history = learner.fit(1)
             >>> [(row.moment, row.calls) for row in learner.callbacks.timings() if "StepEnd" in row.moment]
             [('StepEnd x TrainingPhase', 8)]
         """
@@ -147,7 +147,7 @@ class CallbackSet:
             >>> from fluxcb.testing import EventLog, testlearner
             >>> learner = testlearner(EventLog(), batches=8, validation_batches=0)
             >>> with learner.callbacks.trace("trace.json"):
-            ...     learner.fit(1)
+            ...     history = learner.fit(1)
             >>> events = json.loads(Path("trace.json").read_text())["traceEvents"]
             >>> [
             ...     e["args"]["step"]

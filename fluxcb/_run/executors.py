@@ -39,7 +39,7 @@ class SerialExecutor(Executor):
 
     Example:
         >>> from fluxcb.testing import testlearner
-        >>> testlearner(executor=SerialExecutor()).fit(1)
+        >>> history = testlearner(executor=SerialExecutor()).fit(1)
     """
 
     def open(self) -> None:
@@ -66,7 +66,7 @@ class ThreadExecutor(Executor):
     Example:
         >>> from fluxcb.testing import EventLog, testlearner
         >>> learner = testlearner(EventLog(), EventLog(), executor=ThreadExecutor(2))
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> [len(log.entries) for log in learner.callbacks]
         [20, 20]
     """

@@ -26,6 +26,7 @@ from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, run_fit
 from fluxcb._run.given import as_key, as_loss, as_optimizer
+from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
@@ -81,7 +82,7 @@ class Learner:
         ...     data=ArrayLoader((xs, 3 * xs), batch_size=16),
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(20)
+        >>> history = learner.fit(20)
         >>> bool(abs(learner.params["w"][0, 0] - 3) < 1e-3)
         True
     """
@@ -194,7 +195,7 @@ class Learner:
         steps: int | None = None,
         steps_per_epoch: int | None = None,
         resume: bool = False,
-    ) -> None:
+    ) -> History:
         """Train.
 
         SIGTERM ends a fit after the window at hand, as Ctrl-C does: `FitStopping` and `FitEnd` are emitted, and `fit`
@@ -209,6 +210,9 @@ class Learner:
             resume: Go on with the run in the Checkpointer's directory, from its newest good checkpoint; begin one if
                 there is none. `epochs` or `steps` then count from where that run began: the same program, started
                 again, ends where it would have ended.
+
+        Returns:
+            The metrics of the whole training, and why it ended; see `History`.
 
         Raises:
             DeclarationError: Not exactly one of epochs and steps, or one that is not positive.
@@ -240,6 +244,7 @@ class Learner:
                 parts.fitting = False
                 parts.engine.interrupt = Interrupt()
                 state.epochs = state.last_step = state.steps_in_epoch = 0
+        return self.history
 
     def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
         """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.
@@ -424,6 +429,12 @@ class Learner:
             self._parts.refuse_ahead("cbstate")
         riding = own_copy(state.carry["cbstate"]) if state.built else {}
         return {**state.cbstate, **riding}
+
+    @property
+    def history(self) -> History:
+        """A copy of the metrics of the training so far, and why the last fit ended."""
+        state = self._state
+        return History.of(state.cbstate, epoch=state.epoch, step=state.step, stop_reason=self.stop_reason)
 
     @property
     def step(self) -> int:

@@ -56,7 +56,7 @@ from fluxcb.callbacks.proc_or_thread import StartProcOrThread
 from fluxcb.callbacks.process_arrays import PrintArrays, ProcessArrays
 from fluxcb.callbacks.profiler import Profiler
 from fluxcb.callbacks.progress import ProgressBar
-from fluxcb.callbacks.recorder import History, Recorder
+from fluxcb.callbacks.recorder import PhaseHistory, Recorder
 from fluxcb.callbacks.run_function import RunFunction
 from fluxcb.callbacks.sanity_check import SanityCheck
 from fluxcb.callbacks.sanity_checks import Check, default_checks
@@ -106,7 +106,6 @@ __all__ = [
     "GPUUtilizationTracker",
     "GarbageCollect",
     "GradientNoise",
-    "History",
     "HookToCallback",
     "HostMemoryTracker",
     "HumanHyperParamSetter",
@@ -142,6 +141,7 @@ __all__ = [
     "ParameterEMA",
     "PeriodicCallback",
     "PeriodicTrigger",
+    "PhaseHistory",
     "PredictionWriter",
     "PrintArrays",
     "ProcessArrays",

@@ -51,7 +51,7 @@ class AccumulateGradients(Callback):
         >>> from fluxcb.callbacks import AccumulateGradients
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(AccumulateGradients(4), batch_size=8)
-        >>> learner.fit(3)
+        >>> history = learner.fit(3)
         >>> learner.step, learner.cbstate["accumulation"]["updates"].item()
         (12, 3)
 

@@ -225,7 +225,7 @@ class StochasticWeightAveraging(_ParameterAverage):
         >>> from fluxcb.callbacks import StochasticWeightAveraging
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(StochasticWeightAveraging(start=5, every=4))  # epochs have 4 steps
-        >>> learner.fit(3)  # averages the parameters after steps 5 and 9
+        >>> history = learner.fit(3)  # averages the parameters after steps 5 and 9
         >>> sorted(learner.cbstate["swa"]), learner.cbstate["swa"]["updates"].item()
         (['params', 'updates'], 12)
 

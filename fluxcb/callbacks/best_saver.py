@@ -138,7 +138,7 @@ class MinSaver(BestSaver):
         ...     callbacks=[MinSaver(folder), Metrics()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(3)
+        >>> history = learner.fit(3)
         >>> learner.callbacks.get(MinSaver).best
         (2, 0.0)
         >>> fluxcb.checkpoints.load_params(folder + "/min-validation-loss")["w"].item()

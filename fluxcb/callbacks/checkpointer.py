@@ -83,12 +83,12 @@ class Checkpointer(SnapshotSaver):
         ...         callbacks=[Checkpointer(folder, steps=3)],
         ...         default_callbacks=False,
         ...     )
-        >>> learner().fit(2)  # four steps
+        >>> history = learner().fit(2)  # four steps
         >>> again = learner()
-        >>> again.fit(4, resume=True)  # from step 4, which was saved when the fit stopped
+        >>> history = again.fit(4, resume=True)  # from step 4, which was saved when the fit stopped
         >>> straight = learner()
         >>> straight.callbacks.remove(Checkpointer)
-        >>> straight.fit(4)
+        >>> history = straight.fit(4)
         >>> again.step, bool(again.params["w"] == straight.params["w"])
         (8, True)
 

@@ -89,7 +89,7 @@ class FrequencyThrottle(_Throttle):
         >>> from fluxcb.events import StepEnd
         >>> from fluxcb.testing import testlearner
         >>> show = CustomCallback(lambda learner: print("step", learner.progress.step), StepEnd, name="show")
-        >>> testlearner(ConditionalCallback(show, FrequencyThrottle(3, StepEnd)), validation_batches=0).fit(2)
+        >>> history = testlearner(ConditionalCallback(show, FrequencyThrottle(3, StepEnd)), validation_batches=0).fit(2)
         step 3
         step 6
 
@@ -174,7 +174,7 @@ class ConditionalCallback(Scheduled):
         ...     def shouldrun(self, event, phase, learner):
         ...         return learner.progress.epoch == 3
         >>> show = CustomCallback(lambda learner: print("step", learner.progress.step), StepEnd, name="show")
-        >>> testlearner(ConditionalCallback(show, InThirdEpoch()), batches=2, validation_batches=0).fit(3)
+        >>> history = testlearner(ConditionalCallback(show, InThirdEpoch()), batches=2, validation_batches=0).fit(3)
         step 5
         step 6
 

@@ -59,7 +59,7 @@ class CustomCallback(Callback):
         ...         )
         ...     ],
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> losses
         [1.0, 0.5]
 

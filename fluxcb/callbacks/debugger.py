@@ -59,7 +59,7 @@ class Debugger(Callback):
         ...     default_callbacks=False,
         ... )
         >>> hook, sys.breakpointhook = sys.breakpointhook, lambda: print("here is the debugger")
-        >>> learner.fit(1)  # the losses are 1, 0.5, 0 and -0.5
+        >>> history = learner.fit(1)  # the losses are 1, 0.5, 0 and -0.5
         here is the debugger
         >>> sys.breakpointhook = hook
 

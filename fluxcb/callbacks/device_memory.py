@@ -45,7 +45,7 @@ class DeviceMemoryTracker(Callback):
         >>> from fluxcb.testing import testlearner
         >>> device = SimpleNamespace(platform="gpu", id=0, memory_stats=lambda: {"peak_bytes_in_use": 12_500_000})
         >>> learner = testlearner(Monitors(), DeviceMemoryTracker([device]))  # stands for `jax.devices()`
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.cbstate["monitors"].latest("PeakMemory (MB)/gpu:0")
         12.5
 

@@ -83,7 +83,7 @@ class DumpArrays(DumpsFiles):
         >>> from fluxcb import every
         >>> from fluxcb.callbacks import DumpArrays
         >>> from fluxcb.testing import testlearner
-        >>> testlearner(every(DumpArrays(["step.outputs", "params"], "dumps", keep=2), steps=2)).fit(2)
+        >>> history = testlearner(every(DumpArrays(["step.outputs", "params"], "dumps", keep=2), steps=2)).fit(2)
         >>> [path.name for path in sorted(Path("dumps").iterdir())]
         ['arrays-00000006.npz', 'arrays-00000008.npz']
         >>> {name: array.shape for name, array in np.load("dumps/arrays-00000008.npz").items()}

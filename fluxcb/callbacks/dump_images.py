@@ -66,7 +66,7 @@ class DumpImages(DumpsFiles):
         ...     callbacks=[DumpImages("params.filters", "images", prefix="filters")],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> [path.name for path in sorted(Path("images").iterdir())]
         ['filters-00000001-0.png', 'filters-00000001-1.png']
 

@@ -69,7 +69,7 @@ class EarlyStopping(Callback):
         ...     callbacks=[Metrics(), EarlyStopping(2)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(100)
+        >>> history = learner.fit(100)
         >>> learner.epoch, learner.stop_reason
         (4, 'validation/loss: the last 2 were no better than 0')
 

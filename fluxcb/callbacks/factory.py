@@ -51,7 +51,7 @@ class CallbackFactory(Callback):
         ...     access={"params": Read()},
         ...     name="slope",
         ... )
-        >>> testlearner(slope).fit(2)
+        >>> history = testlearner(slope).fit(2)
         w = 1.57
         w = 2.32
         done

@@ -53,10 +53,10 @@ class Freeze(Callback):
         >>> from fluxcb.callbacks import Freeze
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(Freeze("b", epochs=2))
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> float(learner.params["b"])
         0.0
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> float(learner.params["b"]) < 0
         True
 

@@ -60,7 +60,7 @@ class HookToCallback(Callback):
         >>> from fluxcb.testing import testlearner
         >>> def hook(step):
         ...     print("step", step)
-        >>> testlearner(HookToCallback(hook), batches=2).fit(1)
+        >>> history = testlearner(HookToCallback(hook), batches=2).fit(1)
         step 1
         step 2
 

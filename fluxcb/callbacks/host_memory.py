@@ -40,7 +40,7 @@ class HostMemoryTracker(Callback):
         >>> from fluxcb.callbacks import HostMemoryTracker, Monitors
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(Monitors(), HostMemoryTracker())
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.cbstate["monitors"].names()
         ['HostFreeMemory (GB)', 'ProcessMemory (GB)']
 

@@ -50,9 +50,9 @@ class HumanHyperParamSetter(HyperParamSetter):
         >>> from fluxcb.callbacks import HumanHyperParamSetter, LearningRate
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(HumanHyperParamSetter(LearningRate, "hyper.txt"), learning_rate=1.0)
-        >>> learner.fit(1)  # there is no file
+        >>> history = learner.fit(1)  # there is no file
         >>> _ = Path("hyper.txt").write_text("learning_rate: 0.25  # it diverged")
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.hyperparams
         {'learning_rate': 0.25}
 

@@ -69,7 +69,7 @@ class InferenceRunner(Callback):
         >>> batches = [(xs[:2], ys[:2]), (xs[2:], ys[2:])]
         >>> runner = InferenceRunner(batches, ScalarStats("loss"), name="odd")
         >>> learner = testlearner(every(runner, steps=100))
-        >>> learner.fit(steps=300)
+        >>> history = learner.fit(steps=300)
         >>> log = learner.cbstate["inference"]["odd"]
         >>> log.steps, [round(loss, 1) for loss in log["loss"]]  # (0 + 0 + 4 ** 2) / 3
         ([100, 200, 300], [5.3, 5.3, 5.3])

@@ -51,7 +51,7 @@ class DataParallelInferenceRunner(InferenceRunner):
         >>> batches = [(xs[:2], xs[:2]), (xs[2:], xs[2:])]
         >>> runner = DataParallelInferenceRunner(batches, ScalarStats("loss"), devices=jax.devices()[:1])
         >>> learner = testlearner(runner)
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> list(learner.cbstate["inference"]["inference"])
         ['loss']
 

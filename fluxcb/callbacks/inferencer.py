@@ -36,7 +36,7 @@ class Inferencer:
         >>> xs = np.float32([[0], [1], [2]])
         >>> batches = [(xs[:2], xs[:2]), (xs[2:], xs[2:])]
         >>> learner = testlearner(InferenceRunner(batches, LargestOutput()))
-        >>> learner.fit(30)
+        >>> history = learner.fit(30)
         >>> round(learner.cbstate["metrics_epoch"]["inference"].last("largest"))  # of 3 x - 1
         5
 

@@ -58,7 +58,7 @@ class InjectShell(Callback):
         >>> from fluxcb.callbacks import InjectShell
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(InjectShell("open.tmp"))
-        >>> learner.fit(1)  # there is no file
+        >>> history = learner.fit(1)  # there is no file
 
     Source:
         tensorpack, `InjectShell`, which obeys any file, again after each epoch.

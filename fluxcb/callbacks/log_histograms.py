@@ -58,7 +58,7 @@ class LogHistograms(Callback):
         >>> from fluxcb.callbacks import LogHistograms, Monitors
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(LogHistograms(freq=4), Monitors())
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> sorted(learner.cbstate["monitors"])
         ['grads/b', 'grads/w', 'params/b', 'params/w']
         >>> int(learner.cbstate["monitors"].latest("params/w").counts.sum())

@@ -45,7 +45,7 @@ class LogHyperParams(Callback):
         >>> from fluxcb.testing import testlearner
         >>> schedule = optax.piecewise_constant_schedule(0.5, {3: 0.5})
         >>> learner = testlearner(Scheduler({LearningRate: schedule}), LogHyperParams(), Monitors())
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> learner.cbstate["monitors"].history("hyperparams/learning_rate")
         [(1, 0.5), (4, 0.25)]
 

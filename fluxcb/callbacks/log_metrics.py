@@ -50,7 +50,7 @@ class LogMetrics(Callback):
         >>> from fluxcb.callbacks import LogMetrics, Metrics, Monitors
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(Metrics(), LogMetrics(), Monitors())
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> {name: len(learner.cbstate["monitors"].history(name)) for name in learner.cbstate["monitors"]}
         {'training/step/loss': 8, 'training/loss': 2, 'validation/loss': 2}
 

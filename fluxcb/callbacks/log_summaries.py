@@ -49,7 +49,7 @@ class LogSummaries(StepScalars):
         >>> from fluxcb.callbacks import LogSummaries, Monitors
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(LogSummaries("step.loss", period=3), Monitors())  # epochs have 4 steps
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> [step for step, _ in learner.cbstate["monitors"].history("step/loss")]
         [3, 4, 6, 8]
 

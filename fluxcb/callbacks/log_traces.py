@@ -44,7 +44,7 @@ class LogTraces(Callback):
         >>> from fluxcb.testing import testlearner
         >>> squares = Traces({"square": lambda learner: learner.step.loss**2}, access={"step": {"loss": Read()}})
         >>> learner = testlearner(squares, LogTraces(), Monitors())
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> {name: len(learner.cbstate["monitors"].history(name)) for name in learner.cbstate["monitors"]}
         {'training/traces/square': 8, 'validation/traces/square': 2}
 

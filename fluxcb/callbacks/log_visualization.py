@@ -55,7 +55,7 @@ class LogVisualization(LooksAtValues):
         ...     return np.clip(np.hstack([outputs, ys]), 0, 1)
         >>> show = LogVisualization(side_by_side, ["step.outputs", "step.ys"], freq=4)
         >>> learner = testlearner(show, Monitors())
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.cbstate["monitors"].latest("visualization").data.shape
         (1, 8, 2, 1)
 

@@ -57,7 +57,7 @@ class DynamicLossScale(Callback):
         >>> from fluxcb.callbacks import DynamicLossScale
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(DynamicLossScale(2.0**15, period=4))
-        >>> learner.fit(2)  # 8 steps: it doubles twice
+        >>> history = learner.fit(2)  # 8 steps: it doubles twice
         >>> learner.cbstate["loss_scale"]["scale"].item()
         131072.0
 

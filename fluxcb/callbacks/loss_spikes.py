@@ -68,7 +68,7 @@ class LossSpikeGuard(Callback):
         ...     callbacks=[LossSpikeGuard(6.0, window=4)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.cbstate["loss_spikes"]["skipped"].item(), f"{learner.params['w']:.3f}"
         (1, '0.949')
 

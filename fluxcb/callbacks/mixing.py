@@ -119,7 +119,7 @@ class MixUp(_BatchMixing):
         >>> from fluxcb.callbacks import MixUp
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(MixUp(0.2))
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.step
         4
 

@@ -75,7 +75,7 @@ class Monitors(Callback):
         ...     def log(self, event: EpochEnd, phase: TrainingPhase, learner):
         ...         learner.cbstate.monitors.put_scalar("steps", learner.progress.step_in_epoch)
         >>> learner = testlearner(Monitors(JSONLinesBackend("log.jsonl")), LogSteps())
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> learner.cbstate["monitors"].history("steps")
         [(4, 4.0), (8, 4.0)]
         >>> print(Path("log.jsonl").read_text().rstrip())

@@ -57,7 +57,7 @@ class MovingAverage(StepScalars):
         ...     callbacks=[MovingAverage("step.loss"), Monitors()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> f"{learner.cbstate['monitors'].latest('step/loss/EMA'):.4f}"
         '7.4359'
 
@@ -134,7 +134,7 @@ class SimpleMovingAverage(StepScalars):
         ...     callbacks=[SimpleMovingAverage("step.loss", 3), Monitors()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.cbstate["monitors"].history("step/loss/SMA")
         [(3, 1.0), (6, 4.0)]
 

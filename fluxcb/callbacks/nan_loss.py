@@ -46,7 +46,7 @@ class StopOnNaNLoss(Callback):
         ...     callbacks=[StopOnNaNLoss()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(5)
+        >>> history = learner.fit(5)
         >>> learner.stop_reason, f"{learner.params['w']:.1f}"
         ('the loss was nan at step 2', '0.9')
 

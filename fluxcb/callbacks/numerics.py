@@ -65,7 +65,7 @@ class CheckNumerics(Callback):
         ...     callbacks=[CheckNumerics()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         Traceback (most recent call last):
         FloatingPointError: not finite at step 1: the gradient of ['root']...
 

@@ -57,7 +57,7 @@ class PeriodicTrigger(Scheduled):
         >>> from fluxcb.callbacks import CallbackFactory, PeriodicTrigger
         >>> from fluxcb.testing import testlearner
         >>> save = CallbackFactory(trigger=lambda learner: print("step", learner.progress.step), name="save")
-        >>> testlearner(PeriodicTrigger(save, every_k_steps=3), batches=4).fit(2)
+        >>> history = testlearner(PeriodicTrigger(save, every_k_steps=3), batches=4).fit(2)
         step 3
         step 6
 
@@ -166,7 +166,7 @@ class PeriodicCallback(Scheduled):
         >>> from fluxcb.callbacks import CallbackFactory, PeriodicCallback
         >>> from fluxcb.testing import testlearner
         >>> save = CallbackFactory(trigger=lambda learner: print("epoch", learner.progress.epoch), name="save")
-        >>> testlearner(PeriodicCallback(save, every_k_epochs=2)).fit(5)
+        >>> history = testlearner(PeriodicCallback(save, every_k_epochs=2)).fit(5)
         epoch 2
         epoch 4
         epoch 5
@@ -231,7 +231,7 @@ class EnableCallbackIf(OnSchedule):
         >>> from fluxcb.testing import testlearner
         >>> show = CustomCallback(lambda learner: print("step", learner.progress.step), StepEnd, name="show")
         >>> rarely = EnableCallbackIf(show, lambda learner: learner.progress.step in (2, 3))
-        >>> testlearner(rarely, validation_batches=0).fit(1)
+        >>> history = testlearner(rarely, validation_batches=0).fit(1)
         step 2
         step 3
 

@@ -62,7 +62,7 @@ class ReduceLROnPlateau(Callback):
         ...     callbacks=[Metrics(), ReduceLROnPlateau(0.5, patience=1)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(3)
+        >>> history = learner.fit(3)
         >>> learner.hyperparams
         {'learning_rate': 0.5}
 

@@ -41,7 +41,7 @@ class PredictionWriter(Inferencer):
         >>> xs = np.float32([[0], [1], [2]])
         >>> batches = [(xs[:2], xs[:2]), (xs[2:], xs[2:])]
         >>> learner = testlearner(InferenceRunner(batches, PredictionWriter("predictions.npz")))
-        >>> learner.fit(30)
+        >>> history = learner.fit(30)
         >>> np.load("predictions.npz")["outputs"].round(1).tolist()  # 3 x - 1
         [[-1.0], [2.0], [5.0]]
 

@@ -51,7 +51,7 @@ class MetricsPrinter(Callback):
         ...     callbacks=[Metrics(), MetricsPrinter(file := io.StringIO())],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> print(file.getvalue().rstrip())
         epoch  train loss  valid loss     time
             1      1.0000      0.5000 ...

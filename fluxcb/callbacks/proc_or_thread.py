@@ -66,7 +66,7 @@ class StartProcOrThread(Callback):
         ...
         ...     def stop(self):
         ...         self.done.set()
-        >>> testlearner(StartProcOrThread(Watch)).fit(1)
+        >>> history = testlearner(StartProcOrThread(Watch)).fit(1)
         stopped
 
     Source:

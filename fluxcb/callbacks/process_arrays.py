@@ -109,7 +109,7 @@ class ProcessArrays(LooksAtValues):
         >>> from fluxcb.testing import testlearner
         >>> seen = []
         >>> keep = ProcessArrays(["step.loss", "hyperparams.learning_rate"], lambda *values: seen.append(values))
-        >>> testlearner(every(keep, steps=4)).fit(2)
+        >>> history = testlearner(every(keep, steps=4)).fit(2)
         >>> [(f"{loss:.4f}", f"{rate:.1f}") for loss, rate in seen]
         [('1.1852', '0.1'), ('0.2563', '0.1')]
 
@@ -154,7 +154,7 @@ class PrintArrays(LooksAtValues):
         >>> from fluxcb import every
         >>> from fluxcb.callbacks import PrintArrays
         >>> from fluxcb.testing import testlearner
-        >>> testlearner(every(PrintArrays(["step.loss", "params"]), steps=4)).fit(1)
+        >>> history = testlearner(every(PrintArrays(["step.loss", "params"]), steps=4)).fit(1)
         step 4  step.loss: 1.1852
         step 4  params.b: -0.455
         step 4  params.w: 1.5736

@@ -62,7 +62,7 @@ class Profiler(Callback):
         >>> from fluxcb.callbacks import Profiler
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(Profiler("profile", steps=(3, 5)))
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> [path.name for path in Path("profile").rglob("perfetto*")]
         ['perfetto_trace.json.gz']
 

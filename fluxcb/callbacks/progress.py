@@ -59,7 +59,7 @@ class ProgressBar(Callback):
         ...     callbacks=[ProgressBar(file := io.StringIO())],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> print(file.getvalue().rstrip())
         epoch 1/1 training: 3/3 steps, loss 0.8000, ... steps/s
 

@@ -13,13 +13,13 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
 from fluxcb.callbacks.by_phase import ByPhase
 
-__all__ = ["History", "Recorder"]
+__all__ = ["PhaseHistory", "Recorder"]
 
 _HISTORY = {"cbstate": {"history": Write()}}
 
 
 @dataclass
-class History:
+class PhaseHistory:
     """What one phase has done so far.
 
     Attributes:
@@ -38,8 +38,8 @@ class History:
 class Recorder(Callback):
     """Count epochs, steps and samples of every phase in `cbstate.history`.
 
-    `cbstate.history[phase]` is a `History`; `phase` is an instance, a class or a name, and a phase that has not run has
-    zeros.
+    `cbstate.history[phase]` is a `PhaseHistory`; `phase` is an instance, a class or a name. A phase that has not run
+    has zeros.
 
     Access:
         cbstate.history: Write.
@@ -61,9 +61,9 @@ class Recorder(Callback):
         ...     callbacks=[Recorder()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> learner.cbstate["history"]["training"]
-        History(epochs=2, steps=4, steps_in_epoch=2, samples=12)
+        PhaseHistory(epochs=2, steps=4, steps_in_epoch=2, samples=12)
 
     Source:
         FluxTraining.jl, `Recorder` and `History`.
@@ -76,7 +76,7 @@ class Recorder(Callback):
     def init(self, learner: Any) -> None:
         """Create `cbstate.history`."""
         if "history" not in learner.cbstate:
-            learner.cbstate.history = ByPhase(History)
+            learner.cbstate.history = ByPhase(PhaseHistory)
 
     @on(EpochBegin, Phase, access=_HISTORY)
     def begin_epoch(self, event: Event, phase: Phase, learner: Any) -> None:

@@ -59,7 +59,7 @@ class RunFunction(Callback):
         >>> access = {"params": Read(), "cbstate": {"target": Write()}}
         >>> target = PeriodicTrigger(RunFunction(update_target, init=update_target, access=access), every_k_steps=3)
         >>> learner = testlearner(target, batches=4)
-        >>> learner.fit(1)  # the target network of a DQN is that of step 3
+        >>> history = learner.fit(1)  # the target network of a DQN is that of step 3
         >>> bool(learner.cbstate["target"]["w"] == learner.params["w"])
         False
 

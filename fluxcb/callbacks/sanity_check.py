@@ -56,7 +56,7 @@ class SanityCheck(Callback):
         ...     default_callbacks=False,
         ... )
         >>> try:
-        ...     learner.fit(1)
+        ...     history = learner.fit(1)
         ... except fluxcb.DeclarationError as error:
         ...     print(error)
         1 of 8 sanity checks failed.

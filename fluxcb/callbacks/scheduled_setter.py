@@ -64,7 +64,7 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         >>> from fluxcb.callbacks import LearningRate, ScheduledHyperParamSetter
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(ScheduledHyperParamSetter(LearningRate, [(0, 0.5), (2, 0.05)]))
-        >>> learner.fit(2)  # with 0.5 and 0.5
+        >>> history = learner.fit(2)  # with 0.5 and 0.5
         >>> round(learner.hyperparams["learning_rate"], 3)
         0.05
 

@@ -57,7 +57,7 @@ class Scheduler(Callback):
         ...     default_callbacks=False,
         ...     callbacks=[Scheduler({LearningRate: optax.linear_schedule(1.0, 0.0, 4)})],
         ... )
-        >>> learner.fit(1)  # with 1.0, 0.75 and 0.5
+        >>> history = learner.fit(1)  # with 1.0, 0.75 and 0.5
         >>> learner.hyperparams
         {'learning_rate': 0.5}
 

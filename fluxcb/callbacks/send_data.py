@@ -59,7 +59,7 @@ class SendMonitorData(Callback):
         >>> import jax.numpy as jnp
         >>> runner = InferenceRunner([(jnp.zeros((4, 1)), jnp.ones((4, 1)))], ScalarStats("loss"))
         >>> learner = testlearner(Monitors(), runner, SendMonitorData(print, "inference/loss"))
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         {'step': 4, 'inference/loss': ...}
         {'step': 8, 'inference/loss': ...}
 

@@ -55,7 +55,7 @@ class SendStat(Callback):
         >>> from fluxcb.testing import testlearner
         >>> command = ["touch", "{Throughput (steps/sec):.0f} steps per second"]
         >>> learner = testlearner(Monitors(), ThroughputTracker(), SendStat(command, "Throughput (steps/sec)"))
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> [path.name for path in Path().glob("* steps per second")]
         ['... steps per second']
 

@@ -135,7 +135,7 @@ class HyperParamSetter(TriggerSetter):
         ...     def next_value(self, learner):
         ...         return 0.5**learner.progress.epoch
         >>> learner = testlearner(Halving(LearningRate))
-        >>> learner.fit(2)  # with 1.0 and 0.5
+        >>> history = learner.fit(2)  # with 1.0 and 0.5
         >>> learner.hyperparams
         {'learning_rate': 0.25}
 
@@ -181,7 +181,7 @@ class HyperParamSetterWithFunc(HyperParamSetter):
         >>> def every_second(epoch, current):
         ...     return current / 2 if epoch and epoch % 2 == 0 else None
         >>> learner = testlearner(HyperParamSetterWithFunc(LearningRate, every_second), learning_rate=1.0)
-        >>> learner.fit(4)
+        >>> history = learner.fit(4)
         >>> learner.hyperparams
         {'learning_rate': 0.25}
 

@@ -62,7 +62,7 @@ class SkipNonFinite(StopOnNaNLoss):
         ...     callbacks=[SkipNonFinite()],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> learner.cbstate["non_finite"]["skipped"].item(), f"{learner.params['w']:.1f}"
         (2, '0.6')
 

@@ -55,7 +55,7 @@ class LabelSmoothing(Callback):
         ...     callbacks=[LabelSmoothing(0.2)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(200)
+        >>> history = learner.fit(200)
         >>> [round(float(p), 2) for p in jnp.exp(learner.params["b"]) / jnp.exp(learner.params["b"]).sum()]
         [0.9, 0.1]
 

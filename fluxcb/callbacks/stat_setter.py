@@ -67,7 +67,7 @@ class StatMonitorParamSetter(TriggerSetter):
         ...     callbacks=[Metrics(), StatMonitorParamSetter(LearningRate, "loss", lambda rate: rate / 2, 0, 3)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(3)
+        >>> history = learner.fit(3)
         >>> learner.hyperparams
         {'learning_rate': 0.5}
 

@@ -65,7 +65,7 @@ class StepTimeout(Callback):
         >>> def save(learner):
         ...     time.sleep(0.3 if learner.progress.step == 4 else 0)
         >>> learner = testlearner(StepTimeout(0.1, file=(file := io.StringIO())), CustomCallback(save, StepEnd))
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> print(file.getvalue().splitlines()[1])
           where: the handler CustomCallback(save, StepEnd).run at StepEnd x TrainingPhase
 

@@ -57,7 +57,7 @@ class StopAfter(Callback):
         ...     callbacks=[StopAfter(seconds=0.2)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1_000_000)
+        >>> history = learner.fit(1_000_000)
         >>> learner.stop_reason
         'the fit has taken ... s (limit 0.2 s)'
 

@@ -43,7 +43,7 @@ class ModelSummary(Callback):
         ...     callbacks=[ModelSummary(file := io.StringIO())],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> print(file.getvalue().rstrip())
         parameter      shape    dtype  count  bytes
         -------------------------------------------

@@ -50,7 +50,7 @@ class ThroughputTracker(Callback):
         >>> from fluxcb.callbacks import Monitors, ThroughputTracker
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(Monitors(), ThroughputTracker())
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> [step for step, rate in learner.cbstate["monitors"].history("Throughput (steps/sec)") if rate > 0]
         [4, 8]
 

@@ -53,7 +53,7 @@ class EstimatedTimeLeft(Callback):
         ...     callbacks=[EstimatedTimeLeft(file=(file := io.StringIO()))],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> print(file.getvalue().rstrip())
         Estimated Time Left: ... second...
 

@@ -138,7 +138,7 @@ class Traces(Callback):
         ...     access={"step": {"loss": Read(), "grads": Read()}},
         ... )
         >>> learner = testlearner(traces)
-        >>> learner.fit(1)
+        >>> history = learner.fit(1)
         >>> learner.cbstate["traces"]["training"]
         TraceValues(4 of square, 4 of slope)
         >>> [step for step, _ in learner.cbstate["traces"]["training"]["square"]]

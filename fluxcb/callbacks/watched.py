@@ -43,7 +43,7 @@ class Watched:
         ...     def show(self, event, phase, learner):
         ...         value = self.watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
         ...         print(self.watched, value is not None)
-        >>> testlearner(Metrics(), ShowIt("training/loss"), ShowIt()).fit(1)
+        >>> history = testlearner(Metrics(), ShowIt("training/loss"), ShowIt()).fit(1)
         training/loss True
         validation/loss True
     """

@@ -52,7 +52,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
         ...     callbacks=[Checkpointer(folder)],
         ...     default_callbacks=False,
         ... )
-        >>> learner.fit(2)
+        >>> history = learner.fit(2)
         >>> load_params(folder)["w"].tolist()
         [0.5, 0.5]
 

@@ -11,13 +11,13 @@ from fluxcb.plots.curves import chosen, plot_curves
 __all__ = ["plot_metrics"]
 
 
-def plot_metrics(learner: Any, *names: str, ax: Any = None) -> Any:
-    """Draw a Learner's metrics over epochs, or over steps: the loss curve.
+def plot_metrics(source: Any, *names: str, ax: Any = None) -> Any:
+    """Draw the metrics of a training over epochs, or over steps: the loss curve.
 
     For runs on disk there is `fluxcb plot`.
 
     Args:
-        learner: The Learner; it has `Metrics`, or an `InferenceRunner`, and has trained.
+        source: A Learner that has trained with `Metrics` or an `InferenceRunner`, or a `History`.
         *names: Which, by the names under which they are logged: `validation/loss`; `training/step/loss` for the values
             of steps. A plain `loss` is that of all phases, and there are patterns: `validation/*`. All losses if no
             name is given.
@@ -37,7 +37,7 @@ def plot_metrics(learner: Any, *names: str, ax: Any = None) -> Any:
         >>> from fluxcb.plots import plot_metrics
         >>> from fluxcb.testing import testlearner
         >>> learner = testlearner(Metrics())
-        >>> learner.fit(20)
+        >>> history = learner.fit(20)
         >>> plot_metrics(learner, "validation/loss", ax=Console(width=60))
         ■ validation/loss
         ...
@@ -49,7 +49,8 @@ def plot_metrics(learner: Any, *names: str, ax: Any = None) -> Any:
             why="those are over steps, and these over epochs",
             fix="call it for each kind",
         )
-    curves = _steps(learner) if of_steps else _epochs(learner)
+    history = getattr(source, "history", source)
+    curves = _flat(history.per_step, "/step/") if of_steps else _flat(history.per_epoch, "/")
     if not curves:
         raise DataError(
             "There are no metrics to draw.",
@@ -61,19 +62,5 @@ def plot_metrics(learner: Any, *names: str, ax: Any = None) -> Any:
     return plot_curves(found, x_label="step" if of_steps else "epoch", y_label="loss" if loss else "value", ax=ax)
 
 
-def _epochs(learner: Any) -> dict[str, Points]:
-    if "metrics_epoch" not in learner.cbstate:
-        return {}
-    phases = learner.cbstate["metrics_epoch"]
-    return {f"{phase}/{name}": phases[phase][name] for phase in phases for name in phases[phase]}
-
-
-def _steps(learner: Any) -> dict[str, Points]:
-    if "metrics_step" not in learner.cbstate:
-        return {}
-    phases = learner.cbstate["metrics_step"]
-    return {
-        f"{phase}/step/{name}": list(zip(phases[phase].steps, phases[phase][name], strict=True))
-        for phase in phases
-        for name in phases[phase]
-    }
+def _flat(series: dict[str, dict[str, Points]], between: str) -> dict[str, Points]:
+    return {f"{phase}{between}{name}": points for phase, metrics in series.items() for name, points in metrics.items()}

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fluxcb import AccessError, Append, Callback, CancelEpoch, DeclarationError, Read, on
-from fluxcb.callbacks import ByPhase, History, Recorder
+from fluxcb.callbacks import ByPhase, PhaseHistory, Recorder
 from fluxcb.callbacks.recorder import leading_axis
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
@@ -38,9 +38,9 @@ def test_each_step_sees_its_own_counts(build, make_batches):
         (1, 6, 3, 20, 2),
     ]
     history = learner.cbstate["history"]
-    assert history[TrainingPhase()] == history["training"] == History(2, 6, 3, 20)
-    assert history[ValidationPhase] == History(2, 4, 2, 16)
-    assert history["never"] == History() == History(0, 0, 0, 0)
+    assert history[TrainingPhase()] == history["training"] == PhaseHistory(2, 6, 3, 20)
+    assert history[ValidationPhase] == PhaseHistory(2, 4, 2, 16)
+    assert history["never"] == PhaseHistory() == PhaseHistory(0, 0, 0, 0)
     assert list(history) == ["training", "validation"]
 
 
@@ -56,7 +56,7 @@ def test_a_cancelled_epoch_counts(build):
 
     learner = build([Recorder(), Stop()])
     learner.fit(3)
-    assert learner.cbstate["history"]["training"] == History(epochs=3, steps=6, steps_in_epoch=2, samples=24)
+    assert learner.cbstate["history"]["training"] == PhaseHistory(epochs=3, steps=6, steps_in_epoch=2, samples=24)
 
 
 def test_the_history_is_read_only_for_readers(build):
@@ -87,8 +87,8 @@ def test_samples_are_the_leading_axis(batch, samples):
 
 
 def test_by_phase_looks_without_a_trace_and_refuses_what_is_no_phase():
-    kept = ByPhase(History)
-    assert kept["training"] == History()
+    kept = ByPhase(PhaseHistory)
+    assert kept["training"] == PhaseHistory()
     assert len(kept) == 0
     kept.entry(TrainingPhase).steps = 3
     assert kept["training"].steps == 3

@@ -1,0 +1,174 @@
+"""`History`: what a training has measured, and how it ended; what `Learner.fit` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from fluxcb._errors import DeclarationError, did_you_mean
+
+__all__ = ["History"]
+
+Series = dict[str, dict[str, list[tuple[int, float]]]]
+"""By phase and metric, pairs of an epoch (or step) and the value there."""
+
+
+class History(Mapping[str, list[float]]):
+    """The metrics of a training and the reason it ended, as `Learner.fit` returns them.
+
+    A history is a copy: later fits do not change it. It covers the whole training, not only the last fit, and after a
+    resume also the part before the interruption.
+
+    As a mapping it has the values per epoch under the names that `LogMetrics` logs, so `history["validation/loss"]` is
+    a list with one value per epoch. Without the callback `Metrics`, it is empty.
+
+    Args:
+        per_epoch: See Attributes.
+        per_step: See Attributes.
+        epoch: See Attributes.
+        step: See Attributes.
+        stop_reason: See Attributes.
+
+    Attributes:
+        per_epoch: `per_epoch[phase][metric]` is a list of `(epoch, value)`; phases are names, such as "training".
+        per_step: `per_step[phase][metric]` is a list of `(step, value)`.
+        epoch: Number of the last epoch.
+        step: Number of finished training steps.
+        stop_reason: Why the last fit ended early, or None if it ran to its end.
+
+    Example:
+        >>> from fluxcb.callbacks import Metrics
+        >>> from fluxcb.testing import testlearner
+        >>> history = testlearner(Metrics()).fit(3)
+        >>> list(history)
+        ['training/loss', 'validation/loss']
+        >>> history["training/loss"][0] > history["training/loss"][-1]
+        True
+        >>> history.per_epoch["validation"]["loss"][-1] == (3, history["validation/loss"][-1])
+        True
+        >>> len(history.per_step["training"]["loss"]), history.stop_reason
+        (12, None)
+
+    Source:
+        Keras, `History`.
+    """
+
+    def __init__(
+        self, per_epoch: Series, per_step: Series, *, epoch: int, step: int, stop_reason: str | None = None
+    ) -> None:
+        self.per_epoch = per_epoch
+        self.per_step = per_step
+        self.epoch = epoch
+        self.step = step
+        self.stop_reason = stop_reason
+
+    @classmethod
+    def of(cls, cbstate: Mapping[str, Any], *, epoch: int, step: int, stop_reason: str | None) -> History:
+        """Copy what `Metrics` has left in the shared state.
+
+        Args:
+            cbstate: The shared state; `metrics_epoch` and `metrics_step` may be missing.
+            epoch: Number of the last epoch.
+            step: Number of finished training steps.
+            stop_reason: Why the last fit ended early, or None.
+        """
+        by_epoch, by_step = cbstate.get("metrics_epoch", {}), cbstate.get("metrics_step", {})
+        return cls(
+            {phase: {name: list(values[name]) for name in values} for phase, values in by_epoch.items()},
+            {
+                phase: {name: list(zip(values.steps, values[name], strict=True)) for name in values}
+                for phase, values in by_step.items()
+            },
+            epoch=epoch,
+            step=step,
+            stop_reason=stop_reason,
+        )
+
+    # -- the mapping ------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> list[float]:
+        phase, _, metric = name.partition("/") if isinstance(name, str) else ("", "", "")
+        found = self.per_epoch.get(phase, {}).get(metric)
+        if found is None:
+            # Not a FluxcbError: `Mapping.get` and `in` expect a KeyError.
+            raise KeyError(f"{name!r} is not among {list(self)}.{did_you_mean(str(name), self)}")
+        return [value for _, value in found]
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{phase}/{metric}" for phase, metrics in self.per_epoch.items() for metric in metrics)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.per_epoch.values()))
+
+    # -- other forms ------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data, which `json.dumps` accepts.
+
+        Returns:
+            The keys `epoch`, `step`, `stop_reason`, `per_epoch` and `per_step`. The last two hold, by phase and metric,
+            `{"epochs": [n], "values": [x]}` and `{"steps": [n], "values": [x]}`.
+        """
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "stop_reason": self.stop_reason,
+            "per_epoch": _columns(self.per_epoch, "epochs"),
+            "per_step": _columns(self.per_step, "steps"),
+        }
+
+    def to_dataframe(self, per: Literal["epoch", "step"] = "epoch") -> Any:
+        """Return a pandas DataFrame with a column for each metric.
+
+        Args:
+            per: "epoch" for a row per epoch, "step" for a row per training step.
+
+        Returns:
+            The DataFrame; its index is the number of the epoch or step, and its columns are named like
+            `validation/loss`. A metric without a value in a row is NaN there. If a phase ran several times in one
+            epoch, the last value counts.
+
+        Raises:
+            DeclarationError: `per` is neither, or pandas is not installed.
+        """
+        if per not in ("epoch", "step"):
+            raise DeclarationError(
+                f'`per` of `History.to_dataframe` must be "epoch" or "step", not {per!r}.', fix='write `per="step"`'
+            )
+        try:
+            import pandas
+        except ImportError as error:
+            raise DeclarationError(
+                "`History.to_dataframe` needs pandas, which is not installed.",
+                fix=["run `pip install pandas`", "use `history.to_dict()`, which needs no other package"],
+            ) from error
+        series = self.per_epoch if per == "epoch" else self.per_step
+        columns = {
+            f"{phase}/{name}": dict(pairs) for phase, metrics in series.items() for name, pairs in metrics.items()
+        }
+        index = sorted({number for pairs in columns.values() for number in pairs})
+        return pandas.DataFrame(
+            {name: [pairs.get(number, float("nan")) for number in index] for name, pairs in columns.items()},
+            index=pandas.Index(index, name=per),
+        )
+
+    def plot(self, *names: str, ax: Any = None) -> Any:
+        """Draw metrics over epochs or steps; the same as `fluxcb.plots.plot_metrics(history, *names, ax=ax)`."""
+        from fluxcb.plots import plot_metrics
+
+        return plot_metrics(self, *names, ax=ax)
+
+    def __repr__(self) -> str:
+        last = [f"{name}={self[name][-1]:.4g}" for name in self]
+        stopped = [f"stop_reason={self.stop_reason!r}"] if self.stop_reason is not None else []
+        return f"History({', '.join([f'epoch={self.epoch}', f'step={self.step}', *last, *stopped])})"
+
+
+def _columns(series: Series, number: str) -> dict[str, Any]:
+    return {
+        phase: {
+            name: {number: [n for n, _ in pairs], "values": [value for _, value in pairs]}
+            for name, pairs in metrics.items()
+        }
+        for phase, metrics in series.items()
+    }
