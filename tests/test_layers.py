@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_draw": SHARED,
     "_check": DECLARE | {"_draw"},
     "_compile": CHECK,
-    "_run": COMPILE | {"callbacks", "checkpoints", "data", "models"},  # `callbacks`: the Learner adds the default ones
+    "_run": COMPILE | {"callbacks", "checkpoints", "data", "models", "plots"},  # the Learner adds default callbacks
     # the library is written against what a third party has: declarations, never the engine
     "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "plots", "stopping"},
     "checkpoints": SHARED,
