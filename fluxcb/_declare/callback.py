@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
@@ -105,6 +106,13 @@ class Callback:
                 where=_place(type(self)),
                 fix="define `load_state_dict(self, state)` next to `state_dict`",
             )
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the callback writes: paths of files and directories, or addresses of services as text.
+
+        The default callback `FitSummary` lists them at the end of a fit, without the paths that do not exist.
+        """
+        return ()
 
     # What the engine asks; wrappers answer for the callback they wrap.
 

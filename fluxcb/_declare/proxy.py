@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.callback import Callback
@@ -109,6 +110,10 @@ class ProxyCallback(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hand the state to the wrapped callback."""
         self.callback.load_state_dict(state)
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the wrapped callback writes."""
+        return self.callback.output_locations()
 
     def handlers(self) -> list[Entry]:
         """Return the wrapped callback's handlers, and those of this class."""

@@ -52,7 +52,9 @@ class Patience(ComparingCriterion):
 
     def message(self, state: State) -> str:
         """Return how many were worse, and the last value."""
-        return f"worse than the epoch before for {count_of_epochs(state['worse'])}; the last value is {state['last']:.6g}"
+        return (
+            f"worse than the epoch before for {count_of_epochs(state['worse'])}; the last value is {state['last']:.6g}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
