@@ -57,7 +57,7 @@ class _ParameterAverage(Callback):
         # one's average. Two averages of one entry are an ordinary conflict.
         if isinstance(other, _ParameterAverage) and other.entry != self.entry and self.validate and other.validate:
             raise ConflictError(
-                f"{self!r} and {other!r} would both replace the parameters for validation.",
+                f"{self!r} and {other!r} both replace the parameters for validation.",
                 where=[f"{type(callback).__name__}(validate=True)" for callback in (self, other)],
                 why="one validation can use only one average",
                 fix=f"pass `validate=False` to {type(self).__name__} or to {type(other).__name__}; it still averages",

@@ -169,7 +169,7 @@ def test_a_failing_validation_leaves_the_training_parameters(build, make_batches
 
 def test_two_averages_would_both_replace_the_parameters(build, refused):
     error = (
-        "ParameterEMA(0.9) and StochasticWeightAveraging(2, every=1) would both replace the parameters for validation.\n"
+        "ParameterEMA(0.9) and StochasticWeightAveraging(2, every=1) both replace the parameters for validation.\n"
         "  where: ParameterEMA(validate=True)\n"
         "         StochasticWeightAveraging(validate=True)\n"
         "  why:   one validation can use only one average\n"
