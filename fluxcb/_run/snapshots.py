@@ -138,6 +138,7 @@ class Snapshots:
             at = list(astuple(fit.at))
         host = {
             "progress": {name: getattr(state, name) for name in ("step", "epoch", "step_in_epoch")},
+            "cancelled": [state.cancelled, state.cancelled_in_epoch],
             "at": at,
             "fit": {name: getattr(fit, name) for name in _FIT},
             "key": encoder.encode(state.run_key, "the run's key"),
@@ -217,6 +218,7 @@ class Snapshots:
         state.carry = carry
         for name, value in progress.items():
             setattr(state, name, value)
+        state.cancelled, state.cancelled_in_epoch = host.get("cancelled", (0, 0))
         state.set_counters(**dict.fromkeys(COUNTERS[len(progress) :], 0))
         for name in state.cbstate:
             if name in host["cbstate"]:

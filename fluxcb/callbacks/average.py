@@ -12,7 +12,9 @@ from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitEnd, TracedEvent, UpdateEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
+from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule, positive
+from fluxcb._errors import ConflictError
 from fluxcb.callbacks.arguments import number_between
 
 __all__ = ["ParameterEMA", "StochasticWeightAveraging"]
@@ -48,6 +50,19 @@ class _ParameterAverage(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {**_averaging(self.entry), "params": Write() if self.validate else Read()}
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Refuse another average that also replaces the parameters for validation."""
+        # No order would help: the first to restore would put back what the training had, and the second one the first
+        # one's average. Two averages of one entry are an ordinary conflict.
+        if isinstance(other, _ParameterAverage) and other.entry != self.entry and self.validate and other.validate:
+            raise ConflictError(
+                f"{self!r} and {other!r} both replace the parameters for validation.",
+                where=[f"{type(callback).__name__}(validate=True)" for callback in (self, other)],
+                why="one validation can use only one average",
+                fix=f"pass `validate=False` to {type(self).__name__} or to {type(other).__name__}; it still averages",
+            )
+        return NotDefined()
 
     # Without validation the host handlers are not there at all, so that they order and conflict with nobody.
 

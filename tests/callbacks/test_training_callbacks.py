@@ -18,6 +18,7 @@ from fluxcb.callbacks import (
     Metrics,
     ParameterEMA,
     Scheduler,
+    StochasticWeightAveraging,
     StopOnNaNLoss,
     onecycle,
 )
@@ -164,6 +165,38 @@ def test_a_failing_validation_leaves_the_training_parameters(build, make_batches
     learner = build([ParameterEMA(0.9), collect, Fail()], data=(make_batches([4, 4]), make_batches([3])))
     with pytest.raises(RuntimeError, match="no"):
         learner.fit(1)
+    np.testing.assert_array_equal(learner.params["w"], collect.params[-1])
+
+
+def test_two_averages_would_both_replace_the_parameters(build, refused):
+    error = (
+        "ParameterEMA(0.9) and StochasticWeightAveraging(2, every=1) both replace the parameters for validation.\n"
+        "  where: ParameterEMA(validate=True)\n"
+        "         StochasticWeightAveraging(validate=True)\n"
+        "  why:   one validation can use only one average\n"
+        "  fix:   pass `validate=False` to ParameterEMA or to StochasticWeightAveraging; it still averages"
+    )
+    with refused(fluxcb.ConflictError, error):
+        build([ParameterEMA(0.9), StochasticWeightAveraging(2)])
+
+
+@pytest.mark.parametrize("validated", ["ema", "swa"])
+def test_two_averages_of_which_one_is_validated(build, make_batches, validated):
+    data = make_batches([4, 4, 2]), make_batches([3], seed=1)
+    averages = [
+        ParameterEMA(0.5, validate=validated == "ema"),
+        StochasticWeightAveraging(2, validate=validated == "swa"),
+    ]
+    collect = Collect()
+    learner = build([*averages, collect, Metrics()], data=data)
+    start = np.array(learner.params["w"], np.float64)
+    learner.fit(1)
+    ema = start
+    for params in collect.params:
+        ema = 0.5 * ema + 0.5 * params
+    np.testing.assert_allclose(learner.cbstate["ema"]["params"]["w"], ema, rtol=1e-5)
+    np.testing.assert_allclose(learner.cbstate["swa"]["params"]["w"], np.mean(collect.params[1:], 0), rtol=1e-5)
+    np.testing.assert_array_equal(collect.validated[0], learner.cbstate[validated]["params"]["w"])
     np.testing.assert_array_equal(learner.params["w"], collect.params[-1])
 
 

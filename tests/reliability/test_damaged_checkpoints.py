@@ -618,6 +618,24 @@ def test_a_hostile_state_of_the_host_is_refused(run: Path, text: str) -> None:
         learner(run).restore(run / "8")
 
 
+@pytest.mark.parametrize("cancelled", [None, 3, [1], [1, -1], [1, "2"], [0.5, 0], [True, 0]])
+def test_a_hostile_number_of_cancelled_steps_is_refused(run: Path, cancelled: Any) -> None:
+    host = json.loads((run / "8" / "host" / "metadata").read_text())
+    assert host["cancelled"] == [0, 0]
+    forge_file(run / "8", "host/metadata", json.dumps({**host, "cancelled": cancelled}).encode())
+    with pytest.raises(CheckpointCorruptError, match="see `cancelled`"):
+        learner(run).restore(run / "8")
+
+
+def test_a_checkpoint_of_a_version_that_did_not_count_cancelled_steps_is_read(run: Path) -> None:
+    host = json.loads((run / "8" / "host" / "metadata").read_text())
+    del host["cancelled"]
+    forge_file(run / "8", "host/metadata", json.dumps(host).encode())
+    restored = learner(run)
+    restored.restore(run / "8")
+    assert restored.step == 8
+
+
 PROGRAM = """
 import json, os, pathlib, sys
 import fluxcb, numpy, optax
