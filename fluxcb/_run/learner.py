@@ -249,7 +249,8 @@ class Learner:
     def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
         """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.
 
-        What `fit` is then told counts from there, unless it is told to `resume`: then from where the run began.
+        After it, `fit(steps=n)` trains `n` more steps, and `fit(n)` trains `n` more epochs, of which the rest of an
+        interrupted epoch is the first. With `resume=True`, both count from where the run began.
 
         Args:
             path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.

@@ -34,8 +34,11 @@ def resume_run(parts: Assembly) -> None:
     found = _checkpointers(parts)
     if len(found) != 1:
         raise CheckpointError(
-            f"`fit(resume=True)` needs a Checkpointer that says which run goes on; there {_count(len(found))}.",
-            fix=["add `Checkpointer(directory)` to the callbacks", "`learner.restore(path)` before `fit`"],
+            f"`fit(resume=True)` continues the run of a Checkpointer, and this Learner has {len(found) or 'none'}.",
+            fix=[
+                "keep one Checkpointer in the callbacks" if found else 'add `Checkpointer("runs/1")` to the callbacks',
+                "to continue from a checkpoint that exists, call `learner.restore(path)` before `fit`",
+            ],
         )
     newest = _newest(found[0].folder)
     if newest is not None:
@@ -117,7 +120,3 @@ def _compared(manifest: Manifest, trees: Mapping[str, Any], allow: Collection[st
         return dict(trees)
     saved = {name.split(".")[0] for name in manifest.trees["cbstate"]}
     return {**trees, "cbstate": {name: entry for name, entry in trees["cbstate"].items() if name in saved}}
-
-
-def _count(number: int) -> str:
-    return "is none" if number == 0 else f"are {number}"
