@@ -79,7 +79,7 @@ def test_what_a_best_saver_without_a_checkpointer_suggests_works(tmp_path):
         "     or: start a new run: use another directory, or delete this one"
     )
     (call,) = re.findall(r"`(learner\.restore\(.*\))`", raised.value.fix[0])
-    eval(call, {"learner": second})
+    eval(call, {"learner": second})  # noqa: S307 - of the message's own text
     second.fit(1)
     assert (second.step, steps_in(folder)) == (12, [12])
     shutil.rmtree(folder)

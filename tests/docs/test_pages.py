@@ -1,6 +1,7 @@
 """Every Python fence of README.md and docs/ runs, page by page, as a reader would run it.
 
-The fences of a page share one namespace, in order. A page that leaves files in its working directory runs twice there. Two comments, each on a line of its own, are read:
+The fences of a page share one namespace, in order. A page that leaves files in its working directory runs there twice.
+Two comments, each on a line of its own, are read:
 
     <!-- not run: REASON -->    before a ```python fence: it is only shown, and says why
     <!-- output -->             before a ```text fence: what the ```python fence above prints; `...` stands for anything
