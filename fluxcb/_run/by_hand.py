@@ -19,6 +19,7 @@ from fluxcb._declare.phases import Emit, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
 from fluxcb._run.learner import Learner
 from fluxcb._run.loop_values import announced, handed_over
+from fluxcb._tracebacks import entry_point
 
 __all__ = ["CallbacksHook", "callbacks_as_hook"]
 
@@ -27,6 +28,7 @@ _THERE = ("step", "cbstate", "progress", "control", "key", "callbacks")
 _IN_STEP = ("batch", "skip")
 
 
+@entry_point
 def callbacks_as_hook(callbacks: Iterable[Any], values: Mapping[str, Any], *, key: Any = 0) -> CallbacksHook:
     """Make callbacks a hook for a training loop of your own, which keeps its model, optimizer and step function.
 
@@ -108,6 +110,7 @@ class CallbacksHook:
         """What the callbacks share, by name."""
         return self._learner.cbstate
 
+    @entry_point
     def before_training(self, step: int = 0, epoch: int = 0) -> None:
         """Emit FitBegin.
 
@@ -120,6 +123,7 @@ class CallbacksHook:
         with contextlib.suppress(CancelEpoch, CancelStep):
             self._emit(FitBegin())
 
+    @entry_point
     def before_epoch(self) -> None:
         """Emit EpochBegin; a loop that does not call it has its epochs begin with their first `after_step`."""
         self._set(epoch=self._learner.epoch + 1, step_in_epoch=0)
@@ -127,6 +131,7 @@ class CallbacksHook:
         with contextlib.suppress(CancelStep):
             self._emit(EpochBegin())
 
+    @entry_point
     def after_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Emit what belongs to a step that the loop has finished.
 
@@ -153,6 +158,7 @@ class CallbacksHook:
             self._set(step=int(step) - 1, step_in_epoch=self._parts.state.step_in_epoch + int(step) - 1 - last)
         self._learner.run_step(self._phase, batch)
 
+    @entry_point
     def after_epoch(self) -> None:
         """Emit EpochEnd and Trigger.
 
@@ -166,6 +172,7 @@ class CallbacksHook:
             self._emit(EpochEnd())
         self._learner.trigger()
 
+    @entry_point
     def after_training(self) -> None:
         """Emit FitEnd; one callback's failure does not stop the others'.
 

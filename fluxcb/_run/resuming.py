@@ -15,6 +15,7 @@ from fluxcb._declare.callback import unwrap
 from fluxcb._errors import CheckpointError, DeclarationError, ResumeError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.snapshots import DIFFERENCES
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks.checkpointer import Checkpointer
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import ResumeWarning, name_of, newest_good
@@ -110,7 +111,7 @@ def restore_run(
         warnings.warn(
             f"The run goes on from {folder}, and not everything is as it was: {'; '.join(inexact)}",
             ResumeWarning,
-            stacklevel=3,
+            stacklevel=stacklevel_of_user(),
         )
 
 
