@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fluxcb"
 
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
-SHARED = frozenset({"_errors", "_typing"})
+SHARED = frozenset({"_errors", "_tracebacks", "_typing"})
 DECLARE = SHARED | {"_declare"}
 CHECK = DECLARE | {"_check"}
 COMPILE = CHECK | {"_compile"}
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     # the stages, in reading order
     "_errors": frozenset(),
     "_typing": frozenset(),
+    "_tracebacks": frozenset({"_errors"}),
     "_declare": SHARED,
     "_draw": SHARED,
     "_check": DECLARE | {"_draw"},

@@ -171,7 +171,7 @@ class Assembly:
                 declared.callback.init(plan.proxy(declared, declared.access))
             except FluxcbError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 error.add_note(f"raised in the `init` of {declared.label}")
                 raise
             if state.handed:

@@ -20,6 +20,7 @@ from fluxcb._errors import DeclarationError
 from fluxcb._run.fitting import describe_error
 from fluxcb._run.learner import Learner
 from fluxcb._run.loop_values import announced, handed_over
+from fluxcb._tracebacks import entry_point
 
 __all__ = ["CallbacksHook", "callbacks_as_hook"]
 
@@ -28,6 +29,7 @@ _THERE = ("step", "cbstate", "progress", "control", "key", "callbacks")
 _IN_STEP = ("batch", "skip")
 
 
+@entry_point
 def callbacks_as_hook(callbacks: Iterable[Any], values: Mapping[str, Any], *, key: Any = 0) -> CallbacksHook:
     """Make callbacks a hook for a training loop of your own, which keeps its model, optimizer and step function.
 
@@ -109,6 +111,7 @@ class CallbacksHook:
         """What the callbacks share, by name."""
         return self._learner.cbstate
 
+    @entry_point
     def before_training(self, step: int = 0, epoch: int = 0) -> None:
         """Emit FitBegin.
 
@@ -121,6 +124,7 @@ class CallbacksHook:
         with contextlib.suppress(CancelEpoch, CancelStep):
             self._emit(FitBegin())
 
+    @entry_point
     def before_epoch(self) -> None:
         """Emit EpochBegin; a loop that does not call it has its epochs begin with their first `after_step`."""
         self._set(epoch=self._learner.epoch + 1, step_in_epoch=0)
@@ -128,6 +132,7 @@ class CallbacksHook:
         with contextlib.suppress(CancelStep):
             self._emit(EpochBegin())
 
+    @entry_point
     def after_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Emit what belongs to a step that the loop has finished.
 
@@ -154,6 +159,7 @@ class CallbacksHook:
             self._set(step=int(step) - 1, step_in_epoch=self._parts.state.step_in_epoch + int(step) - 1 - last)
         self._learner.run_step(self._phase, batch)
 
+    @entry_point
     def after_epoch(self) -> None:
         """Emit EpochEnd and Trigger.
 
@@ -167,6 +173,7 @@ class CallbacksHook:
             self._emit(EpochEnd())
         self._learner.trigger()
 
+    @entry_point
     def after_training(self) -> None:
         """Emit FitEnd; one callback's failure does not stop the others'.
 

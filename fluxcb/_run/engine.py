@@ -128,7 +128,7 @@ class Engine:
             if call is not None and isinstance(event, StepBegin | StepEnd):
                 self._check_cancel(call, event)
             raise
-        except Exception as error:
+        except BaseException as error:  # KeyboardInterrupt and SystemExit too
             if call is not None:
                 error.add_note(self._note(call, event, phase))
             raise

@@ -50,7 +50,12 @@ class FitLength:
                 positive(value, what)
 
     def limit(self, done: int) -> int | None:
-        """Return how many steps the next epoch may have, with `done` steps of the fit finished."""
+        """Return how many steps the next epoch may have, from its first step on.
+
+        Args:
+            done: Steps of this fit that ran before that epoch. Negative if the fit began in the middle of the epoch:
+                then the epoch has as many more steps, which an earlier fit ran.
+        """
         bounds = [self.steps_per_epoch, self.steps - done if self.steps is not None else None]
         return min((b for b in bounds if b is not None), default=None)
 
@@ -76,7 +81,8 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     fit = parts.state.fit
-    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), _steps_done(parts, phase))
+    # After a restore in the middle of an epoch, the rest of that epoch is the first of `length.epochs`.
+    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), parts.state.step)
     ended = fit.ended if resumes else None
     fit.epoch, fit.step = began
     if length.epochs is not None:
@@ -180,8 +186,8 @@ def _epochs_done(parts: Assembly, phase: Phase) -> int:
     return state.epoch - (at is not None and at.phase == type(phase).name)
 
 
-def _steps_done(parts: Assembly, phase: Phase) -> int:
-    """Return how many steps had been run when the epoch at hand began, or when the last one ended."""
+def _first_step(parts: Assembly, phase: Phase) -> int:
+    """Return how many training steps ran before the first step of the epoch that runs next."""
     state, at = parts.state, parts.state.fit.at
     return state.step - (at.step_in_epoch if at is not None and at.phase == type(phase).name else 0)
 
@@ -193,7 +199,7 @@ def _train(parts: Assembly, phase: Phase, length: FitLength) -> None:
         at = state.fit.at
         if at is None or at.phase == type(phase).name:
             # The callbacks may have exchanged the data at Trigger, so it is looked up anew.
-            done, before = _steps_done(parts, phase) - fit.step, state.step
+            done, before = _first_step(parts, phase) - fit.step, state.step
             engine.run_epoch(phase, parts.feed(phase), limit=length.limit(done), goes_on=stream)
             if engine.stopped:
                 return

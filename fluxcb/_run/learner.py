@@ -30,6 +30,7 @@ from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
+from fluxcb._tracebacks import entry_point
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.models import adapt
@@ -87,6 +88,7 @@ class Learner:
         True
     """
 
+    @entry_point
     def __init__(
         self,
         model: Any,
@@ -117,6 +119,7 @@ class Learner:
         self._begin(parts, callbacks, default_callbacks)
 
     @classmethod
+    @entry_point
     def from_loss(
         cls,
         params: PyTree,
@@ -188,6 +191,7 @@ class Learner:
 
     # -- training ---------------------------------------------------------------------------
 
+    @entry_point
     def fit(
         self,
         epochs: int | None = None,
@@ -246,10 +250,12 @@ class Learner:
                 state.epochs = state.last_step = state.steps_in_epoch = 0
         return self.history
 
+    @entry_point
     def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
         """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.
 
-        What `fit` is then told counts from there, unless it is told to `resume`: then from where the run began.
+        After it, `fit(steps=n)` trains `n` more steps, and `fit(n)` trains `n` more epochs, of which the rest of an
+        interrupted epoch is the first. With `resume=True`, both count from where the run began.
 
         Args:
             path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
@@ -264,6 +270,7 @@ class Learner:
         self._parts.ensure_built(self._parts.training_phase())
         restore_run(self._parts, path, allow)
 
+    @entry_point
     def run_epoch(self, phase: Phase, *, steps: int | None = None) -> int:
         """Run one epoch of a phase, for loops written by hand; emits EpochBegin, the steps' events and EpochEnd.
 
@@ -295,6 +302,7 @@ class Learner:
             raise KeyboardInterrupt
         return ran
 
+    @entry_point
     def run_step(self, phase: Phase, batch: Batch) -> dict[str, Any]:
         """Run one step of a phase on a batch of yours; emits StepBegin, the traced events and StepEnd.
 
@@ -315,6 +323,7 @@ class Learner:
         self._parts.ensure_built(phase, batch)
         return self._parts.engine.run_single(phase, batch)
 
+    @entry_point
     def emit(self, event: Event, phase: Phase) -> None:
         """Emit a host event of your own from a loop written by hand.
 
@@ -337,6 +346,7 @@ class Learner:
         self._parts.ensure_built(phase)
         self._parts.engine.emit(event, phase)
 
+    @entry_point
     def trigger(self) -> None:
         """Emit the Trigger that follows a training epoch, for loops written by hand."""
         phase = self._parts.training_phase()
@@ -385,6 +395,7 @@ class Learner:
         carry = self._state.carry
         return self._parts.adapter.rebuild(own_copy(carry["params"]), own_copy(carry["model_state"]))
 
+    @entry_point
     def set_model(self, model: Any) -> None:
         """Train on with another model's parameters; it must have the same structure.
 

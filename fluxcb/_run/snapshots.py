@@ -250,7 +250,7 @@ class Snapshots:
                 where=error.where,
                 fix=error.fix or "construct it with the arguments it had when the checkpoint was written",
             ) from error
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised in `load_state_dict` of {label}")
             raise
 

@@ -172,6 +172,10 @@ class Checkpointer(SnapshotSaver):
         if not kept and learner.progress.step == 0:
             learner.snapshots.request(self._take_first)
 
+    def how_to_continue(self) -> str:
+        """Return the call that continues the run in the directory."""
+        return "`learner.fit(..., resume=True)`"
+
     def _take_first(self, snapshot: Snapshot) -> None:
         self._take(snapshot)
         self.wait()

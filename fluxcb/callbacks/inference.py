@@ -190,7 +190,7 @@ class InferenceRunner(Callback):
             for number, batch in enumerate(self._data.batches(epoch), 1):
                 try:
                     values = evaluate(batch)
-                except Exception as error:
+                except BaseException as error:
                     error.add_note(f"raised when {self!r} computed batch {number} of its data")
                     raise
                 # The device computes this batch while the host looks at the one before.
@@ -211,7 +211,7 @@ class InferenceRunner(Callback):
 
         try:
             on_host = jax.device_get(dict(values))
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised when {self!r} computed batch {number} of its data")
             raise
         for inferencer in self.inferencers:
@@ -249,7 +249,7 @@ class InferenceRunner(Callback):
     def _call(self, inferencer: Inferencer, method: str, *arguments: Any) -> Any:
         try:
             return getattr(inferencer, method)(*arguments)
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised in `{method}` of {inferencer!r}, of {self!r}")
             raise
 
