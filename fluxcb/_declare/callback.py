@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
 from fluxcb._declare.events import Event
-from fluxcb._declare.handlers import check_signature, entries_of, is_handler
+from fluxcb._declare.handlers import check_signature, entries_of, is_handler, refuse_unmarked
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule
@@ -74,6 +74,7 @@ class Callback:
             if not is_handler(function):  # an undecorated override of a handler is one
                 check_signature(function, f"{cls.__name__}.{name}  {source_of(function)}")
         cls.on = table
+        refuse_unmarked(cls)
 
     # What a callback declares; each has a default that says nothing.
 
