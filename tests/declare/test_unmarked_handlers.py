@@ -15,7 +15,7 @@ WHY = "  why:   the engine calls only methods that are marked, so this method wo
 
 
 def told(name: str, events: str, mark: str, parameter: str = "event") -> str:
-    cls, method = name.split(".")
+    method = name.split(".")[1]
     return (
         f"`{name}` is written like a handler of {events}, but it is not marked with `@on`.\n"
         f"  where: {name}  <@{mark}>\n{WHY}"
