@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,22 @@ class ProxyCallback(Callback):
     def output_locations(self) -> Iterable[Path | str]:
         """Return where the wrapped callback writes."""
         return self.callback.output_locations()
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
+        """Return the metrics that the wrapped callback provides."""
+        return self.callback.provided_metrics(phase)
+
+    def metric_phases(self) -> Collection[type[Phase]]:
+        """Return the phases of the wrapped callback's own."""
+        return self.callback.metric_phases()
+
+    def watched_metrics(self) -> Iterable[Any]:
+        """Return the metrics that the wrapped callback watches."""
+        return self.callback.watched_metrics()
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the names under which the wrapped callback logs."""
+        return self.callback.logged_names(metrics)
 
     def handlers(self) -> list[Entry]:
         """Return the wrapped callback's handlers, and those of this class."""
