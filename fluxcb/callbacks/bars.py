@@ -14,6 +14,7 @@ from fluxcb.callbacks.console import in_notebook, is_plain, print_line
 __all__ = ["Display", "open_display"]
 
 _PLAIN_SECONDS = 10.0
+_TEXT_WIDTH = 72  # of everything but the bar (characters); narrower terminals do not show the remaining time
 
 
 def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bool) -> Display:
@@ -26,7 +27,7 @@ def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bo
         rows_follow: Whether a table on the same console gets a row when an epoch is done.
     """
     if in_notebook(console):
-        return _NotebookBar(console, of_fit)
+        return _NotebookBar(console, of_fit, rows_follow)
     if is_plain(console):
         return _Lines(console, of_fit, rows_follow)
     return _Bar(console, of_fit, interval)
@@ -113,17 +114,16 @@ class Display(ABC):
         """End the display."""
 
     def rate(self, steps: int, now: float) -> float:
-        """Return the steps per second."""
+        """Return the steps per second, or 0 if no step has been counted since the first one was compiled."""
         first, since = self._counted_from
-        if steps <= first:  # nothing was counted since the step was compiled
-            first, since = self.done, self.began
         return (steps - first) / max(now - since, 1e-9)
 
     def line(self, steps: int, now: float) -> str:
         """Return the state of the epoch as a line of text."""
         of = f"/{self.total}" if self.total else ""
         loss = f", loss {self.loss:.4f}" if self.loss is not None else ""
-        return f"{self.title}: {steps}{of} steps{loss}, {self.rate(steps, now):,.0f} steps/s"
+        rate = self.rate(steps, now) or (steps - self.done) / max(now - self.began, 1e-9)
+        return f"{self.title}: {steps}{of} steps{loss}, {_per_second(rate)}"
 
 
 class _Lines(Display):
@@ -176,13 +176,13 @@ class _Bar(Display):
 
         super().__init__(console, of_fit)
         self.interval = interval
+        texts = [TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}")]
         self._progress = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=min(40, max(8, console.width - _TEXT_WIDTH))),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[loss]}"),
-            TextColumn("{task.fields[rate]}"),
-            TimeRemainingColumn(),
+            *texts,
+            *([TimeRemainingColumn()] if console.width >= _TEXT_WIDTH else []),
             console=console,
             transient=True,
             auto_refresh=False,  # no thread: the handler refreshes, at most once an interval
@@ -207,7 +207,7 @@ class _Bar(Display):
         if now - self._drawn < self.interval:  # epochs of milliseconds would draw more than they train
             return
         self._drawn = now
-        loss, rate = self._losses.get(self.name, ""), f"{self.rate(steps, now):,.0f} steps/s"
+        loss, rate = self._losses.get(self.name, ""), _per_second(self.rate(steps, now))
         self._progress.update(self._task, completed=steps, loss=loss, rate=rate, refresh=True)
 
     def close(self) -> None:
@@ -220,10 +220,12 @@ class _NotebookBar(Display):
     Args:
         console: The console.
         of_fit: Whether the display lasts for a fit.
+        rows_follow: Whether a table says when an epoch is done.
     """
 
-    def __init__(self, console: Any, of_fit: bool) -> None:
+    def __init__(self, console: Any, of_fit: bool, rows_follow: bool) -> None:
         super().__init__(console, of_fit)
+        self.rows_follow = rows_follow
         self.steps = 0
         self._losses: dict[str, str] = {}
         self._last_line = ""
@@ -249,7 +251,7 @@ class _NotebookBar(Display):
         """Remove the bar. Without a table, the line of the last training epoch takes its place."""
         output, self._output = self._output, None
         if output is not None:
-            output.close("bar", remove="table" in output.parts)
+            output.close("bar", remove=self.rows_follow)
 
     def _redraw(self) -> None:
         if self._output is None:
@@ -281,14 +283,16 @@ class _NotebookBar(Display):
         count = f"{self.steps}/{self.total or '?'}"
         if self.compiling:
             return [count, "compiling"]
-        now = time.monotonic()
-        rate = self.rate(self.steps, now)
-        texts = [count, self._losses.get(self.name, "")]
-        if self.steps > self.done:
-            texts.append(f"{rate:,.0f} steps/s")
-            if self.total:
-                texts.append(_clock((self.total - self.steps) / max(rate, 1e-9)))
-        return [text for text in texts if text]
+        rate = self.rate(self.steps, time.monotonic())
+        left = _clock((self.total - self.steps) / rate) if self.total and rate else ""
+        return [text for text in (count, self._losses.get(self.name, ""), _per_second(rate), left) if text]
+
+
+def _per_second(rate: float) -> str:
+    """Return a rate as text, which is empty for 0."""
+    if rate == 0:
+        return ""
+    return f"{rate:,.0f} steps/s" if rate >= 9.95 else f"{rate:.2g} steps/s"
 
 
 def _clock(seconds: float) -> str:

@@ -45,7 +45,7 @@ class CellOutput:
 
     def takes(self, name: str, cell: int) -> bool:
         """Return whether a part can be added: its fit is this output's, and runs in the same cell."""
-        over = not self._open
+        over = bool(self.parts) and not self._open
         return cell == self.cell and not over and name not in self.parts
 
     def add(self, name: str, part: Part) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fluxcb.callbacks.cell_output import cell_output, current_cell
-from fluxcb.callbacks.console import aligned, in_notebook, is_plain, print_line
+from fluxcb.callbacks.console import in_notebook, is_plain, show_block
 
 __all__ = ["EpochTable", "open_table"]
 
@@ -19,15 +20,16 @@ _LIVE_ROWS = 50  # of a table in a notebook while the fit runs: each update send
 _STORED_ROWS = 1_000  # of its final state, which the notebook stores
 
 
-def open_table(console: Any, printed: int, epochs: int) -> EpochTable:
+def open_table(console: Any, *, of_fit: bool, printed: int, epochs: int) -> EpochTable:
     """Return a table that suits a console.
 
     Args:
         console: The console.
+        of_fit: Whether the table lasts for a fit. The table of a hand-written loop has no known end.
         printed: Number of the last epoch before the first row.
         epochs: Number of the last epoch, or 0 if that is not known.
     """
-    return (_NotebookTable if in_notebook(console) else _PrintedTable)(console, printed, epochs)
+    return (_NotebookTable if in_notebook(console) else _PrintedTable)(console, of_fit, printed, epochs)
 
 
 class EpochTable(ABC):
@@ -35,6 +37,7 @@ class EpochTable(ABC):
 
     Args:
         console: The console.
+        of_fit: Whether the table lasts for a fit.
         printed: Number of the last epoch before the first row.
         epochs: Number of the last epoch, or 0 if that is not known.
 
@@ -42,8 +45,9 @@ class EpochTable(ABC):
         columns: Titles of the columns between `epoch` and `time`.
     """
 
-    def __init__(self, console: Any, printed: int, epochs: int) -> None:
+    def __init__(self, console: Any, of_fit: bool, printed: int, epochs: int) -> None:
         self.console = console
+        self.of_fit = of_fit
         self.columns: tuple[str, ...] = ()
         self._printed = printed
         self._epoch_width = max(len("epoch"), len(str(epochs)))
@@ -85,10 +89,20 @@ class EpochTable(ABC):
         """The titles of all columns."""
         return ["epoch", *self.columns, "time"]
 
-    def row(self, cells: Sequence[str]) -> str:
-        """Return a row as text, aligned with the others."""
+    def lines(self, cells: Sequence[str], width: float = math.inf) -> list[str]:
+        """Return a row as text, aligned with the others.
+
+        Args:
+            cells: The cells.
+            width: The longest line (characters); a longer row continues on further lines.
+        """
         widths = [self._epoch_width, *(max(len(title), _NUMBER_WIDTH) for title in self.columns), _TIME_WIDTH]
-        return aligned(["", *cells], [0, *widths])[2:]
+        lines = [" " * self._epoch_width]
+        for cell, of in list(zip(cells, widths, strict=True))[1:]:
+            if len(lines[-1]) + 2 + of > width and lines[-1].strip():
+                lines.append(" " * self._epoch_width)
+            lines[-1] += f"  {cell.rjust(of)}"
+        return [cells[0].rjust(self._epoch_width) + lines[0][self._epoch_width :], *lines[1:]]
 
     @abstractmethod
     def show_header(self) -> None:
@@ -104,13 +118,16 @@ class EpochTable(ABC):
 
 
 class _PrintedTable(EpochTable):
-    """A table whose lines are printed one by one."""
+    """A table whose rows are printed one by one. In a terminal, a row that is too long continues on the next line."""
+
+    _width = math.inf
 
     def show_header(self) -> None:
-        print_line(self.console, self.row(self.header), None if is_plain(self.console) else "bold")
+        self._width = math.inf if is_plain(self.console) else self.console.width
+        show_block(self.console, self.lines(self.header, self._width), "bold")
 
     def show_row(self, cells: list[str]) -> None:
-        print_line(self.console, self.row(cells))
+        show_block(self.console, self.lines(cells, self._width))
 
     def close(self) -> None:
         """Do nothing: lines leave nothing open."""
@@ -119,8 +136,8 @@ class _PrintedTable(EpochTable):
 class _NotebookTable(EpochTable):
     """A table in an output below a notebook cell, which it shares with the bar of the fit."""
 
-    def __init__(self, console: Any, printed: int, epochs: int) -> None:
-        super().__init__(console, printed, epochs)
+    def __init__(self, console: Any, of_fit: bool, printed: int, epochs: int) -> None:
+        super().__init__(console, of_fit, printed, epochs)
         self._rows: list[list[str]] = []
         self._most = _LIVE_ROWS
         self._output = cell_output("table", self)
@@ -130,11 +147,17 @@ class _NotebookTable(EpochTable):
         return self._output.cell != current_cell()
 
     def show_header(self) -> None:
-        self._output.redraw()
+        self._draw()
 
     def show_row(self, cells: list[str]) -> None:
         self._rows.append(cells)
-        self._output.redraw()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self.of_fit:
+            self._output.redraw()
+        else:  # nothing tells which row is the last
+            self._output.draw()
 
     def close(self) -> None:
         self._most = _STORED_ROWS
@@ -158,8 +181,9 @@ class _NotebookTable(EpochTable):
         """Return the table as text."""
         if not self.columns:
             return ""
-        lines = [self.row(self.header), self._earlier(), *map(self.row, self._shown())]
-        return "\n".join(line for line in lines if line)
+        earlier = [line] if (line := self._earlier()) else []
+        rows = [line for cells in self._shown() for line in self.lines(cells)]
+        return "\n".join([*self.lines(self.header), *earlier, *rows])
 
     def _earlier(self) -> str:
         left_out = len(self._rows) - self._most

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import IO, Any
 
 from fluxcb._declare.access import Read
@@ -12,7 +12,6 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb.callbacks.console import console_for
 from fluxcb.callbacks.epoch_table import EpochTable, open_table
-from fluxcb.callbacks.metrics import Metrics
 from fluxcb.logging.consoles import text_file
 
 __all__ = ["MetricsPrinter"]
@@ -86,14 +85,16 @@ class MetricsPrinter(Callback):
     @on(FitBegin, Phase, access=_WHAT_RUNS)
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
         """Begin a table, and print its header if the names of the metrics are known."""
-        self._table = open_table(console_for(self.file), learner.progress.epoch, learner.progress.epochs)
+        progress = learner.progress
+        self._table = open_table(console_for(self.file), of_fit=True, printed=progress.epoch, epochs=progress.epochs)
         self._table.begin(_expected(learner, type(phase)))
 
     @on(Trigger, AbstractTrainingPhase, access=_METRICS)
     def print_row(self, event: Event, phase: Phase, learner: Any) -> None:
         """Print the epoch's row."""
         if self._table is None or self._table.over:  # a loop written by hand
-            self._table = open_table(console_for(self.file), learner.progress.epoch - 1, 0)
+            printed = learner.progress.epoch - 1
+            self._table = open_table(console_for(self.file), of_fit=False, printed=printed, epochs=0)
         self._table.add(learner.progress.epoch, _values(learner))
 
     @on(FitEnd, Phase, access=_METRICS)
@@ -116,17 +117,18 @@ def _values(learner: Any) -> dict[str, float]:
 
 def _expected(learner: Any, trained: type[Phase]) -> list[str]:
     """Return the titles of the columns that a fit is going to have, as far as the callbacks know them."""
-    phases = [p for p in learner.callbacks.graph.phases if p is trained or (not p.trains and p.name in learner.data)]
-    return list(dict.fromkeys(_title(p.name, name) for p in phases for name in _provided(learner.callbacks, p)))
+    callbacks = list(learner.callbacks)
+    run = [p for p in learner.callbacks.graph.phases if p is trained or (not p.trains and p.name in learner.data)]
+    phases = [*run, *(p for c in callbacks for p in getattr(c, "metric_phases", tuple)())]
+    return list(dict.fromkeys(_title(p.name, n) for p in phases for c in callbacks for n in _provided(c, p)))
 
 
-def _provided(callbacks: Any, phase: type[Phase]) -> Iterator[str]:
-    """Iterate over the names of the metrics that callbacks say they provide for a phase."""
-    for callback in map(unwrap, callbacks):
-        if hasattr(callback, "provided_metrics"):
-            yield from callback.provided_metrics(phase) or ()
-        elif isinstance(callback, Metrics):
-            yield from (metric.name for metric in callback.metrics)
+def _provided(callback: Any, phase: type[Phase]) -> Collection[str]:
+    """Return the names of the metrics that a callback says it provides for a phase."""
+    # TEMPORARY until `Callback.provided_metrics` is merged; then: `callback.provided_metrics(phase) or ()`.
+    if hasattr(callback, "provided_metrics"):
+        return callback.provided_metrics(phase) or ()
+    return [metric.name for metric in getattr(unwrap(callback), "metrics", ())]
 
 
 def _title(phase: str, metric: str) -> str:

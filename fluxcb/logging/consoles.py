@@ -27,8 +27,10 @@ def console_for(file: IO[str] | None) -> Any:
         return rich.get_console()
     console = CONSOLES.get(id(file))
     if console is None:
-        # In a notebook, rich would show the lines of every console below the cell, and leave the file empty.
-        console = CONSOLES[id(file)] = Console(file=file, force_jupyter=False)
+        # In a notebook, rich would show the lines of every console below the cell and leave the file empty. Kernels
+        # also set FORCE_COLOR, which would make every file a terminal.
+        plain = False if rich.get_console().is_jupyter else None
+        console = CONSOLES[id(file)] = Console(file=file, force_jupyter=False, force_terminal=plain)
         if not console.is_terminal:
             console.size = console.size  # else rich asks the system for it at each line
     return console
@@ -75,7 +77,6 @@ def print_lines(console: Any, lines: Sequence[str], style: str | None = None) ->
     shown = [strip_control_codes(line) for line in lines]
     if console.is_jupyter:  # rich makes an output of its own of each print; the lines of a stream share one
         sys.stdout.write("".join(f"{line}\n" for line in shown))
-        sys.stdout.flush()
         return
     # A segment is what rich makes of a text in the end; made here, it takes two thirds of the time.
     look = console.get_style(style) if style is not None else None
