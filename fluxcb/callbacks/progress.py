@@ -158,5 +158,7 @@ class ProgressBar(Callback):
 
 
 def _title(phase: Phase, progress: Any) -> str:
-    of = f"/{progress.epochs}" if progress.epochs else ""
-    return f"epoch {progress.epoch}{of} {type(phase).name}"
+    name = type(phase).name
+    if not progress.epoch:  # e.g. validation before any training
+        return name
+    return f"epoch {progress.epoch}/{progress.epochs} {name}" if progress.epochs else f"epoch {progress.epoch} {name}"
