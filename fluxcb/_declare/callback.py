@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, ClassVar
 
+from fluxcb._declare.access import normalise, overlap, writes
 from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
 from fluxcb._declare.events import Event
-from fluxcb._declare.handlers import check_signature, entries_of, is_handler
+from fluxcb._declare.handlers import check_signature, entries_of, is_handler, refuse_unmarked
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule
@@ -18,7 +19,10 @@ from fluxcb._errors import DeclarationError
 
 __all__ = ["Callback", "unwrap"]
 
-_DECLARATIONS = ("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict")
+_DECLARATIONS = (
+    *("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict"),
+    *("provided_metrics", "metric_phases", "watched_metrics", "logged_names"),
+)
 
 
 class Callback:
@@ -74,6 +78,7 @@ class Callback:
             if not is_handler(function):  # an undecorated override of a handler is one
                 check_signature(function, f"{cls.__name__}.{name}  {source_of(function)}")
         cls.on = table
+        refuse_unmarked(cls)
 
     # What a callback declares; each has a default that says nothing.
 
@@ -105,6 +110,47 @@ class Callback:
                 where=_place(type(self)),
                 fix="define `load_state_dict(self, state)` next to `state_dict`",
             )
+
+    # Which names it uses; construction compares them, so that a misspelt or doubled name is an error there.
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
+        """Return the names of the metrics that this callback writes to `cbstate.metrics_epoch` for a phase.
+
+        Return None if the names are not known; then no name is refused for that phase. That is the default for
+        callbacks that declare to write `cbstate.metrics_epoch`. The default for all others is no names.
+
+        Args:
+            phase: One of the phases that the Learner runs, or one that `metric_phases` returned.
+        """
+        del phase
+        return None if self._writes("metrics_epoch") else ()
+
+    def metric_phases(self) -> Collection[type[Phase]]:
+        """Return phases that this callback provides metrics for, although no Learner runs them.
+
+        An `InferenceRunner` keeps its statistics under a name of its own, as if the name were that of a phase.
+        """
+        return ()
+
+    def watched_metrics(self) -> Iterable[Any]:
+        """Return the metrics that this callback looks up, as `fluxcb.callbacks.Watched`."""
+        return ()
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the names under which this callback puts values into `cbstate.monitors`.
+
+        Return None if the names are made while training. That is the default for callbacks that declare to append to
+        `cbstate.monitors`. The default for all others is no names.
+
+        Args:
+            metrics: For each phase that the Learner runs, the names of its metrics as far as they are known.
+        """
+        del metrics
+        return None if self._writes("monitors") else ()
+
+    def _writes(self, entry: str) -> bool:
+        access = normalise(self.stateaccess(), owner=f"{type(self).__name__}.stateaccess", where=_place(type(self)))
+        return any(writes(permission) and overlap(path, ("cbstate", entry)) for path, permission in access.items())
 
     # What the engine asks; wrappers answer for the callback they wrap.
 

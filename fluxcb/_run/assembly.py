@@ -33,7 +33,7 @@ from fluxcb._run.engine import Engine
 from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
 from fluxcb._run.given import as_list_of_phases, check_params, concrete, first_opt_state, own_params, sources, together
-from fluxcb._run.required import check_hyperparams, refuse_shared, require_created, riding
+from fluxcb._run.required import check_hyperparams, check_watched_data, refuse_shared, require_created, riding
 from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.timeline import recorded_timeline
 from fluxcb._typing import Batch, ModelAdapter, PyTree
@@ -153,6 +153,7 @@ class Assembly:
         state = self.state
         graph = build_graph(items, self.phases)
         refuse_shared(graph, self)
+        check_watched_data(graph, self.feeds)
         if state.built:
             check_hyperparams(graph, state.hyperparams)
         self._items = items

@@ -9,15 +9,16 @@ from typing import Any
 import jax
 
 from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.metric_names import MetricNames
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import Write
+from fluxcb._declare.access import Write, overlap, writes
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.state import PROVIDERS
-from fluxcb._errors import DeclarationError, MissingStateError
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError
 
-__all__ = ["check_hyperparams", "refuse_shared", "require_created", "riding"]
+__all__ = ["check_hyperparams", "check_watched_data", "refuse_shared", "require_created", "riding"]
 
 
 def refuse_shared(graph: CallbackGraph, owner: object) -> None:
@@ -52,6 +53,26 @@ def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> Non
             if path[0] == "hyperparams" and len(path) > 1:
                 writing = isinstance(permission, Write)
                 hyperparams.require(path[1], writing=writing, who=declared.label, where=declared.where)
+
+
+def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
+    """Check that metrics which callbacks watch belong to phases that have data, if the Learner has any data.
+
+    Args:
+        graph: The graph.
+        has_data: Names of the phases that have data.
+
+    Raises:
+        CheckError: A phase has no data, and no callback can assign its data.
+    """
+    if not has_data:
+        return  # for loops written by hand, which bring their own batches
+    written = [path for d in graph.declared for path, permission in d.access.items() if writes(permission)]
+    names = {phase.name for phase in graph.phases}
+    filled = {name for name in names if any(overlap(path, ("data", name)) for path in written)}
+    problems = list(MetricNames(graph.declared, graph.phases).without_data(has_data, filled))
+    if problems:
+        raise CheckError.of(problems)
 
 
 def require_created(graph: CallbackGraph, exists: Collection[str]) -> None:

@@ -50,6 +50,10 @@ class BestSaver(SnapshotSaver):
         access = super().stateaccess()
         return {**access, "cbstate": {"metrics_epoch": access["*"]}}
 
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that it looks at."""
+        return (self._watched,)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far with its step; its checkpoint is on disk before any later one says so."""
         self.wait()

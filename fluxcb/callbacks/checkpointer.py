@@ -133,6 +133,10 @@ class Checkpointer(SnapshotSaver):
         access = super().stateaccess()
         return {**access, "cbstate": {"metrics_epoch": access["*"]}} if self.keep_best else access
 
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that says which checkpoints are the best, if these are kept."""
+        return (self._watched,) if self.keep_best else ()
+
     def entry_for(
         self, event: type[Event], phase: type[Phase]
     ) -> tuple[Callback, HandlerEntry, tuple[Schedule, ...]] | None:

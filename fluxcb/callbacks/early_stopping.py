@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Append, Read
@@ -108,6 +108,15 @@ class EarlyStopping(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"cbstate": {"metrics_epoch": Read()}, "control": Append()}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metrics that the criteria look at, and those of training that some of them need."""
+        needed = [
+            training
+            for criterion, training in zip(self.criteria, self._training, strict=True)
+            if criterion.needs_training and training is not None
+        ]
+        return (*self._watched, *needed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what each criterion has seen."""

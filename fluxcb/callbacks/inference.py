@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Append, Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase, named_phase
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.inference_data import InferenceData
@@ -136,6 +136,27 @@ class InferenceRunner(Callback):
                 "monitors": Append(optional=True),
             },
         }
+
+    def metric_phases(self) -> Collection[type[Phase]]:
+        """Return a phase of this runner's name."""
+        return (named_phase(self.inference_name),)
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
+        """Return the names of the statistics for the phase of this runner's name, or None if they are not known."""
+        if phase.name != self.inference_name:
+            return ()
+        names: list[str] = []
+        for inferencer in self.inferencers:
+            statistics = inferencer.statistics()
+            if statistics is None:
+                return None
+            names += statistics
+        return names
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the names under which the statistics are logged."""
+        names = self.provided_metrics(named_phase(self.inference_name))
+        return None if names is None else [f"{self.inference_name}/{name}" for name in names]
 
     def init(self, learner: Any) -> None:
         """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and entries there and in `cbstate.inference`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Append, Read
@@ -102,6 +102,10 @@ class Monitors(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"cbstate": {"monitors": Append()}}
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str]:
+        """Return no names: it logs nothing itself."""
+        return ()
 
     def init(self, learner: Any) -> None:
         """Create `cbstate.monitors`; from another instance, which this one replaces, what was put is taken over."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from fluxcb._declare.access import Read, Write
@@ -100,6 +100,10 @@ class ReduceLROnPlateau(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"cbstate": {"metrics_epoch": Read()}, "hyperparams": {"learning_rate": Write()}}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that it looks at."""
+        return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and the counts."""

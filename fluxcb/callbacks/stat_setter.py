@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Read
@@ -109,6 +109,10 @@ class StatMonitorParamSetter(TriggerSetter):
         """Return what it reads and writes; see the class."""
         access = super().stateaccess()
         return {**access, "cbstate": {**access.get("cbstate", {}), "metrics_epoch": Read()}}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that it looks at."""
+        return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last values."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from fluxcb.logging.backend import LoggerBackend, library
+from fluxcb._declare.extras import library
+from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.encoding import png_of, wav_of
 from fluxcb.logging.loggables import Audio, File, Graph, Histogram, Image, Loggable, Text, Value
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fluxcb.logging.backend import LoggerBackend, library
+from fluxcb._declare.extras import library
+from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.encoding import png_of, wav_of
 from fluxcb.logging.loggables import Audio, Graph, Histogram, Image, Loggable, Text, Value
 from fluxcb.logging.record_file import RecordFile, checked_path, refuse_to_overwrite

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fluxcb.logging.backend import LoggerBackend, library
+from fluxcb._declare.extras import library
+from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.encoding import wav_of
 from fluxcb.logging.loggables import Audio, File, Graph, Histogram, Image, Loggable, Text, Value
 from fluxcb.logging.rows import Rows

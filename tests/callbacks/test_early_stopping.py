@@ -263,37 +263,52 @@ def test_the_clock_of_a_time_limit_starts_with_the_fit(monkeypatch):
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
 
-def test_a_metric_that_does_not_exist_is_an_error():
-    trained = learner([1.0, 2.0], EarlyStopping(1, metric="scor"))
-    with pytest.raises(DeclarationError) as caught:
-        trained.fit(2)
-    assert str(caught.value) == (
-        "EarlyStopping watches `validation/scor`, which has no value in epoch 1. Did you mean `score`?\n"
-        "  where: there are `training/loss`, `training/score`, `validation/loss`, `validation/score`\n"
-        "  why:   without it nothing would ever happen\n"
-        "  fix:   name one of these\n"
-        '     or: add it: `Metrics(Metric(fn, name="scor"))`'
-    )
+def test_a_metric_that_does_not_exist_is_an_error_at_construction(refused):
+    with refused(
+        MissingStateError,
+        "EarlyStopping(('validation/scor', NumberSinceBest(n=1))) watches `validation/scor`, which no callback "
+        "provides. Did you mean `validation/score`?\n"
+        "  where: the callbacks provide `training/loss`, `training/score`, `validation/loss`, `validation/score`\n"
+        "  why:   a metric that never has a value decides nothing\n"
+        '  fix:   write "validation/score" as the metric\n'
+        '     or: add the metric: `Metrics(Metric(fn, name="scor"))`',
+    ):
+        learner([1.0, 2.0], EarlyStopping(1, metric="scor"))
 
 
-def test_a_phase_without_values_is_an_error():
-    trained = fluxcb.Learner.from_loss(
-        {"w": jnp.zeros(())},
-        lambda params, batch, key: jnp.mean(batch) + 0 * params["w"],
-        optax.sgd(0.1),
-        data=[np.ones(1, np.float32)],
-        callbacks=[Metrics(), EarlyStopping(3)],
-        default_callbacks=False,
-    )
-    with pytest.raises(DeclarationError) as caught:
-        trained.fit(2)
-    assert str(caught.value) == (
-        "EarlyStopping watches `validation/loss`, which has no value in epoch 1.\n"
-        "  where: there are `training/loss`\n"
-        "  why:   without it nothing would ever happen\n"
-        "  fix:   give the Learner validation data: `data=(training, validation)`\n"
-        "     or: name one of these"
-    )
+def test_a_phase_without_data_is_an_error_at_construction(refused):
+    def build(metric, *callbacks, data):
+        return fluxcb.Learner.from_loss(
+            {"w": jnp.zeros(())},
+            lambda params, batch, key: jnp.mean(batch) + 0 * params["w"],
+            optax.sgd(0.1),
+            data=data,
+            callbacks=[Metrics(), EarlyStopping(3, metric=metric), *callbacks],
+            default_callbacks=False,
+        )
+
+    class GivesData(Callback):
+        def stateaccess(self):
+            return {"data": {"validation": Write()}}
+
+        @on
+        def give(self, event: EpochBegin, phase: TrainingPhase, learner):
+            learner.data.validation = batches
+
+    batches = [np.ones(1, np.float32)]
+    with refused(
+        MissingStateError,
+        "EarlyStopping(NumberSinceBest(n=3)) watches `validation/loss`, but the Learner has no data for validation.\n"
+        "  why:   a metric that never has a value decides nothing\n"
+        "  fix:   give the Learner data for it: `data=(training, validation)`\n"
+        '     or: write "training/loss" as the metric',
+    ):
+        build("loss", data=batches)
+    # each of the fixes, and the sets in which the data comes from elsewhere
+    build("loss", data=(batches, batches)).fit(1)
+    build("training/loss", data=batches).fit(1)
+    build("loss", GivesData(), data=batches).fit(2)
+    build("loss", data=None)  # for loops written by hand
 
 
 def test_without_metrics_the_learner_is_not_built():
@@ -351,8 +366,10 @@ def test_mistakes_are_told_at_construction(make, said):
 
 def test_a_missing_training_metric_is_an_error_for_those_who_need_it():
     stop = EarlyStopping(PQ(k=2), train_metric="los")
-    with pytest.raises(DeclarationError, match=r"EarlyStopping watches `training/los`, .* Did you mean `loss`\?"):
-        learner([1.0], stop).fit(1)
+    match = r"EarlyStopping\(PQ\(k=2\)\) watches `training/los`, .* Did you mean `training/loss`\?"
+    with pytest.raises(MissingStateError, match=match):
+        learner([1.0], stop)
+    learner([1.0], EarlyStopping(2, train_metric="los")).fit(1)  # these need none
 
 
 def test_no_writer_of_the_metrics_comes_behind_it():
