@@ -215,6 +215,7 @@ class Engine:
             at, state.fit.at = state.fit.at, None
         outer = state.step_in_epoch if at is None else at.outer, state.steps_in_epoch, state.window, state.batch_size
         cancelled = state.cancelled_in_epoch
+        outer_compiled, state.compiled = state.compiled, self.steps(phase).compiled
         if not trains and not inside:
             state.outer_step_in_epoch = outer[0]
         self.running += 1
@@ -227,6 +228,7 @@ class Engine:
             if not trains:  # the training epoch before or around it keeps its counts
                 state.step_in_epoch, state.steps_in_epoch, state.window, state.batch_size = outer
                 state.cancelled_in_epoch = cancelled
+                state.compiled = outer_compiled
                 if state.alive:
                     state.set_counters()
 

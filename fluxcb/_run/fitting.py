@@ -113,6 +113,9 @@ def _run(
     way: WayBack | None = None
     fit.ended, fit.restored = None, False
     engine.fit_phase, engine.stopped, engine.accepts = phase, False, rewinding.accepts
+    # Only the epoch that the fit resumes, whose EpochBegin is not emitted again, is announced here.
+    resumed = fit.at is not None and fit.at.phase == type(phase).name
+    parts.state.compiled = not resumed or engine.steps(phase).compiled
     try:
         try:
             with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment

@@ -78,6 +78,7 @@ class HostState:
         last_step: Number of the training step this fit ends with; 0 where unknown.
         steps_in_epoch: Steps this epoch will have; 0 where unknown.
         batch_size: Examples in the batch of the step at hand; 0 between steps.
+        compiled: Whether the step was already compiled when the current epoch began or resumed.
         open: Which clocks may be asked at the moment at hand; see `HostCall.asks`.
         window: The window whose handlers run, or None between windows.
         ahead: Whether the train state is ahead of the step whose handlers run.
@@ -97,6 +98,7 @@ class HostState:
         self.step = self.epoch = self.step_in_epoch = self.batch_size = 0
         self.epochs = self.last_step = self.steps_in_epoch = 0
         self.cancelled = self.cancelled_in_epoch = 0
+        self.compiled = True
         self.window: Window | None = None
         self.ahead = False
         self.open = IN_SYNC

@@ -162,6 +162,14 @@ class Steps:
         return window.by_hand()
 
     @property
+    def compiled(self) -> bool:
+        """Whether the step has been compiled. Batches of another shape than before may still need another program."""
+        engine, phase = self._engine, self._phase
+        return self.caller.usual is not None or engine.programs.has(
+            engine.setup(phase), engine.plan, phase, self._state
+        )
+
+    @property
     def _slow(self) -> bool:
         """Whether a step takes so long, or is so new, that nothing is won by running ahead of its handlers."""
         return not 0 < self.caller.step_seconds < self.caller.window_seconds / 2
