@@ -24,9 +24,9 @@ def equinox(module: Any, *, vmap: bool = True, axis_name: str = "batch") -> "Equ
     does not change. In evaluation the module is `eqx.nn.inference_mode(module)`; in training it is as it was given, so
     a layer built with `inference=True` stays frozen.
 
-    `learner.model` is in inference mode. Call `eqx.nn.inference_mode(model, False)` to continue training it in a loop of
-    your own. A Learner trains it as it trained the module before: only the layers that were built with `inference=True`
-    stay frozen.
+    `learner.model` is in inference mode. Call `eqx.nn.inference_mode(model, False)` to continue training it in a loop
+    of your own. A Learner that is given it trains it as the module before: only layers that were built with
+    `inference=True` stay frozen.
 
     Args:
         module: The module, or `(module, state)` from `eqx.nn.make_with_state(...)(...)` if some layers keep state.
@@ -143,9 +143,9 @@ class EquinoxAdapter:
         return f"equinox({self._name})"
 
 
-# A rebuilt module has all flags set, and a Learner that is given it must know which layers train with theirs off. Those
-# have NumPy's True, which acts as Python's True does, and which `eqx.tree_at`, copies and pickles keep. So the flags
-# that a user sets stay what they are, and a list of rebuilt modules, which a changed copy would not be in, is not needed.
+# A rebuilt module has all `inference` flags set. A Learner that is given it must know which of them training clears.
+# These hold NumPy's True, which acts as Python's True does. Unlike a registry of rebuilt modules, it survives
+# `eqx.tree_at`, copies and pickles. A plain True is the user's own and stays.
 _SET_BY_FLUXCB = np.True_
 _FLAG = object()
 
