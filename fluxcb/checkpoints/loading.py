@@ -18,13 +18,10 @@ from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.naming import Name, flat, named, nested, unflatten
 from fluxcb.checkpoints.packing import PACKED, unpacked
 from fluxcb.checkpoints.run_folder import is_checkpoint, newest_good, whole
-from fluxcb.checkpoints.snapshot import Snapshot, text_of
+from fluxcb.checkpoints.snapshot import VALIDATED, Snapshot, text_of
 from fluxcb.models import adapt
 
 __all__ = ["find", "load_model", "load_model_state", "load_params", "read_snapshot", "tree_differences"]
-
-VALIDATED = "validated"
-"""The `average` that stands for what validation measured."""
 
 
 def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None = VALIDATED) -> Any:

@@ -8,7 +8,10 @@ from typing import Any
 
 from fluxcb._typing import PyTree
 
-__all__ = ["Snapshot", "is_key", "text_of"]
+__all__ = ["VALIDATED", "Snapshot", "is_key", "text_of"]
+
+VALIDATED = "validated"
+"""The `average` that stands for what validation measured: an average of the parameters, or these themselves."""
 
 
 @dataclass(frozen=True)

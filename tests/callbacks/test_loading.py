@@ -358,5 +358,3 @@ def test_reading_says_nothing(tmp_path, caplog, capfd):
         load_params(tmp_path)
     assert [record.getMessage() for record in caplog.records] == []
     assert capfd.readouterr() == ("", "")
-
-
