@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 from typing import Any
 
-from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.callback import unwrap
+from fluxcb._run.assembly import Assembly
 from fluxcb.callbacks import ProgressBar
 from fluxcb.callbacks.console import console_for, is_plain, print_line
 
@@ -19,19 +19,19 @@ _LINE_EVERY = 10.0
 
 
 @contextlib.contextmanager
-def batch_progress(graph: CallbackGraph, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def batch_progress(parts: Assembly, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """Give a function that is told how many batches are done.
 
     A terminal gets a bar that disappears at the end, if the work takes more than a second. A file or a pipe gets a line
-    every 10 s. A Learner without a `ProgressBar` shows nothing.
+    every 10 s. A Learner without a `ProgressBar` shows nothing, and neither does one that is fitting.
 
     Args:
-        graph: The Learner's callbacks.
+        parts: The parts of the Learner.
         what: What is shown, e.g. `predict`.
         total: Number of batches, or None if it is not known.
     """
-    bar = next((c for d in graph.declared if isinstance(c := unwrap(d.callback), ProgressBar)), None)
-    if bar is None or not _is_chief():
+    bar = next((c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), ProgressBar)), None)
+    if bar is None or parts.fitting or not _is_chief():
         yield lambda done: None
         return
     console = console_for(bar.file)

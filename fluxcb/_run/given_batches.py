@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,19 +16,7 @@ from fluxcb._errors import DataError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["BatchesOf", "Piece", "checked_batch", "innermost", "is_arrays", "pieces"]
-
-
-class Piece(NamedTuple):
-    """Some of the examples in arrays.
-
-    Attributes:
-        arrays: The examples.
-        repeated: How many of the first ones are in the piece before, too.
-    """
-
-    arrays: PyTree
-    repeated: int
+__all__ = ["BatchesOf", "Pieces", "checked_batch", "innermost", "is_arrays"]
 
 
 class BatchesOf(Iterable[Batch]):
@@ -94,28 +83,35 @@ def is_arrays(data: Any) -> bool:
     return data is not None and not isinstance(data, list) and not jax.tree_util.all_leaves([data])
 
 
-def pieces(arrays: PyTree, size: int, what: str, *, overlap: bool) -> list[Piece]:
-    """Divide arrays into pieces.
+class Pieces(Iterable[tuple[PyTree, int]]):
+    """Arrays in pieces; iterating yields a piece, and how many of its first examples the piece before had as well.
 
     Args:
         arrays: A pytree of arrays with the examples along their first axes.
         size: Examples per piece; fewer if there are fewer.
         what: What messages call the arrays.
-        overlap: Whether the last piece takes examples of the one before, so that all pieces have one shape.
+        overlap: Whether the last piece repeats examples of the one before, so that all pieces have one shape.
 
     Raises:
         DataError: Something in `arrays` is no array of numbers, or they have no examples, or not equally many.
         DeclarationError: `size` is not positive.
     """
-    size = positive(size, "`batch_size` (examples)")
-    arrays, count = checked_batch(arrays, what)
-    size = min(size, count)
-    found = []
-    for first in range(0, count, size):
-        repeated = max(first + size - count, 0) if overlap else 0
-        start, stop = first - repeated, min(first + size, count)
-        found.append(Piece(jax.tree.map(lambda x, start=start, stop=stop: x[start:stop], arrays), repeated))
-    return found
+
+    def __init__(self, arrays: PyTree, size: int, what: str, *, overlap: bool) -> None:
+        size = positive(size, "`batch_size` (examples)")
+        self._arrays, self._count = checked_batch(arrays, what)
+        self._size, self._overlap = min(size, self._count), overlap
+
+    def __len__(self) -> int:
+        """Return the number of pieces."""
+        return math.ceil(self._count / self._size)
+
+    def __iter__(self) -> Iterator[tuple[PyTree, int]]:
+        """Yield the pieces; each is taken out of the arrays when it is asked for."""
+        for first in range(0, self._count, self._size):
+            repeated = max(first + self._size - self._count, 0) if self._overlap else 0
+            part = slice(first - repeated, first + self._size - repeated)
+            yield jax.tree.map(lambda x, part=part: x[part], self._arrays), repeated
 
 
 def checked_batch(batch: Batch, what: str) -> tuple[Batch, int]:
@@ -127,6 +123,7 @@ def checked_batch(batch: Batch, what: str) -> tuple[Batch, int]:
     try:
         check_leaves(batch, what, "data", DataError, lists=False)
     except DataError as error:
+        error.where = ()
         error.fix = (*error.fix, "give several batches as a list, `[batch1, batch2]`, and one batch as a tuple")
         raise
     batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), batch)

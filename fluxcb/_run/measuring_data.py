@@ -16,7 +16,7 @@ from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, checked_batch, innermost, is_arrays, pieces
+from fluxcb._run.given_batches import BatchesOf, Pieces, checked_batch, innermost, is_arrays
 from fluxcb._run.metric_sums import MetricSums
 from fluxcb._run.predicting import DEFAULT_BATCH_SIZE
 from fluxcb._typing import Batch
@@ -93,7 +93,7 @@ def evaluated(
     evaluation = functools.partial(state.evaluation, phase, params_with(state, average), carry["model_state"])
     compute: Any = None
     states: dict[str, Any] = {}
-    with batch_progress(parts.graph, "evaluate", total) as show:
+    with batch_progress(parts, "evaluate", total) as show:
         for number, batch in enumerate(batches, 1):
             try:
                 if compute is None:
@@ -116,8 +116,8 @@ def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -
     if is_arrays(data):
         example = parts.example()
         size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
-        found = pieces(data, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=False)
-        return [piece.arrays for piece in found], len(found)
+        found = Pieces(data, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=False)
+        return (batch for batch, _ in found), len(found)
     if batch_size is not None:
         raise DeclarationError(
             f"`batch_size` of `learner.evaluate` goes with arrays, and the data is of type `{type(data).__name__}`.",

@@ -14,7 +14,7 @@ from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Piece, checked_batch, innermost, is_arrays, pieces
+from fluxcb._run.given_batches import BatchesOf, Pieces, checked_batch, innermost, is_arrays
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.data.loader import ArrayLoader
 
@@ -48,7 +48,7 @@ class Predictor:
         batches, total = _batches(data, example, batch_size, max(state.epoch, 1))
         found: list[PyTree] = []
         waiting: tuple[PyTree, int, int] | None = None
-        with batch_progress(parts.graph, "predict", total) as show:
+        with batch_progress(parts, "predict", total) as show:
             for number, (xs, repeated) in enumerate(batches):
                 try:
                     outputs = self._outputs(params, model_state, xs, state.run_key, np.uint32(number))
@@ -67,12 +67,12 @@ class Predictor:
 
 def _batches(
     data: Any, example: Batch | None, batch_size: int | None, epoch: int
-) -> tuple[Iterable[Piece], int | None]:
-    """Return the inputs of the data, batch by batch, and how many batches there are, if it is known."""
+) -> tuple[Iterable[tuple[PyTree, int]], int | None]:
+    """Return how many batches there are, if it is known, and the inputs of each, with the number of repeated ones."""
     if is_arrays(data):
         size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
         inputs = _inputs_of(data, example)
-        found = pieces(inputs, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=True)
+        found = Pieces(inputs, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=True)
         return found, len(found)
     if batch_size is not None:
         raise DeclarationError(
@@ -91,7 +91,7 @@ def _batches(
     return _checked(batches, example), batches.length
 
 
-def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[Piece]:
+def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[tuple[PyTree, int]]:
     """Yield the inputs of batches, which must be alike but for their lengths."""
     first: Any = None
     for number, batch in enumerate(batches, 1):
@@ -105,7 +105,7 @@ def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[Piece]
                 why="a list is taken as a list of batches",
                 fix="give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
             )
-        yield Piece(inputs, 0)
+        yield inputs, 0
 
 
 def _inputs_of(batch: Batch, example: Batch | None) -> PyTree:

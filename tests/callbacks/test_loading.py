@@ -14,7 +14,6 @@ import optax
 import pytest
 from flax import nnx
 
-import fluxcb
 from fluxcb import CheckpointError, Learner, ResumeError, every
 from fluxcb.callbacks import (
     Checkpointer,
@@ -28,7 +27,7 @@ from fluxcb.callbacks import (
 )
 from fluxcb.checkpoints import load_model, load_model_state, load_params
 from fluxcb.checkpoints.manifest import MANIFEST
-from fluxcb.phases import AbstractValidationPhase, TrainingPhase, ValidationPhase
+from fluxcb.phases import AbstractValidationPhase, TrainingPhase
 
 # Each training step adds 1 to `w`, so that after step n the parameters are n and the EMA of decay 1/2 is
 # n - 1 + 2**-n.
