@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_run": COMPILE | {"callbacks", "checkpoints", "data", "models", "plots"},  # the Learner adds default callbacks
     # the library is written against what a third party has: declarations, never the engine
     "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "plots", "stopping"},
-    "checkpoints": SHARED,
+    "checkpoints": SHARED | {"models"},  # `load_model` returns one
     "data": SHARED,
     "logging": DECLARE,
     "models": SHARED,

@@ -6,6 +6,7 @@ import difflib
 import inspect
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from fluxcb._declare.access import normalise, overlap, writes
@@ -40,6 +41,10 @@ class Callback:
         main_thread: Whether its host handlers run by themselves, on the thread that called `fit`, also where others run
             on threads (`ThreadExecutor`): for signals, windows of a desktop, and for handlers that run an epoch.
         chief_only: Whether its host handlers run on process 0 only, under `jax.distributed`; `init` runs on all.
+        validates_with: Name of the `cbstate` entry whose `params` this callback puts in the place of `params` for the
+            epochs whose EpochBegin it handles, or None. Checkpoints record it, and `learner.predict` follows it.
+        measured_with: If the callback measures other data itself: by the name of the statistics, the `cbstate` entry
+            whose `params` it measures, or None for `params`. Checkpoints record it.
 
     Example:
         >>> from fluxcb import Callback, Read, on
@@ -59,6 +64,8 @@ class Callback:
     name: str | None = None
     main_thread: bool = False
     chief_only: bool = False
+    validates_with: str | None = None
+    measured_with: Mapping[str, str | None] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

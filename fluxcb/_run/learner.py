@@ -28,6 +28,7 @@ from fluxcb._run.fitting import FitLength, describe_error, run_fit
 from fluxcb._run.given import as_key, as_loss, as_optimizer
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
+from fluxcb._run.model_methods import ModelMethods
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
 from fluxcb._tracebacks import entry_point
@@ -40,7 +41,7 @@ __all__ = ["Learner"]
 WINDOW_BYTES = 64 * 2**20
 
 
-class Learner:
+class Learner(ModelMethods):
     """A model, a loss, an optimizer and data, trained by a loop that callbacks fill.
 
     Construction checks the callbacks against each other, runs their `init`, and dry-runs the
@@ -380,30 +381,9 @@ class Learner:
 
     @property
     def params(self) -> PyTree:
-        """A copy of the parameters."""
+        """A copy of the parameters that are trained, which are never an average; see `get_model`."""
         self._parts.refuse_ahead("params")
         return own_copy(self._state.live(("params",)))
-
-    @property
-    def model(self) -> Any:
-        """A fresh model of your kind with the trained parameters; the one you passed in is never changed."""
-        if self._parts.adapter is None:
-            raise DeclarationError(
-                "This Learner has no model: it was built with `Learner.from_loss`.", fix="use `learner.params`"
-            )
-        self._parts.refuse_ahead("model")
-        carry = self._state.carry
-        return self._parts.adapter.rebuild(own_copy(carry["params"]), own_copy(carry["model_state"]))
-
-    @entry_point
-    def set_model(self, model: Any) -> None:
-        """Train on with another model's parameters; it must have the same structure.
-
-        Raises:
-            DeclarationError: Its parameters have another structure, shape or dtype.
-        """
-        self._parts.refuse_while_running("set_model(...)")
-        self._parts.exchange_model(model)
 
     @property
     def state(self) -> PyTree:

@@ -19,6 +19,7 @@ from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, DeclarationError, ResumeError
+from fluxcb._run.averages import averages_by_name, validated_average
 from fluxcb._run.encoding import Decoder, Encoder
 from fluxcb._run.feed import Feed
 from fluxcb._run.state import HostState, Position
@@ -149,7 +150,8 @@ class Snapshots:
                 for name, feed in self._parts.feeds.items()
             },
         }
-        return Snapshot(state.step, state.epoch, trees, host, encoder.arrays, self.about())
+        average, averages = validated_average(graph, self._parts.phases), averages_by_name(graph, self._parts.phases)
+        return Snapshot(state.step, state.epoch, trees, host, encoder.arrays, self.about(), average, averages)
 
     def about(self) -> dict[str, Any]:
         """Return what the run is made of."""

@@ -40,6 +40,7 @@ class _ParameterAverage(Callback):
 
     def __init__(self, *, validate: bool) -> None:
         self.validate = validate
+        self.validates_with = self.entry if validate else None
         self._training_params: Any = None  # while a validation has the average
         self._restored: list[Any] | None = None  # their leaves, behind a pause in the middle of it
 

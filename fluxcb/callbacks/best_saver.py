@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from fluxcb._declare.events import Event, Trigger
@@ -80,7 +81,9 @@ class BestSaver(SnapshotSaver):
             learner.snapshots.request(self._take)
 
     def _take(self, snapshot: Snapshot) -> None:
-        self.write(snapshot, self.best[1] if self.best is not None else None)
+        # What is loaded later are the parameters that had this value.
+        measured = replace(snapshot, average=snapshot.averages.get(self._watched.phase))
+        self.write(measured, self.best[1] if self.best is not None else None)
 
     def unsaved(self) -> None:
         """Take the best that is on disk for the best again."""
@@ -103,7 +106,8 @@ class MinSaver(BestSaver):
     value that is smaller than all before it is saved: of equal ones the first, and never NaN. What was the best is part
     of a run's checkpoints, so a resumed run does not overwrite a better one.
 
-    `fluxcb.checkpoints.load_params("runs/1/min-validation-loss")` reads the parameters.
+    `fluxcb.checkpoints.load_model("runs/1/min-validation-loss", model)` returns the model, and `load_params` its
+    parameters. They are those that were measured: with a `ParameterEMA` that validates, the average.
 
     Args:
         folder: The directory of the run; the checkpoint is in `min-validation-loss` in it.

@@ -114,6 +114,7 @@ class InferenceRunner(Callback):
                 fix='e.g. `average="ema"`',
             )
         self.average = average
+        self.measured_with = {name: average}
         self._data = InferenceData(data, repr(self))
 
     @property

@@ -104,6 +104,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "at": _position,
     "ended": _ended,
     "value": _is(int, float, type(None)),
+    "average": _is(str, type(None)),
     "trees": _per_tree(_mapping(_array)),
     "sequences": _per_tree(_texts),
     "about": _record(
