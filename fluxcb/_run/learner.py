@@ -30,6 +30,7 @@ from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
+from fluxcb._run.showing import learner_html
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.models import adapt
@@ -352,11 +353,11 @@ class Learner:
 
     @property
     def graph(self) -> nx.DiGraph:
-        """The callback graph: an edge runs from the earlier callback to the later, with `reasons` and `moments`."""
+        """The callback graph: an edge goes from the earlier callback to the later one, with `reasons` and `moments`."""
         return self._parts.graph.digraph
 
     def explain(self) -> str:
-        """Return per moment who runs, in which order, and why."""
+        """Return for each moment which handlers run, in which order, and why."""
         return self._parts.graph.explain()
 
     def explain_windows(self) -> str:
@@ -462,3 +463,6 @@ class Learner:
 
     def __repr__(self) -> str:
         return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": learner_html(self._parts, self.stop_reason)}
