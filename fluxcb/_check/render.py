@@ -18,6 +18,9 @@ __all__ = ["counts", "explain", "summary"]
 WIDTH = 100
 """Longest line of a summary (characters)."""
 _CANCELS = "as late as possible: a cancel skips the handlers after it"
+_UNORDERED = """\
+Where no reason is given, no order is needed: host handlers run in list order, traced handlers in
+the order of their class names."""
 _TURNS: Mapping[type[Event], int] = {event: turn for turn, event in enumerate(BUILTIN_EVENTS)}
 
 
@@ -91,11 +94,7 @@ def summary(graph: CallbackGraph) -> str:
                 )
         unordered = unordered or sum(not _is_ordered(place) for place in places) > 1
     if unordered:
-        lines += [
-            "",
-            "Handlers without a reason need no order: host handlers run in list order, traced handlers in the",
-        ]
-        lines += ["order of their class names."]
+        lines += ["", _UNORDERED]
     return "\n".join(lines)
 
 

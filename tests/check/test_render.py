@@ -183,8 +183,8 @@ TrainingPhase
 ValidationPhase
   StepEnd      host    1. Recorder()  2. Clip()
 
-Handlers without a reason need no order: host handlers run in list order, traced handlers in the
-order of their class names."""
+Where no reason is given, no order is needed: host handlers run in list order, traced handlers in
+the order of their class names."""
     )
 
 
