@@ -46,7 +46,7 @@ def _rows(parts: Assembly, stop_reason: str | None) -> Iterator[tuple[str, list[
     yield "parameters", [_parameters(parts)]
     yield "optimizer", [_optimizer(parts)]
     yield "data", [_data(parts, phase) for phase in parts.phases]
-    yield "callbacks", [d.label for d in parts.graph.declared]
+    yield "callbacks", [", ".join(d.label for d in parts.graph.declared)] if parts.graph.declared else []
     yield "graph", [] if parts.graph.edges else ["no callback has to run before another one"]
 
 

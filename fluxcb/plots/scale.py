@@ -33,9 +33,11 @@ class Scale:
 
 
 def enclosing(values: Iterable[float]) -> Scale:
-    """Return a scale that begins and ends at a tick and encloses the values."""
+    """Return a scale that begins and ends at a tick and encloses the values; a single value is in its middle."""
     values = list(values)
-    found = ticks(min(values), max(values))
+    low, high = min(values), max(values)
+    pad = (abs(low) / 10 or 1.0) if low == high else 0.0
+    found = ticks(low - pad, high + pad)
     return Scale(found[0], found[-1], tuple(found))
 
 

@@ -24,6 +24,8 @@ def test_a_horizontal_axis_ends_where_its_values_do(values, log, expected):
 
 def test_a_vertical_axis_ends_at_ticks():
     assert enclosing([0.2, 0.9]) == Scale(0.2, 1.0, (0.2, 0.4, 0.6, 0.8, 1.0))
+    assert enclosing([0.9]) == Scale(0.8, 1.0, (0.8, 0.85, 0.9, 0.95, 1.0))
+    assert enclosing([0.0, 0.0]) == Scale(-1.0, 1.0, (-1.0, -0.5, 0.0, 0.5, 1.0))
 
 
 def test_the_share_of_an_axis():

@@ -86,7 +86,7 @@ def test_a_learner_is_displayed_as_a_table_and_its_graph():
         "parameters": ["2 in 2 arrays, 8 bytes"],
         "optimizer": ["ScaleByAdam, learning_rate = 0.001"],
         "data": ["TrainingPhase: ArrayLoader, 4 batches of 16", "ValidationPhase: list, 1 batch"],
-        "callbacks": ["CustomCallback(print, EpochEnd)", "Metrics()"],
+        "callbacks": ["CustomCallback(print, EpochEnd), Metrics()"],
     }
     assert found.boxes == ["CustomCallback(print, EpochEnd)", "Metrics()"]
 
