@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._check.conflicts import Overlaps, Settlement, conflict, overlapping_pairs, settle
+from fluxcb._check.shown import ShownText
 from fluxcb._check.sorting import reachable, topological
 from fluxcb._declare.access import dotted
 from fluxcb._declare.callback import Callback
@@ -153,10 +154,10 @@ class CallbackGraph:
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # it changes: new moments may be asked for
 
     def explain(self) -> str:
-        """Return per moment who runs, in which order, and why."""
+        """Return for each moment which handlers run, in which order, and why."""
         from fluxcb._check.render import explain
 
-        return explain(self)
+        return ShownText(explain(self))
 
     def render(self, form: str = "tree", *, event: type[Event] | None = None, phase: type[Phase] | None = None) -> str:
         """Return the graph as a picture, or as text; it need not be valid.
@@ -179,6 +180,16 @@ class CallbackGraph:
         forms = {"text/plain": "tree", "image/svg+xml": "svg", "text/vnd.mermaid": "mermaid"}
         return {kind: self.render(form) for kind, form in forms.items()}
 
+    def __str__(self) -> str:
+        from fluxcb._check.render import summary
+
+        return summary(self)
+
+    def __repr__(self) -> str:
+        from fluxcb._check.render import counts
+
+        return f"<CallbackGraph: {counts(self)}>"
+
     def require(self) -> None:
         """Raise everything that was found to be wrong.
 
@@ -190,20 +201,13 @@ class CallbackGraph:
 
     @property
     def digraph(self) -> nx.DiGraph:
-        """The graph: nodes are callback labels (attribute `callback`), edges carry `reasons` and `moments`."""
-        import networkx as nx
+        """The graph for networkx: nodes are callback labels (attribute `callback`), edges have `reasons` and `moments`.
 
-        graph = nx.DiGraph()
-        for d in self.declared:
-            graph.add_node(d.label, callback=d.callback, position=d.position)
-        for (i, j), edge in self.edges.items():
-            graph.add_edge(
-                self.declared[i].label,
-                self.declared[j].label,
-                reasons=tuple(edge.reasons),
-                moments=tuple(moment_name(m) for m in edge.moments),
-            )
-        return graph
+        Notebooks display it as a picture.
+        """
+        from fluxcb._check.digraph import to_digraph
+
+        return to_digraph(self)
 
     def init_order(self) -> list[Declared]:
         """Return the callbacks in the order in which their `init` runs: creators before readers.

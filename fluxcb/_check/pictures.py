@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from fluxcb._check.graph import CallbackGraph, Conflict, moment_name
+from fluxcb._check.shown import ShownMermaid, ShownPage, ShownSvg, ShownText
 from fluxcb._declare.access import Access, Append, Permission, Read, dotted, writes
 from fluxcb._declare.declared import Declared, Handler, Moment
 from fluxcb._declare.events import Event
@@ -40,9 +41,9 @@ def render(
     chosen = _chosen(graph, event, phase)
     whole = drawing(graph, None if everything else chosen)
     if form != "html":
-        return _FORMS[form](whole)
+        return _SHOWN.get(form, ShownText)(_FORMS[form](whole))
     pages = {} if len(chosen) == 1 else {"All moments" if everything else "All of these moments": whole}
-    return to_page(pages | {moment_name(moment): drawing(graph, [moment]) for moment in chosen})
+    return ShownPage(to_page(pages | {moment_name(moment): drawing(graph, [moment]) for moment in chosen}))
 
 
 _FORMS: Mapping[str, Callable[[Drawing], str]] = {
@@ -52,6 +53,7 @@ _FORMS: Mapping[str, Callable[[Drawing], str]] = {
     "dot": to_dot,
     "svg": to_svg,
 }
+_SHOWN: Mapping[str, type[ShownText]] = {"mermaid": ShownMermaid, "svg": ShownSvg}
 
 
 def _chosen(graph: CallbackGraph, event: type[Event] | None, phase: type[Phase] | None) -> list[Moment]:

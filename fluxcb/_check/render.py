@@ -1,41 +1,226 @@
-"""The graph as text: who runs at each moment, in which order, and why."""
+"""The graph as text: which handlers run at each moment, in which order, and why."""
 
 from __future__ import annotations
 
-from fluxcb._check.graph import CallbackGraph, moment_name
-from fluxcb._declare.declared import Handler
-from fluxcb._declare.events import TracedEvent
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-__all__ = ["explain"]
+from fluxcb._check.graph import CallbackGraph, moment_name
+from fluxcb._declare.access import dotted, overlap, writes
+from fluxcb._declare.declared import Handler, Moment
+from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent
+from fluxcb._declare.phases import Phase
+from fluxcb._typing import StatePath
+
+__all__ = ["counts", "explain", "summary"]
+
+WIDTH = 100
+"""Longest line of a summary (characters)."""
+_CANCELS = "as late as possible: a cancel skips the handlers after it"
+_UNORDERED = """\
+Where no reason is given, no order is needed: host handlers run in list order, traced handlers in
+the order of their class names."""
+_TURNS: Mapping[type[Event], int] = {event: turn for turn, event in enumerate(BUILTIN_EVENTS)}
+
+
+@dataclass(frozen=True)
+class _Reason:
+    """Why a handler has its place.
+
+    Attributes:
+        after: Number of the handler that it runs after, or None if the reason concerns no other handler.
+        words: The reason.
+    """
+
+    after: int | None
+    words: str
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A handler's place at a moment.
+
+    Attributes:
+        number: Its place, from 1.
+        handler: The handler.
+        reasons: Why it has that place; empty if nothing orders it.
+    """
+
+    number: int
+    handler: Handler
+    reasons: tuple[_Reason, ...]
 
 
 def explain(graph: CallbackGraph) -> str:
-    """Return per moment the handlers in order, each with the reasons it stands behind others."""
+    """Return for each moment the handlers in order, each with the reasons for its place."""
     lines: list[str] = []
+    for moment, places in _places(graph):
+        kind = "traced" if issubclass(moment[0], TracedEvent) else "host"
+        lines.append(f"{moment_name(moment)} ({kind})")
+        for place in places:
+            lines.append(f"  {place.number}. {place.handler.declared.label}.{place.handler.name}{_due(place.handler)}")
+            for reason in place.reasons:
+                after = f"after {_label(places, reason.after)}: " if reason.after is not None else ""
+                lines.append(f"       {after}{reason.words}")
+        free = [place.number for place in places if not _is_ordered(place)]
+        if len(free) > 1:
+            lines.append(f"     {_listed(free)} need no order: {_tie(moment)}")
+    return "\n".join(lines)
+
+
+def summary(graph: CallbackGraph) -> str:
+    """Return the size of the graph, and a line for each moment: the callbacks in order, with the reasons."""
+    lines = [counts(graph)]
+    width = max((len(event.__name__) for event, _ in graph.moments), default=0)
+    indent = " " * (width + 12)
+    phase, unordered = None, False
+    for moment, places in _places(graph):
+        if moment[1] is not phase:
+            phase = moment[1]
+            lines += ["", phase.__name__]
+        head = f"  {moment[0].__name__:<{width}}  {'traced' if issubclass(moment[0], TracedEvent) else 'host':<6}  "
+        lines += _filled(head, (f"{place.number}. {place.handler.declared.label}" for place in places))
+        for place in places:
+            for reason in _direct(place, places):
+                after = f" after {reason.after}" if reason.after is not None else ""
+                lines += textwrap.wrap(
+                    f"{place.number}{after}: {reason.words}",
+                    WIDTH,
+                    initial_indent=indent,
+                    subsequent_indent=f"{indent}   ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+        unordered = unordered or sum(not _is_ordered(place) for place in places) > 1
+    if unordered:
+        lines += ["", _UNORDERED]
+    return "\n".join(lines)
+
+
+def counts(graph: CallbackGraph) -> str:
+    """Return how many callbacks, moments and edges a graph has, and how many problems if there are any."""
+    phases = {phase for _, phase in graph.moments}
+    numbers = [
+        _count(graph.declared, "callback"),
+        f"{_count(graph.moments, 'moment')} in {_count(phases, 'phase')}",
+        _count(graph.edges, "edge"),
+        *([_count(graph.problems, "problem")] if graph.problems else []),
+    ]
+    return ", ".join(numbers)
+
+
+def _count(things: Sequence[object] | set[type[Phase]] | dict[tuple[int, int], object], what: str) -> str:
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
+
+
+# -- reasons -----------------------------------------------------------------------------------
+
+
+def _places(graph: CallbackGraph) -> Iterator[tuple[Moment, list[_Place]]]:
     before: dict[int, list[int]] = {}
     for earlier, later in graph.edges:
         before.setdefault(later, []).append(earlier)
+    writers = _writers(graph)
     for moment in graph.moments:
-        kind = "traced" if issubclass(moment[0], TracedEvent) else "host"
-        lines.append(f"{moment_name(moment)} ({kind})")
         handlers = graph.orders[moment]
         numbers = {handler.declared.position: number for number, handler in enumerate(handlers, 1)}
+        places = []
         for number, handler in enumerate(handlers, 1):
-            lines.append(f"  {number}. {handler.declared.label}.{handler.name}{_due(handler)}")
             earlier = [p for p in before.get(handler.declared.position, ()) if numbers.get(p, number) < number]
-            earlier.sort(key=numbers.__getitem__)
-            lines += [f"       {reason}" for reason in _reasons(graph, handler, earlier)]
-    return "\n".join(lines)
+            reasons = [
+                _Reason(numbers[position], "; ".join(reasons))
+                for position in sorted(earlier, key=numbers.__getitem__)
+                if (reasons := graph.edges[position, handler.declared.position].at.get(moment))
+            ]
+            after = {reason.after for reason in reasons}
+            if _cancels(handler) and any(
+                not _cancels(other) and i not in after for i, other in enumerate(handlers[: number - 1], 1)
+            ):
+                reasons.append(_Reason(None, _CANCELS))
+            if not reasons:
+                reasons += [_Reason(None, words) for words in _written_earlier(handler, writers)]
+            places.append(_Place(number, handler, tuple(reasons)))
+        yield moment, places
+
+
+def _direct(place: _Place, places: Sequence[_Place]) -> Iterator[_Reason]:
+    """Yield a place's reasons, without those that follow from two others."""
+    after = {reason.after for reason in place.reasons}
+    between = {reason.after for other in places if other.number in after for reason in other.reasons}
+    return (reason for reason in place.reasons if reason.after is None or reason.after not in between)
+
+
+def _cancels(handler: Handler) -> bool:
+    return not handler.traced and ("control",) in handler.access
+
+
+def _is_ordered(place: _Place) -> bool:
+    return any(reason.after is not None or reason.words == _CANCELS for reason in place.reasons)
+
+
+Writers = dict[str, list[tuple[StatePath, Handler]]]
+"""For each entry of the shared state, what is written of it and by which handler."""
+
+
+def _writers(graph: CallbackGraph) -> Writers:
+    found: Writers = {}
+    for handlers in graph.orders.values():
+        for handler in handlers:
+            for path, permission in handler.access.items():
+                if path[0] == "cbstate" and len(path) > 1 and writes(permission) and handler.event in _TURNS:
+                    found.setdefault(path[1], []).append((path, handler))
+    return found
+
+
+def _written_earlier(handler: Handler, writers: Writers) -> Iterator[str]:
+    """Yield for each entry that a handler reads which other callback wrote it at an earlier moment."""
+    turn = _TURNS.get(handler.event, 0)  # nothing is known to be earlier than an event of the user's
+    for path, permission in handler.access.items():
+        if path[0] != "cbstate" or len(path) < 2 or writes(permission):
+            continue
+        earlier = [
+            writer
+            for written, writer in writers.get(path[1], ())
+            if overlap(written, path) and _TURNS[writer.event] < turn and writer.declared is not handler.declared
+        ]
+        if earlier:
+            latest = max(earlier, key=lambda writer: _TURNS[writer.event])
+            yield f"reads `{dotted(path)}`, which {latest.declared.cls.__name__} wrote at {latest.event.__name__}"
+
+
+# -- words -------------------------------------------------------------------------------------
 
 
 def _due(handler: Handler) -> str:
     return f"  [{', '.join(map(repr, handler.schedules))}]" if handler.schedules else ""
 
 
-def _reasons(graph: CallbackGraph, handler: Handler, earlier: list[int]) -> list[str]:
-    found = []
-    for position in earlier:
-        reasons = graph.edges[position, handler.declared.position].at.get((handler.event, handler.phase))
-        if reasons:
-            found.append(f"after {graph.declared[position].label}: {'; '.join(reasons)}")
-    return found
+def _label(places: Sequence[_Place], number: int) -> str:
+    return places[number - 1].handler.declared.label
+
+
+def _tie(moment: Moment) -> str:
+    return (
+        "they run in the order of their class names" if issubclass(moment[0], TracedEvent) else "they run in list order"
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """Return `1 and 3`, or `1 to 4` for numbers that follow each other."""
+    if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return f"{numbers[0]} to {numbers[-1]}"
+    *most, last = map(str, numbers)
+    return f"{', '.join(most)} and {last}"
+
+
+def _filled(head: str, items: Iterable[str]) -> Iterator[str]:
+    """Yield items behind a head, on as many lines as they need, unbroken."""
+    line, begun = head, False
+    for item in items:
+        if begun and len(line) + 2 + len(item) > WIDTH:
+            yield line
+            line, begun = " " * len(head), False
+        line += f"  {item}" if begun else item
+        begun = True
+    yield line

@@ -16,10 +16,10 @@ _WORDS = {"host": "host", "traced": "traced", "both": "both", "none": "idle"}
 
 
 def to_tree(drawing: Drawing) -> str:
-    """Return a drawing as text in stages: who is in one stage comes after somebody in the stage before.
+    """Return a drawing as text in stages: each node of a stage runs after a node of the stage before.
 
-    Below each node stands after whom it comes, and why; what follows from that is counted only. Nodes in order with
-    nobody come last.
+    Below each node are the nodes that it runs after, with the reasons. Links that follow from others are only counted.
+    Unordered nodes come last.
     """
     number = {node.key: i for i, node in enumerate(drawing.nodes)}
     links: list[list[Link]] = [[] for _ in drawing.nodes]  # by the node they are told at
@@ -43,7 +43,7 @@ def to_tree(drawing: Drawing) -> str:
             lines += _standing(drawing, number, i, links[i])
     alone = [node for i, node in enumerate(drawing.nodes) if i not in linked]
     if alone:
-        lines += ["", "in no order with anybody", *(f"  {_KIND.format(_WORDS[n.kind])}{n.title}" for n in alone)]
+        lines += ["", "unordered", *(f"  {_KIND.format(_WORDS[n.kind])}{n.title}" for n in alone)]
     return "\n".join(lines)
 
 
@@ -68,7 +68,7 @@ def _standing(drawing: Drawing, number: dict[str, int], own: int, links: list[Li
         yield from _wrapped(f"after {', '.join(f'{other(x)} ({x.label})' for x in after)}{more}")
     for link in links:
         if link.kind == "cycle":
-            yield from _wrapped(f"! after {other(link)} ({link.label}), in a circle")
+            yield from _wrapped(f"! after {other(link)} ({link.label}), in a cycle")
     for link in links:
         if link.kind == "conflict":
             yield from _wrapped(f"! in conflict with {other(link)} ({link.label})")

@@ -59,7 +59,7 @@ function showLink(i, focus) {
   const link = drawing.links[i];
   const word = { order: "runs before", cycle: "runs before", conflict: "is in conflict with" }[link.kind];
   panel.replaceChildren(element("h2", `${drawing.nodes[link.earlier].title} ${word} ${drawing.nodes[link.later].title}`));
-  if (link.kind === "cycle") panel.append(element("p", "This is part of a circle: no order satisfies all of it.", "wrong"));
+  if (link.kind === "cycle") panel.append(element("p", "This is part of a cycle: no order satisfies all of it.", "wrong"));
   if (link.implied) panel.append(element("p", "This follows from other edges, too."));
   section("why", link.reasons.map((reason) => row(reason, link.kind === "conflict" ? "wrong" : "")));
   section("at", link.moments.map((moment) => row(moment)));

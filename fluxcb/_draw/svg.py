@@ -83,7 +83,7 @@ def to_svg(drawing: Drawing) -> str:
     for i, (node, box) in enumerate(zip(drawing.nodes, layout.boxes, strict=True)):
         parts += _box(i, node, box)
     if layout.alone is not None:
-        parts.append(f'<text x="0" y="{layout.alone - 10:g}" fill="{SOFT}">in no order with anybody:</text>')
+        parts.append(f'<text x="0" y="{layout.alone - 10:g}" fill="{SOFT}">unordered:</text>')
     return "\n".join([*parts, "</g>", "</svg>", ""])
 
 
@@ -229,7 +229,7 @@ def _legend(drawing: Drawing) -> tuple[list[str], float]:
     samples = (
         ("order", "runs before", f'stroke="{COLOURS[0]}" stroke-width="1.4"', COLOURS[0]),
         ("implied", "follows from others", f'stroke="{COLOURS[0]}" stroke-width="0.8"', COLOURS[0]),
-        ("cycle", "circle: no order satisfies all", f'stroke="{RED}" stroke-width="2"', RED),
+        ("cycle", "cycle: no order satisfies all", f'stroke="{RED}" stroke-width="2"', RED),
         ("conflict", "conflict: no order is known", f'stroke="{RED}" stroke-width="2" stroke-dasharray="6 4"', ""),
     )
     for kind, words, style, tip in samples:

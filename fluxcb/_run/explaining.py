@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from fluxcb._check.shown import ShownText
 from fluxcb._compile.arrays import leading_axis
 from fluxcb._compile.plan import HostCall
 from fluxcb._compile.windows import Bound, WindowPlan
@@ -19,7 +20,7 @@ __all__ = ["explain_windows"]
 
 def explain_windows(parts: Assembly) -> str:
     """Return one block of text per phase."""
-    return "\n\n".join("\n".join(_phase(parts, phase)) for phase in parts.phases)
+    return ShownText("\n\n".join("\n".join(_phase(parts, phase)) for phase in parts.phases))
 
 
 def _phase(parts: Assembly, phase: Phase) -> Iterator[str]:

@@ -31,6 +31,7 @@ from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.model_methods import ModelMethods
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
+from fluxcb._run.showing import learner_html
 from fluxcb._tracebacks import entry_point
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
@@ -363,11 +364,11 @@ class Learner(ModelMethods):
 
     @property
     def graph(self) -> nx.DiGraph:
-        """The callback graph: an edge runs from the earlier callback to the later, with `reasons` and `moments`."""
+        """The callback graph: an edge goes from the earlier callback to the later one, with `reasons` and `moments`."""
         return self._parts.graph.digraph
 
     def explain(self) -> str:
-        """Return per moment who runs, in which order, and why."""
+        """Return for each moment which handlers run, in which order, and why."""
         return self._parts.graph.explain()
 
     def explain_windows(self) -> str:
@@ -454,3 +455,6 @@ class Learner(ModelMethods):
     def __repr__(self) -> str:
         stopped = f"; the last fit stopped: {self.stop_reason}" if self.stop_reason is not None else ""
         return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks{stopped}>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": learner_html(self._parts, self.stop_reason)}

@@ -1,9 +1,10 @@
-"""`fluxcb demo`: a small training that shows what callbacks do, and leaves its history behind."""
+"""`fluxcb demo`: a small training that shows what callbacks do, and writes what it measured."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import optax
 import rich
 
 from fluxcb._compile.hyperparams import inject
-from fluxcb._declare.access import Read
-from fluxcb._declare.events import EpochEnd
-from fluxcb._declare.phases import TrainingPhase, ValidationPhase
+from fluxcb._declare.access import Read, Write
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.events import BackwardEnd, EpochEnd, Event
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb._run.learner import Learner
-from fluxcb._tools.curve import curve_svg
 from fluxcb.callbacks import (
-    CustomCallback,
+    ClipGradients,
     LearningRate,
     Metrics,
     ModelSummary,
@@ -30,19 +32,57 @@ from fluxcb.callbacks import (
     onecycle,
 )
 from fluxcb.data import ArrayLoader, digits
+from fluxcb.plots.panel import Panel
+from fluxcb.plots.picture import Picture
 
 __all__ = ["build", "run_demo"]
 
 _HIDDEN = 128
 
 
-def build(*, epochs: int, seed: int, rates: list[float]) -> Learner:
+class GradientNorm(Callback):
+    """Keep the norm of the latest gradients; compiled into the training step."""
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        return {"step": {"grads": Read()}, "cbstate": {"gradient_norm": Write()}}
+
+    def init(self, learner: Any) -> None:
+        learner.cbstate.gradient_norm = jnp.zeros(())
+
+    @on(BackwardEnd, TrainingPhase)
+    def measure(self, event: Event, phase: Phase, learner: Any) -> None:
+        learner.cbstate.gradient_norm = optax.tree.norm(learner.step.grads)
+
+
+class EpochNotes(Callback):
+    """Note the learning rate and the gradients' norm at the end of each epoch; on the host.
+
+    Args:
+        notes: The list to append to.
+    """
+
+    def __init__(self, notes: list[dict[str, float]]) -> None:
+        self.notes = notes
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        return {"hyperparams": {"learning_rate": Read()}, "cbstate": {"gradient_norm": Read()}}
+
+    @on(EpochEnd, TrainingPhase)
+    def note(self, event: Event, phase: Phase, learner: Any) -> None:
+        rate, norm = learner.hyperparams.learning_rate, learner.cbstate.gradient_norm
+        self.notes.append({"learning_rate": float(rate), "gradient_norm": float(norm)})
+
+    def __repr__(self) -> str:
+        return "EpochNotes()"
+
+
+def build(*, epochs: int, seed: int, notes: list[dict[str, float]]) -> Learner:
     """Return the demo's Learner: an MLP for handwritten digits.
 
     Args:
         epochs: Length of the learning rate's cycle (epochs).
         seed: Seed of the parameters and of the data's order.
-        rates: Gets the learning rate at the end of each epoch.
+        notes: Gets the learning rate and the gradients' norm at the end of each epoch.
     """
     training, validation = digits()
     batches = ArrayLoader(training, batch_size=32, seed=seed)
@@ -53,23 +93,19 @@ def build(*, epochs: int, seed: int, rates: list[float]) -> Learner:
         data=(batches, ArrayLoader(validation, batch_size=120, shuffle=False)),
         callbacks=[
             ModelSummary(),
+            GradientNorm(),
+            EpochNotes(notes),
             Metrics(accuracy, SmoothLoss()),
             Scheduler({LearningRate: onecycle(epochs * len(batches), 1e-2)}),
+            ClipGradients(1.0),
             ParameterEMA(0.98),
-            CustomCallback(
-                lambda learner: rates.append(float(learner.hyperparams.learning_rate)),
-                EpochEnd,
-                TrainingPhase,
-                access={"hyperparams": {"learning_rate": Read()}},
-                name="note_rate",
-            ),
         ],
         key=seed,
     )
 
 
 def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Path:
-    """Train, show what happens, and write the history and the loss curve.
+    """Train, show what happens, and write the history, the loss curve and the callback graph.
 
     Args:
         epochs: Epochs to train.
@@ -81,17 +117,16 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
     """
     console = rich.get_console()
     folder = _folder(Path(out))  # before training, so that a folder that cannot be written is told at once
-    rates: list[float] = []
-    learner = build(epochs=epochs, seed=seed, rates=rates)
-    console.print("Who runs when, and why; derived from what each callback declares:\n", style="bold")
-    console.print(learner.explain(), highlight=False, markup=False, soft_wrap=True)
+    notes: list[dict[str, float]] = []
+    learner = build(epochs=epochs, seed=seed, notes=notes)
+    graph = learner.callbacks.graph
+    console.print("Which callback runs when, and why, derived from what each callback declares:\n", style="bold")
+    console.print(str(graph), highlight=False, markup=False, soft_wrap=True)
     console.print()
     began = time.perf_counter()
     learner.fit(epochs)
     seconds = time.perf_counter() - began
-    history = _history(learner, rates)
-    (folder / "history.json").write_text(json.dumps(history, indent=1) + "\n", encoding="utf-8")
-    (folder / "loss.svg").write_text(_curve(history), encoding="utf-8")
+    history = _history(learner, notes)
     reached = history["epochs"][-1]["validation"]["accuracy"]
     console.print(
         f"\n{learner.epoch} epochs, {learner.step} steps in {seconds:.1f} s (compiling included): "
@@ -100,8 +135,22 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
         highlight=False,
         soft_wrap=True,
     )
-    for name in ("history.json", "loss.svg"):
-        console.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
+    files = {
+        "history.json": f"{json.dumps(history, indent=1)}\n",
+        "graph.svg": graph.render("svg"),
+        "graph.html": graph.render("html"),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    _curves(history).save(folder / "loss.svg")
+    contents = {
+        "history.json": f"the metrics, which `fluxcb plot {folder}` draws",
+        "loss.svg": "the loss curves",
+        "graph.svg": "the callback graph",
+        "graph.html": "the callback graph of each moment, with details on click",
+    }
+    for name, content in contents.items():
+        console.print(f"wrote {folder / name}: {content}", highlight=False, markup=False, soft_wrap=True)
     return folder
 
 
@@ -123,34 +172,29 @@ def _cross_entropy(outputs: Any, ys: Any) -> Any:
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, ys))
 
 
-def _history(learner: Learner, rates: list[float]) -> dict[str, Any]:
+def _history(learner: Learner, notes: list[dict[str, float]]) -> dict[str, Any]:
     per_step = learner.cbstate["metrics_step"][TrainingPhase]
     per_epoch = learner.cbstate["metrics_epoch"]
     rows = [
         {
             "epoch": epoch,
-            "learning_rate": rate,
+            **noted,
             "training": per_epoch[TrainingPhase].at(epoch),
             "validation": per_epoch[ValidationPhase].at(epoch),
         }
-        for epoch, rate in enumerate(rates, 1)
+        for epoch, noted in enumerate(notes, 1)
     ]
     return {"epochs": rows, "steps": per_step.steps, **{name: per_step[name] for name in per_step}}
 
 
-def _curve(history: dict[str, Any]) -> str:
+def _curves(history: dict[str, Any]) -> Picture:
     per_epoch = len(history["steps"]) / len(history["epochs"])
-    validation = [(row["epoch"] * per_epoch, row["validation"]["loss"]) for row in history["epochs"]]
-    return curve_svg(
-        {
-            "training, each step": list(zip(history["steps"], history["loss"], strict=True)),
-            "training, smoothed": list(zip(history["steps"], history["smooth_loss"], strict=True)),
-            "validation": validation,
-        },
-        title="fluxcb demo: handwritten digits",
-        x_label="step",
-        y_label="loss (nats)",
-    )
+    curves = {
+        "training, each step": list(zip(history["steps"], history["loss"], strict=True)),
+        "training, smoothed": list(zip(history["steps"], history["smooth_loss"], strict=True)),
+        "validation": [(row["epoch"] * per_epoch, row["validation"]["loss"]) for row in history["epochs"]],
+    }
+    return Picture(Panel(curves, "step", "loss (nats)"), title="fluxcb demo: handwritten digits")
 
 
 def _folder(out: Path) -> Path:

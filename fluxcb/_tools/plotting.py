@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fluxcb._errors import DeclarationError
-from fluxcb._tools.curve import curve_svg
 from fluxcb._tools.runs import read_run
-from fluxcb.plots.chart import Points
-from fluxcb.plots.curves import chosen, print_curves
+from fluxcb.plots.curves import chosen, print_panels
+from fluxcb.plots.panel import Panel, Points, shared_x
+from fluxcb.plots.picture import Picture
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,7 +19,7 @@ __all__ = ["plot"]
 
 
 def plot(path: Path, names: Sequence[str], out: Path | None, console: Console) -> None:
-    """Draw curves of a run.
+    """Draw curves of a run: a chart for each quantity, all over the same steps.
 
     Args:
         path: The run's folder, or a file of it.
@@ -31,15 +31,24 @@ def plot(path: Path, names: Sequence[str], out: Path | None, console: Console) -
         DataError: There is no run, or nothing to draw.
         DeclarationError: A pattern fits no curve, or the file is no SVG.
     """
-    if out is not None and out.suffix != ".svg":
-        raise DeclarationError(f"{out} is no SVG file, and nothing else can be written.", fix="name a file `*.svg`")
-    curves = chosen(read_run(path), names, "The run")
-    if out is not None:
-        out.write_text(curve_svg(curves, title=str(path), x_label="step", y_label=_unit(curves)), encoding="utf-8")
-        console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    panels = _panels(chosen(read_run(path), names, "The run"))
+    if out is None:
+        print_panels([replace(panel, curves=_with_last_values(panel.curves)) for panel in panels], console)
         return
-    print_curves({f"{name}  last {points[-1][1]:.4g}": points for name, points in curves.items()}, console)
+    Picture(*panels, title=str(path)).save(out)
+    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
 
 
-def _unit(curves: Mapping[str, Points]) -> str:
-    return "loss (nats)" if all(name.endswith("loss") for name in curves) else "value"
+def _panels(curves: Mapping[str, Points]) -> list[Panel]:
+    """Return a panel for each quantity: training and validation share one, and so do all losses."""
+    found: dict[str, dict[str, Points]] = {}
+    for name, points in curves.items():
+        quantity = name.rpartition("/")[2]
+        found.setdefault("loss" if quantity.endswith("loss") else quantity, {})[name] = points
+    panels = [Panel(members, "step", quantity.replace("_", " ")) for quantity, members in found.items()]
+    shared = shared_x(panels)
+    return [replace(panel, x_scale=shared) for panel in panels]
+
+
+def _with_last_values(curves: Mapping[str, Points]) -> dict[str, Points]:
+    return {f"{name}  last {points[-1][1]:.4g}": points for name, points in curves.items()}

@@ -5,63 +5,98 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from fluxcb.plots.panel import Points
+from fluxcb.plots.scale import Scale, enclosing
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-__all__ = ["chart", "ticks"]
-
-Points = Sequence[tuple[float, float]]
+__all__ = ["Line", "chart"]
 
 # Which bit of a braille character each of its 2 x 4 dots is (Unicode 2800 and up), from the top left.
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
+_MARKERS = 6
+"""About how many markers a curve has that has more points than this."""
 
 
-def chart(
-    series: Sequence[tuple[Points, str]], *, width: int, height: int, x_label: str = "", log_x: bool = False
-) -> list[Text]:
+@dataclass(frozen=True)
+class Line:
+    """A curve in a chart.
+
+    Attributes:
+        points: Its points `(x, y)`, all finite.
+        style: Its color (a rich style).
+        marker: A character that distinguishes it from others without colors: it stands at each point of a curve of few
+            points, and now and then on others. Empty for none.
+    """
+
+    points: Points
+    style: str = ""
+    marker: str = ""
+
+
+def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: str = "") -> list[Text]:
     """Return curves over common axes as lines of text.
 
     Args:
-        series: Finite points `(x, y)` of each curve, and its colour (a rich style). Later ones cover earlier ones.
+        lines: The curves. Later ones cover earlier ones.
         width: Width of the whole, axis included (characters).
         height: Height of the plot (lines).
-        x_label: Name of the horizontal axis.
-        log_x: Whether the horizontal axis is logarithmic; then each `x` is above 0.
+        x: The horizontal axis.
+        x_label: Its name, left out if there is no room.
     """
     from rich.text import Text
 
-    xs = [x for points, _ in series for x, _ in points]
-    ys = [y for points, _ in series for _, y in points]
-    levels = ticks(min(ys), max(ys))
-    low, high = levels[0], levels[-1]
-    along = math.log10 if log_x else float
-    left, right = along(min(xs)), along(max(xs))
-    margin = max(len(f"{level:g}") for level in levels)
+    y = enclosing(value for line in lines for _, value in line.points)
+    margin = max(len(f"{level:g}") for level in y.ticks)
     columns = max(8, width - margin - 2)
+    cells = [[(" ", "")] * columns for _ in range(height)]
     dots = [[0] * columns for _ in range(height)]
-    colours = [[""] * columns for _ in range(height)]
-    for points, colour in series:
-        across, down = (columns * 2 - 1) / ((right - left) or 1.0), (height * 4 - 1) / (high - low)
-        places = [((along(x) - left) * across, (high - y) * down) for x, y in sorted(points)]
-        for column, row in _joined(places):
+    marked: list[tuple[int, int, Line]] = []
+    for number, line in enumerate(lines):
+        places = [(x.share(a) * (columns * 2 - 1), (1 - y.share(b)) * (height * 4 - 1)) for a, b in sorted(line.points)]
+        path = list(_joined(places))
+        for column, row in path:
             dots[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
-            colours[row // 4][column // 2] = colour
-    shown = [*levels[1:-1], low, high]  # the last ones win where two share a line
-    labels = {round((high - level) / (high - low) * (height - 1)): f"{level:g}" for level in shown}
-    lines = []
+            cells[row // 4][column // 2] = chr(_BLANK + dots[row // 4][column // 2]), line.style
+        if line.marker:
+            few = len(places) <= 2 * _MARKERS
+            chosen = [(round(a), round(b)) for a, b in places] if few else _spread(path, number, len(lines))
+            marked += [(column // 2, row // 4, line) for column, row in chosen]
+    for column, row, line in marked:
+        cells[row][column] = line.marker, line.style
+    shown = [*y.ticks[1:-1], y.low, y.high]  # the last ones win where two share a line
+    labels = {round((1 - y.share(level)) * (height - 1)): f"{level:g}" for level in shown}
+    texts = []
     for row in range(height):
-        line = Text(f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}")
-        for bits, colour in zip(dots[row], colours[row], strict=True):
-            line.append(chr(_BLANK + bits) if bits else " ", style=colour)
-        line.rstrip()
-        lines.append(line)
-    first, last = f"{min(xs):g}", f"{max(xs):g}"
-    lines.append(Text(f"{'':>{margin}} └{'─' * columns}"))
-    lines.append(Text(f"{'':>{margin}}  {first}{x_label:^{columns - len(first) - len(last)}}{last}"))
-    return lines
+        text = Text(f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}")
+        for character, style in cells[row]:
+            text.append(character, style=style)
+        text.rstrip()
+        texts.append(text)
+    texts.append(Text(f"{'':>{margin}} └{'─' * columns}"))
+    texts.append(Text(f"{'':>{margin}}  {_below(x, x_label, columns)}".rstrip()))
+    return texts
+
+
+def _below(x: Scale, label: str, columns: int) -> str:
+    first, last = f"{x.low:g}", f"{x.high:g}" if x.high > x.low else ""
+    room = columns - len(first) - len(last)
+    return f"{first}{label if len(label) + 2 <= room else '':^{max(1, room)}}{last}"
+
+
+def _spread(path: Sequence[tuple[int, int]], number: int, lines: int) -> Iterator[tuple[int, int]]:
+    """Yield some places along a curve, for each curve of a chart at other columns."""
+    left, right = path[0][0], path[-1][0]
+    at = dict(path)
+    for i in range(_MARKERS):
+        column = left + round((right - left) * (i + (number + 0.5) / lines) / _MARKERS)
+        if column in at:
+            yield column, at[column]
 
 
 def _joined(places: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
@@ -72,15 +107,3 @@ def _joined(places: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
         number = max(1, math.ceil(max(abs(x1 - x0), abs(y1 - y0)) - 1e-6))
         for i in range(1, number + 1):
             yield round(x0 + (x1 - x0) * i / number), round(y0 + (y1 - y0) * i / number)
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Return about five round numbers that enclose a range."""
-    if high <= low:
-        high = low + max(1.0, abs(low) * 1e-9)  # 1 is nothing beside 1e17
-    rough = (high - low) / 4
-    exponent = math.floor(math.log10(rough))
-    steps = [float(f"{factor}e{exponent}") for factor in (1, 2, 2.5, 5, 10)]  # 2.5 * 1e-6 is less than 2.5e-6
-    step = next(step for step in steps if step >= rough)
-    first, last = math.floor(low / step), math.ceil(high / step)
-    return [round(number * step, max(0, 2 - exponent)) for number in range(first, last + 1)]

@@ -1,22 +1,26 @@
-"""`plot_curves`: points over common axes, drawn with matplotlib or printed."""
+"""`plot_curves`: points over common axes, drawn with matplotlib, as an SVG image, or in the terminal."""
 
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._errors import DataError, DeclarationError, did_you_mean
-from fluxcb.plots.chart import Points, chart
+from fluxcb.plots.chart import Line, chart
+from fluxcb.plots.panel import COLORS, DOTTED, Panel, Points, shared_x
+from fluxcb.plots.picture import Picture
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-__all__ = ["chosen", "plot_curves", "print_curves", "separate_axes"]
+__all__ = ["chosen", "matplotlib_axes", "plot_curves", "print_panels", "show_panels"]
 
-# Okabe and Ito's palette, as in the SVG, brighter where a dark terminal would swallow a colour.
-_COLOURS = ("#56B4E9", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#0072B2")
+# Those of the SVG image, in an order in which the first ones are bright enough for a dark terminal.
+_TERMINAL_COLORS = (COLORS[5], *COLORS[1:5], COLORS[0])
+_MARKERS = "ox+*#@"
 _WIDTH, _HEIGHT = 100, 12
 
 
@@ -29,21 +33,20 @@ def plot_curves(
     marks: Mapping[str, float] | None = None,
     ax: Any = None,
 ) -> Any:
-    """Draw curves over common axes, with matplotlib or in the terminal.
-
-    In a terminal without colours, or a file, each curve has a chart of its own.
+    """Draw curves over common axes, with matplotlib, as an SVG image, or in the terminal.
 
     Args:
-        curves: Points `(x, y)` by name. Those that are not finite leave a gap, or are passed over in the terminal.
+        curves: Points `(x, y)` by name. A point that is not finite leaves a gap; a terminal leaves it out.
         x_label: Name of the horizontal axis, with its unit.
-        y_label: Name of the vertical axis, with its unit; the terminal shows the curves' names only.
+        y_label: Name of the vertical axis, with its unit. The terminal shows only the names of the curves.
         log_x: Whether the horizontal axis is logarithmic.
-        marks: Places on the horizontal axis, by name; each is a vertical line.
-        ax: The matplotlib axes to draw into, or the rich console to print to. If not given, a new figure of matplotlib,
-            which `plt.show()` shows; or the terminal, where matplotlib is not installed.
+        marks: Places on the horizontal axis, by name. Each is drawn as a vertical line.
+        ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure if
+            matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes (`axes.figure.savefig(...)` writes a file), or None where curves were printed.
+        The matplotlib axes (`axes.figure.savefig(...)` writes a file). Without matplotlib, a notebook gets an object
+        that it displays as an SVG image (`.save("curves.svg")` writes a file), and a terminal gets None.
 
     Raises:
         DataError: A curve has no point that can be drawn.
@@ -60,78 +63,122 @@ def plot_curves(
            └────────────────────
             0        x        10
     """
-    shown = {name: _drawable(name, points, log_x) for name, points in curves.items()}
-    target = separate_axes(1)[0] if ax is None else ax
-    if _is_console(target):
-        print_curves(shown, target, x_label=x_label, log_x=log_x, marks=marks)
+    panel = Panel(curves, x_label, y_label, log_x, marks or {})
+    for name, points in panel.drawable().items():
+        if not points:
+            raise _nothing_to_draw(name, curves[name], log_x)
+    if ax is None:
+        axes = matplotlib_axes(1)
+        if axes is None:
+            return show_panels([panel])
+        return _draw_with_matplotlib(panel, axes[0], legend_above=True)
+    if _is_console(ax):
+        print_panels([panel], ax)
         return None
-    if not callable(getattr(target, "plot", None)):
+    if not callable(getattr(ax, "plot", None)):
         raise DeclarationError(
             f"`ax` takes matplotlib axes or a rich console, not {ax!r}.", fix="e.g. `ax=plt.figure().add_subplot()`"
         )
-    for name, points in curves.items():
-        target.plot([x for x, _ in points], [y for _, y in points], label=name)
-    for name, place in (marks or {}).items():
-        target.axvline(place, linestyle="--", color="0.5", label=name)
-    target.set(xlabel=x_label, ylabel=y_label, **({"xscale": "log"} if log_x else {}))
-    if len(curves) > 1 or marks:
-        target.legend()
-    return target
+    return _draw_with_matplotlib(panel, ax, legend_above=False)
 
 
-def print_curves(
-    curves: Mapping[str, Points],
-    console: Console,
-    *,
-    x_label: str = "",
-    log_x: bool = False,
-    marks: Mapping[str, float] | None = None,
-) -> None:
-    """Print curves as charts: one with colours, or one for each curve.
-
-    Args:
-        curves: Finite points `(x, y)` by name, at least one each.
-        console: Where to.
-        x_label: Name of the horizontal axis.
-        log_x: Whether the horizontal axis is logarithmic.
-        marks: Places on the horizontal axis, by name.
-    """
-    groups = [curves] if console.color_system else [{name: points} for name, points in curves.items()]
-    for group in groups:  # without colours, curves in one chart could not be told apart
-        _print_chart(group, console, x_label, log_x, marks or {})
+# -- matplotlib --------------------------------------------------------------------------------
 
 
-def _print_chart(
-    curves: Mapping[str, Points], console: Console, x_label: str, log_x: bool, marks: Mapping[str, float]
-) -> None:
-    from rich.text import Text
-
-    ys = [y for points in curves.values() for _, y in points]
-    lines = {name: [(x, min(ys)), (x, max(ys))] for name, x in marks.items()}
-    colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate([*curves, *lines])}
-    legend = Text()
-    for name, colour in colours.items():
-        legend.append("■ ", style=colour)
-        legend.append(f"{name}   ")
-    legend.rstrip()
-    console.print(legend, soft_wrap=True)
-    series = [(points, colours[name]) for name, points in [*lines.items(), *curves.items()]]
-    for line in chart(series, width=min(console.width, _WIDTH), height=_HEIGHT, x_label=x_label, log_x=log_x):
-        console.print(line, soft_wrap=True, highlight=False)
-
-
-def separate_axes(number: int) -> list[Any]:
-    """Return matplotlib axes, one below the other in a new figure; or without matplotlib, as often the terminal."""
+def matplotlib_axes(number: int) -> list[Any] | None:
+    """Return the axes of a new figure, one below the other, or None if matplotlib is not installed."""
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        import rich
-
-        return [rich.get_console()] * number
+        return None
     axes = list(plt.figure(layout="constrained").subplots(number, sharex=True, squeeze=False)[:, 0])
     for each in axes:
         each.xaxis.get_major_locator().set_params(integer=True)  # there is no epoch 2.5
     return axes
+
+
+def _draw_with_matplotlib(panel: Panel, target: Any, *, legend_above: bool) -> Any:
+    for name, points in panel.curves.items():
+        dot = "." if len(points) <= DOTTED else None
+        target.plot([x for x, _ in points], [y for _, y in points], label=name, marker=dot)
+    for name, place in panel.marks.items():
+        target.axvline(place, linestyle="--", color="0.5", label=name)
+    target.set(xlabel=panel.x_label, ylabel=panel.y_label, **({"xscale": "log"} if panel.log_x else {}))
+    names = [*panel.curves, *panel.marks]
+    if len(names) > 1:
+        # Above the axes, a legend hides no curve, and the layout of a figure of ours leaves room for it. A figure of
+        # the user's need not do that: there it is inside.
+        columns = max(1, 72 // (max(map(len, names)) + 8))
+        above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": min(columns, len(names)), "frameon": False}
+        target.legend(**above if legend_above else {})
+    return target
+
+
+# -- without matplotlib ------------------------------------------------------------------------
+
+
+def show_panels(panels: Sequence[Panel]) -> Picture | None:
+    """Return an image if this runs in a notebook, which displays it; or else print charts to the terminal."""
+    import rich
+
+    console = rich.get_console()
+    if console.is_jupyter:
+        return Picture(*panels)
+    print_panels(panels, console)
+    return None
+
+
+def print_panels(panels: Sequence[Panel], console: Console) -> None:
+    """Print each panel as a chart, all over the same horizontal axis, with an empty line between them."""
+    shared = shared_x(panels)
+    for number, panel in enumerate(panels):
+        if number:
+            console.print()
+        _print_chart(replace(panel, x_scale=shared), console)
+
+
+def _print_chart(panel: Panel, console: Console) -> None:
+    curves = panel.drawable()
+    ys = [y for points in curves.values() for _, y in points]
+    colors = [_TERMINAL_COLORS[number % len(_TERMINAL_COLORS)] for number in range(len(curves) + len(panel.marks))]
+    # Without colors, curves of one chart are told apart by markers.
+    marked = len(curves) > 1 and console.color_system is None
+    markers = [_MARKERS[number % len(_MARKERS)] if marked else "" for number in range(len(curves))]
+    marks = [
+        Line([(x, min(ys)), (x, max(ys))], color)
+        for x, color in zip(panel.marks.values(), colors[len(curves) :], strict=True)
+    ]
+    lines = [
+        Line(points, color, marker) for points, color, marker in zip(curves.values(), colors, markers, strict=False)
+    ]
+    entries = [(marker or "■", name, color) for marker, name, color in zip(markers, curves, colors, strict=False)]
+    entries += [("│", name, line.style) for name, line in zip(panel.marks, marks, strict=True)]
+    texts = chart(
+        [*marks, *lines],
+        width=min(console.width, _WIDTH),
+        height=_HEIGHT,
+        x=panel.horizontal,
+        x_label=panel.x_label,
+    )
+    for text in [*_legend(entries, console.width), *texts]:
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def _legend(entries: Sequence[tuple[str, str, str]], width: int) -> list[Text]:
+    """Return the entries (a sign, a name and a color) on as many lines as they need."""
+    from rich.text import Text
+
+    rows: list[Text] = []
+    for sign, name, color in entries:
+        entry = Text.assemble((sign, color), f" {name}")
+        if rows and rows[-1].cell_len + 3 + entry.cell_len <= width:
+            rows[-1].append("   ").append_text(entry)
+        else:
+            rows.append(entry)
+    return rows
+
+
+# -- choosing ----------------------------------------------------------------------------------
 
 
 def chosen(curves: Mapping[str, Points], names: Sequence[str], owner: str) -> dict[str, Points]:
@@ -158,16 +205,12 @@ def chosen(curves: Mapping[str, Points], names: Sequence[str], owner: str) -> di
     return found
 
 
-def _drawable(name: str, points: Points, log_x: bool) -> Points:
-    """Return the points of a curve that have a place in a chart."""
-    found = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y) and (x > 0 or not log_x)]
-    if not found:
-        raise DataError(
-            f"`{name}` has no point that can be drawn.",
-            where=f"it has {len(points)} points",
-            why="only finite numbers have a place on an axis" + (", and above 0 on a logarithmic one" if log_x else ""),
-        )
-    return found
+def _nothing_to_draw(name: str, points: Points, log_x: bool) -> DataError:
+    return DataError(
+        f"`{name}` has no point that can be drawn.",
+        where=f"it has {len(points)} points",
+        why="only finite numbers have a place on an axis" + (", and above 0 on a logarithmic one" if log_x else ""),
+    )
 
 
 def _is_console(target: Any) -> bool:

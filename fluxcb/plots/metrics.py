@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fluxcb._errors import DataError, DeclarationError
-from fluxcb.plots.chart import Points
 from fluxcb.plots.curves import chosen, plot_curves
+from fluxcb.plots.panel import Points
 
 __all__ = ["plot_metrics"]
 
@@ -21,11 +21,12 @@ def plot_metrics(source: Any, *names: str, ax: Any = None) -> Any:
         *names: Which, by the names under which they are logged: `validation/loss`; `training/step/loss` for the values
             of steps. A plain `loss` is that of all phases, and there are patterns: `validation/*`. All losses if no
             name is given.
-        ax: The matplotlib axes to draw into, or the rich console to print to. If not given, a new figure of matplotlib,
-            which `plt.show()` shows; or the terminal, where matplotlib is not installed.
+        ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure if
+            matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes, or None where curves were printed.
+        The matplotlib axes. Without matplotlib, a notebook gets an object that it displays as an SVG image, and a
+        terminal gets None; see `plot_curves`.
 
     Raises:
         DataError: A name fits nothing, or there are no values.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, TraceError
-from fluxcb.plots.chart import Points
-from fluxcb.plots.curves import plot_curves, separate_axes
+from fluxcb.plots.curves import matplotlib_axes, plot_curves, show_panels
+from fluxcb.plots.panel import Panel, Points
 
 __all__ = ["plot_schedule"]
 
@@ -24,12 +24,13 @@ def plot_schedule(
         schedule: What `Scheduler` takes, a mapping such as `{LearningRate: schedule}`; or one schedule: of optax, any
             other `schedule(step) -> float[]` in `jax.numpy`, or a number.
         steps: How many steps to draw, from step 0 on (steps). Of many, 2000 are computed.
-        ax: The matplotlib axes to draw into, or the rich console to print to. If not given, a new figure of matplotlib,
-            which `plt.show()` shows; or the terminal, where matplotlib is not installed.
+        ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure if
+            matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes; a list of them, one below the other, if several hyperparameters are drawn into a new
-        figure. None where curves were printed.
+        The matplotlib axes, or a list of them if several hyperparameters are drawn into a new figure. Without
+        matplotlib, a notebook gets an object that it displays as an SVG image, and a terminal gets None; see
+        `plot_curves`.
 
     Raises:
         DeclarationError: There is no schedule, a key names no hyperparameter, a schedule returns something else than
@@ -55,20 +56,19 @@ def plot_schedule(
         curves = {name: _points(one, steps, f"The schedule of `{name}`") for name, one in named.items()}
     else:
         curves = {"schedule": _points(schedule, steps, "The schedule")}
-    if ax is None and len(curves) > 1:  # a learning rate would be a flat line beside a momentum
-        separate = zip(curves.items(), separate_axes(len(curves)), strict=True)
-        drawn = [_plot({name: points}, axes) for (name, points), axes in separate]
-        if None in drawn:
-            return None
-        for axes in drawn:
-            axes.label_outer()  # the steps of all are below the last
-        return drawn
-    return _plot(curves, ax)
+    if ax is not None or len(curves) == 1:
+        return plot_curves(curves, x_label="step", y_label=_label(curves), ax=ax)
+    axes = matplotlib_axes(len(curves))  # a learning rate would be a flat line in the chart of a momentum
+    if axes is None:
+        return show_panels([Panel({name: points}, "step", _label([name])) for name, points in curves.items()])
+    for (name, points), each in zip(curves.items(), axes, strict=True):
+        plot_curves({name: points}, x_label="step", y_label=_label([name]), ax=each)
+        each.label_outer()  # the steps of all are below the last
+    return axes
 
 
-def _plot(curves: dict[str, Points], ax: Any) -> Any:
-    label = next(iter(curves)).replace("_", " ") if len(curves) == 1 else "value"
-    return plot_curves(curves, x_label="step", y_label=label, ax=ax)
+def _label(names: Collection[str]) -> str:
+    return next(iter(names)).replace("_", " ") if len(names) == 1 else "value"
 
 
 def _named(schedules: Mapping[Any, Any]) -> dict[str, Any]:

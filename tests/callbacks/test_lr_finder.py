@@ -270,7 +270,7 @@ def test_a_plot_without_matplotlib_is_printed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     assert LRFinderResult((0.01, 0.1, 1.0, 10.0), (4.0, 4.0, 1.0, 9.0), beta=0.0).plot() is None
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "■ loss (averaged)   ■ suggestion: 0.1"
+    assert lines[0] == "■ loss (averaged)   │ suggestion: 0.1"
     assert lines[-1].split() == ["0.01", "learning", "rate", "10"]
     with pytest.raises(DataError, match=r"^`loss \(averaged\)` has no point that can be drawn\."):
         LRFinderResult((), (), beta=0.0).plot()

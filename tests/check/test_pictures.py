@@ -219,7 +219,7 @@ def test_an_order_that_differs_between_moments_is_no_circle() -> None:
         ("Back()", "Forth()", "order", "cbstate.back", (STEP,), False),
     ]
     assert 'class="link order"' in graph.render("svg")
-    assert "circle" not in graph.render("svg")
+    assert "cycle" not in graph.render("svg")
 
 
 def test_a_circle_within_a_moment_is_drawn_as_one() -> None:
@@ -307,7 +307,7 @@ stage 2
   host    {SHOW}
             after Log() (runafter)
 
-in no order with anybody
+unordered
   host    Spike()"""
     )
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
-from fluxcb import Callback, EverySteps, Read, Write, every, in_order, on
-from fluxcb._check.preflight import build_graph
+from fluxcb import Append, Callback, EverySteps, Read, Write, every, in_order, on
+from fluxcb._check.preflight import build_graph, derive_graph
 from fluxcb._check.render import explain
 from fluxcb.events import BackwardEnd, EpochEnd, HostEvent, StepEnd
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
@@ -73,6 +74,7 @@ StepEnd x TrainingPhase (host)
        after Recorder(): Recorder writes `cbstate.history`, Printer reads it
        after Clip(): Printer.runafter names Clip
        after {b}: in_order
+     1 and 2 need no order: they run in list order
 EpochEnd x TrainingPhase (host)
   1. Recorder().close
   2. {b}.show  [EverySteps(steps=10)]
@@ -86,10 +88,117 @@ Draw x TrainingPhase (host)
        after {b}: in_order
 StepEnd x ValidationPhase (host)
   1. Recorder().record
-  2. Clip().count"""
+  2. Clip().count
+     1 and 2 need no order: they run in list order"""
     )
 
 
 def test_nothing_is_explained_in_no_lines() -> None:
     graph = build_graph([], (TrainingPhase,))
     assert explain(graph) == ""
+
+
+class Average(Callback):
+    def stateaccess(self) -> Any:
+        return {"step": {"loss": Read()}, "cbstate": {"average": Write()}}
+
+    @on
+    def average(self, event: BackwardEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+
+class Stop(Callback):
+    def stateaccess(self) -> Any:
+        return {"control": Append(), "cbstate": {"average": Read()}}
+
+    @on
+    def stop(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+
+class Bell(Callback):
+    @on
+    def ring(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+
+class Whistle(Bell):
+    pass
+
+
+class Table(Callback):
+    def stateaccess(self) -> Any:
+        return {"cbstate": {"average": Read()}}
+
+    @on
+    def row(self, event: EpochEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+    @on
+    def draw(self, event: Draw, phase: TrainingPhase, learner: Any) -> None: ...
+
+
+def test_what_places_a_handler_without_an_edge_is_explained() -> None:
+    graph = build_graph([Stop(), Bell(), Whistle(), Table(), Clip(), Average()], (TrainingPhase,))
+    assert (
+        explain(graph)
+        == """\
+BackwardEnd x TrainingPhase (traced)
+  1. Average().average
+  2. Clip().clip
+     1 and 2 need no order: they run in the order of their class names
+StepEnd x TrainingPhase (host)
+  1. Bell().ring
+  2. Whistle().ring
+  3. Clip().count
+  4. Stop().stop
+       as late as possible: a cancel skips the handlers after it
+     1 to 3 need no order: they run in list order
+EpochEnd x TrainingPhase (host)
+  1. Table().row
+       reads `cbstate.average`, which Average wrote at BackwardEnd
+Draw x TrainingPhase (host)
+  1. Table().draw"""
+    )
+
+
+def test_a_graph_is_printed_as_a_summary() -> None:
+    first, second = every(Printer("a"), epochs=2), Printer("b")
+    graph = build_graph([first, second, Recorder(), Clip(), in_order(second, first)], (TrainingPhase, ValidationPhase))
+    assert repr(graph) == "<CallbackGraph: 4 callbacks, 5 moments in 2 phases, 5 edges>"
+    assert (
+        str(graph)
+        == """\
+4 callbacks, 5 moments in 2 phases, 5 edges
+
+TrainingPhase
+  BackwardEnd  traced  1. Clip()
+  StepEnd      host    1. Recorder()  2. Clip()  3. Printer("b")
+                       4. Printer("a") at EveryEpochs(epochs=2)
+                       3 after 1: Recorder writes `cbstate.history`, Printer reads it
+                       3 after 2: Printer.runafter names Clip
+                       4 after 3: in_order
+  EpochEnd     host    1. Recorder()  2. Printer("b")  3. Printer("a") at EveryEpochs(epochs=2)
+                       2 after 1: Recorder writes `cbstate.epochs`, Printer reads it
+                       3 after 2: in_order
+  Draw         host    1. Printer("b")  2. Printer("a") at EveryEpochs(epochs=2)
+                       2 after 1: in_order
+
+ValidationPhase
+  StepEnd      host    1. Recorder()  2. Clip()
+
+Where no reason is given, no order is needed: host handlers run in list order, traced handlers in
+the order of their class names."""
+    )
+
+
+def test_the_summary_of_a_set_that_is_empty_or_wrong() -> None:
+    assert str(build_graph([], (TrainingPhase,))) == "0 callbacks, 0 moments in 0 phases, 0 edges"
+    graph = derive_graph([Clip(), Clip()], (TrainingPhase,))
+    assert repr(graph) == "<CallbackGraph: 2 callbacks, 2 moments in 1 phase, 0 edges, 1 problem>"
+
+
+def test_the_explanation_is_a_string_that_displays_itself() -> None:
+    graph = build_graph([Recorder()], (TrainingPhase,))
+    shown = graph.explain()
+    assert shown == explain(graph)
+    assert repr(shown) == str(shown) == explain(graph)
+    assert shown.splitlines()[0] == "StepEnd x TrainingPhase (host)"
+    assert pickle.loads(pickle.dumps(shown)) == shown
+    assert {shown: 1}[explain(graph)] == 1

@@ -49,7 +49,7 @@ stage 3
   host    Printer()
             after Recorder() (cbstate.history); 1 more follows from these
 
-in no order with anybody
+unordered
   idle    Idle()"""
     )
 
@@ -64,11 +64,11 @@ Loop: 2 callbacks, 2 edges
 
 stage 1
   host    Printer()
-            ! after Recorder() (a.b), in a circle
+            ! after Recorder() (a.b), in a cycle
 
 stage 2
   host    Recorder()
-            ! after Printer() (runafter), in a circle"""
+            ! after Printer() (runafter), in a cycle"""
     )
 
 

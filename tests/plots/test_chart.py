@@ -4,7 +4,12 @@ import re
 
 import pytest
 
-from fluxcb.plots.chart import chart, ticks
+from fluxcb.plots.chart import Line, chart
+from fluxcb.plots.scale import spanning, ticks
+
+
+def drawn(points, *, log=False, **options):
+    return chart([Line(points)], x=spanning([x for x, _ in points], log=log), **options)
 
 
 def dots(lines):
@@ -24,7 +29,7 @@ def dots(lines):
 
 def test_a_straight_line_is_one():
     # Ticks are at 0, 2.5 ... 10, so labels take 3 characters and the axis 2; a character has 2 x 4 dots.
-    lines = chart([([(0, 0), (10, 10)], "")], width=15, height=2)
+    lines = drawn([(0, 0), (10, 10)], width=15, height=2)
     columns = 2 * (15 - 3 - 2)
     expected = {(round(x), round(7 * (1 - x / (columns - 1)))) for x in range(columns)}
     assert dots(lines) == expected
@@ -33,28 +38,28 @@ def test_a_straight_line_is_one():
 
 def test_curves_have_no_gaps():
     points = [(x, (x * 7919) % 13) for x in range(40)]
-    drawn = dots(chart([(points, "")], width=30, height=6))
-    columns = {x for x, _ in drawn}
+    found = dots(drawn(points, width=30, height=6))
+    columns = {x for x, _ in found}
     assert columns == set(range(min(columns), max(columns) + 1))
-    for x, y in drawn:  # each dot but one has a neighbour
-        assert any((x + dx, y + dy) in drawn for dx in (-1, 0, 1) for dy in (-1, 0, 1) if (dx, dy) != (0, 0))
+    for x, y in found:  # each dot but one has a neighbour
+        assert any((x + dx, y + dy) in found for dx in (-1, 0, 1) for dy in (-1, 0, 1) if (dx, dy) != (0, 0))
 
 
 def test_one_point_and_a_level_line():
-    assert len(dots(chart([([(3, 2.0)], "")], width=20, height=4))) == 1
-    level = dots(chart([([(0, 2.0), (5, 2.0)], "")], width=20, height=4))
+    assert len(dots(drawn([(3, 2.0)], width=20, height=4))) == 1
+    level = dots(drawn([(0, 2.0), (5, 2.0)], width=20, height=4))
     assert len({y for _, y in level}) == 1
 
 
 def test_a_logarithmic_axis():
     # Equal factors are equal distances: the points lie on the line that 0, 1, 2 make.
-    logarithmic = chart([([(0.1, 0), (1, 5), (10, 10)], "")], width=40, height=4, log_x=True)
-    assert dots(logarithmic) == dots(chart([([(0, 0), (1, 5), (2, 10)], "")], width=40, height=4))
+    logarithmic = drawn([(0.1, 0), (1, 5), (10, 10)], width=40, height=4, log=True)
+    assert dots(logarithmic) == dots(drawn([(0, 0), (1, 5), (2, 10)], width=40, height=4))
     assert logarithmic[-1].plain.split() == ["0.1", "10"]
 
 
 def test_the_name_of_the_axis_stands_in_its_middle():
-    *_, rule, below = chart([([(0, 0), (10, 10)], "")], width=24, height=2, x_label="step")
+    *_, rule, below = drawn([(0, 0), (10, 10)], width=24, height=2, x_label="step")
     assert below.plain == "     0" + "step".center(19 - 3) + "10"
     assert len(below.plain) == len(rule.plain) == 24
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 import sys
 
 import numpy as np
@@ -11,6 +12,8 @@ from rich.console import Console
 
 from fluxcb import DataError, DeclarationError
 from fluxcb.plots import plot_curves
+from fluxcb.plots.panel import Panel
+from fluxcb.plots.svg import panels_svg
 
 CURVES = {"up": [(0, 0.0), (5, 5.0), (10, 10.0)], "down": [(0, 10.0), (10, 0.0)]}
 
@@ -56,19 +59,40 @@ def test_one_curve_needs_no_legend_and_steps_are_whole(plt):
     assert all(float(tick).is_integer() for tick in ax.get_xticks())
 
 
-def test_without_colours_each_curve_has_a_chart_and_with_them_they_share_one():
-    assert [line for line in printed().splitlines() if "■" in line] == ["■ up", "■ down"]
-    assert printed().count("└") == 2
-    assert printed(colour="truecolor").count("└") == 1
-    lines = printed().splitlines()
-    assert len(lines) == 2 * (1 + 12 + 2)  # a name, the chart, the axis
-    assert [line.split() for line in lines if "step" in line] == [["0", "step", "10"]] * 2
+def test_curves_share_a_chart_with_colours_and_without():
+    for colour, legend in ((None, "o up   x down"), ("truecolor", "■ up   ■ down")):
+        lines = [re.sub("\x1b[^m]*m", "", line) for line in printed(colour=colour).splitlines()]
+        assert len(lines) == 1 + 12 + 2  # the legend, the chart, the axis
+        assert lines[0] == legend
+        assert lines[-1].split() == ["0", "step", "10"]
+
+
+def test_without_colours_curves_of_few_points_have_markers_at_these():
+    # "up" has points in both corners and the middle, "down" in the other two corners. The labels "  0 ┤" take 5.
+    rows = [line[5:].ljust(35) for line in printed().splitlines()[1:13]]
+    found = {(mark, row, column) for row, line in enumerate(rows) for column, mark in enumerate(line) if mark in "ox"}
+    assert found == {("o", 11, 0), ("o", 6, 17), ("o", 0, 34), ("x", 0, 0), ("x", 11, 34)}
+
+
+def test_without_colours_curves_of_many_points_have_markers_now_and_then():
+    curves = {"low": [(x, 0.0) for x in range(1000)], "high": [(x, 10.0) for x in range(1000)]}
+    first, *_, last = printed(curves).splitlines()[1:13]
+    assert first[5:].count("x") == last[5:].count("o") == 6
+    assert "o" not in first
+    assert "x" not in last
+
+
+def test_a_legend_that_is_wider_than_the_terminal_continues_on_the_next_line():
+    curves = {f"training/metric{n}": CURVES["up"] for n in range(3)} | {"x" * 50: CURVES["down"]}
+    lines = printed(curves).splitlines()
+    assert lines[:3] == ["o training/metric0   x training/metric1", "+ training/metric2", f"* {'x' * 50}"]
+    assert len(lines) == 3 + 12 + 2
 
 
 def test_a_mark_is_a_vertical_line_over_the_height_of_the_curves():
     text = printed({"up": CURVES["up"]}, marks={"middle: 5": 5.0})
     head, *rows = text.splitlines()
-    assert head == "■ up   ■ middle: 5"
+    assert head == "■ up   │ middle: 5"
     assert all(row[4:].strip() for row in rows[:12])  # something in each row, where the curve is in two columns
     columns = [{4 + i for i, character in enumerate(row[4:]) if character != " "} for row in rows[:12]]
     assert set.intersection(*columns)
@@ -85,6 +109,36 @@ def test_without_matplotlib_the_terminal_is_drawn_in(monkeypatch):
     monkeypatch.setattr(rich, "get_console", lambda: console)
     assert plot_curves(CURVES, x_label="step", y_label="value") is None
     assert file.getvalue() == printed()
+
+
+def test_without_matplotlib_a_notebook_gets_an_image(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    monkeypatch.setattr(rich, "get_console", lambda: Console(force_jupyter=True))
+    shown = plot_curves(CURVES, x_label="step", y_label="value", marks={"middle": 5.0})
+    assert repr(shown) == "<Picture of up, down>"
+    assert shown._repr_svg_() == panels_svg([Panel(CURVES, "step", "value", marks={"middle": 5.0})])
+    shown.save(tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_text() == shown._repr_svg_()
+    with pytest.raises(DeclarationError) as error:
+        shown.save("curves.png")
+    assert str(error.value) == (
+        "curves.png is no SVG file, and nothing else can be written.\n  fix:   name a file `*.svg`"
+    )
+
+
+def test_the_legend_of_a_new_figure_is_inside_the_figure(plt):
+    ax = plot_curves({f"training/some_metric_{n}": CURVES["up"] for n in range(9)}, x_label="step", y_label="value")
+    ax.figure.canvas.draw()
+    box, figure = ax.get_legend().get_window_extent(), ax.figure.bbox
+    assert figure.x0 <= box.x0 < box.x1 <= figure.x1
+    assert ax.get_window_extent().y1 <= box.y0 < box.y1 <= figure.y1
+
+
+def test_a_curve_of_one_point_is_seen(plt):
+    ax = plot_curves({"loss": [(1, 2.0)]}, x_label="epoch", y_label="loss")
+    assert ax.lines[0].get_marker() == "."
+    many = plot_curves({"loss": [(x, 2.0) for x in range(41)]}, x_label="epoch", y_label="loss")
+    assert many.lines[0].get_marker() == "None"
 
 
 @pytest.mark.parametrize("log_x", [False, True])

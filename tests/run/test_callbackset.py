@@ -363,7 +363,7 @@ def test_the_graph_is_that_of_the_set_at_work_and_notebooks_show_it():
     assert learner.callbacks.graph.render().splitlines() == [
         "Callbacks at all moments: 1 callback, 0 edges",
         "",
-        "in no order with anybody",
+        "unordered",
         "  host    Counts()",
     ]
     learner.callbacks.add(Scales())

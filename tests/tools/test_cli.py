@@ -9,10 +9,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
-
 import fluxcb
-from fluxcb._tools.curve import curve_svg
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,12 +51,19 @@ def test_the_demo(tmp_path):
     assert rows[-1]["validation"]["accuracy"] >= 0.96
     picture = ElementTree.parse(folder / "loss.svg").getroot()
     assert len(picture.findall("{http://www.w3.org/2000/svg}polyline")) == 3
+    graph = ElementTree.parse(folder / "graph.svg").getroot()
+    titles = [text.text for text in graph.iter("{http://www.w3.org/2000/svg}text") if text.get("font-weight") == "bold"]
+    assert {"GradientNorm()", "ClipGradients(1.0)", "ProgressBar()"} <= set(titles)
+    assert (folder / "graph.html").read_text().startswith("<!DOCTYPE html>")
     out = run.stdout
     for text in (
-        "StepEnd x TrainingPhase (host)",
+        "  BackwardEnd   traced  1. ClipGradients(1.0)  2. GradientNorm()  3. StopOnNaNLoss()\n"
+        "                        2 after 1: ClipGradients writes `step.grads`, GradientNorm reads it\n",
         "hidden/w   (64 x 128)  float32  8,192  32,768",
-        f"wrote {Path('results') / folder.name / 'history.json'}",
-        f"wrote {Path('results') / folder.name / 'loss.svg'}",
+        f"wrote {Path('results') / folder.name / 'history.json'}: the metrics, which `fluxcb plot results/",
+        f"wrote {Path('results') / folder.name / 'loss.svg'}: the loss curves\n",
+        f"wrote {Path('results') / folder.name / 'graph.svg'}: the callback graph\n",
+        f"wrote {Path('results') / folder.name / 'graph.html'}: the callback graph of each moment, with details on ",
     ):
         assert text in out
     table = re.findall(r"^ {4}(\d) +(\d\.\d{4}) +(\d\.\d{4}) .*s$", out, re.MULTILINE)
@@ -67,12 +71,3 @@ def test_the_demo(tmp_path):
         (str(row["epoch"]), f"{row['training']['loss']:.4f}", f"{row['training']['accuracy']:.4f}") for row in rows
     ]
     assert f"{rows[-1]['validation']['accuracy']:.1%} of the validation digits are right." in out
-
-
-@pytest.mark.parametrize("points", [[], [(1, math.nan)], [(3, 2.0)], [(0, 1.0), (10, 3.0), (20, math.inf)]])
-def test_curves_are_drawings_whatever_the_points(points):
-    picture = ElementTree.fromstring(curve_svg({"a & b": points}, title="<t>", x_label="x", y_label="y"))
-    finite = [p for p in points if math.isfinite(p[1])]
-    lines = picture.findall("{http://www.w3.org/2000/svg}polyline")
-    assert [len(line.get("points").split()) for line in lines] == ([len(finite)] if finite else [])
-    assert picture.find("{http://www.w3.org/2000/svg}text").text == "<t>"

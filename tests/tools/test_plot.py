@@ -105,19 +105,37 @@ def shown(run, *names, out=None, colour=None):
 
 
 def test_losses_are_drawn_unless_names_are_given(run):
-    titles = [line for line in shown(run).splitlines() if "■" in line]
-    assert [title.split()[1:] for title in titles] == [
-        ["training/loss", "last", "1"],
-        ["validation/loss", "last", "1.125"],
-    ]
+    assert shown(run).splitlines()[0] == "o training/loss  last 1   x validation/loss  last 1.125"
     assert [line.split()[1] for line in shown(run, "accuracy").splitlines() if "■" in line] == ["training/accuracy"]
     assert [line.split()[1] for line in shown(run, "val*").splitlines() if "■" in line] == ["validation/loss"]
 
 
-def test_with_colours_curves_share_a_chart(run):
-    text = shown(run, colour="truecolor")
-    assert text.count("└") == 1
-    assert shown(run).count("└") == 2
+@pytest.mark.parametrize("colour", [None, "truecolor"])
+def test_training_and_validation_share_a_chart(run, colour):
+    assert shown(run, colour=colour).count("└") == 1
+
+
+def test_each_quantity_has_a_chart_over_the_same_steps(tmp_path):
+    rows = [{"step": s, "training/step/loss": 1 / s, "training/step/accuracy": s / 9} for s in range(1, 9)]
+    rows += [{"step": s, "validation/loss": 2 / s, "learning_rate": 0.1} for s in (4, 12)]
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    lines = shown(tmp_path, "*").splitlines()
+    assert [line for line in lines if "last" in line] == [
+        "o training/step/loss  last 0.125",
+        "x validation/loss  last 0.1667",
+        "■ training/step/accuracy  last 0.8889",
+        "■ learning_rate  last 0.1",
+    ]
+    assert [line.split() for line in lines if "step " in line and "last" not in line] == [["1", "step", "12"]] * 3
+    shown(tmp_path, "*", out=tmp_path / "all.svg")
+    root = ElementTree.parse(tmp_path / "all.svg").getroot()
+    texts = [text.text for text in root.findall("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("step") == 3
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    ends = [[float(point.split(",")[0]) for point in line.get("points").split()] for line in lines]
+    assert [len(xs) for xs in ends] == [8, 2, 8, 2]
+    assert ends[0] == ends[2]
+    assert ends[1] == ends[3] == [ends[0][3], max(map(max, ends))]  # step 4 is below step 4
 
 
 def test_an_svg_file(run, tmp_path):

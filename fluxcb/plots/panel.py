@@ -1,0 +1,60 @@
+"""What one chart shows, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fluxcb.plots.scale import Scale, spanning
+
+__all__ = ["COLORS", "DOTTED", "Panel", "Points", "shared_x"]
+
+Points = Sequence[tuple[float, float]]
+
+# Okabe and Ito's palette, which people with color vision deficiencies can tell apart.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DOTTED = 40
+"""Curves with at most so many points have a dot at each of them: a line of one point would not be seen."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Curves over common axes.
+
+    Attributes:
+        curves: Points `(x, y)` of each curve, by name.
+        x_label: Name of the horizontal axis, with its unit.
+        y_label: Name of the vertical axis, with its unit.
+        log_x: Whether the horizontal axis is logarithmic.
+        marks: Places on the horizontal axis, by name.
+        x_scale: The horizontal axis, if it is not that of the panel's own points.
+    """
+
+    curves: Mapping[str, Points]
+    x_label: str = ""
+    y_label: str = ""
+    log_x: bool = False
+    marks: Mapping[str, float] = field(default_factory=dict)
+    x_scale: Scale | None = None
+
+    def has_place(self, point: tuple[float, float]) -> bool:
+        """Return whether a point can be drawn."""
+        x, y = point
+        return math.isfinite(x) and math.isfinite(y) and (x > 0 or not self.log_x)
+
+    def drawable(self) -> dict[str, list[tuple[float, float]]]:
+        """Return the points of each curve that can be drawn."""
+        return {name: [point for point in points if self.has_place(point)] for name, points in self.curves.items()}
+
+    @property
+    def horizontal(self) -> Scale:
+        """The horizontal axis."""
+        xs = [x for points in self.drawable().values() for x, _ in points]
+        return self.x_scale or spanning([*xs, *self.marks.values()] or [0.0, 1.0], log=self.log_x)
+
+
+def shared_x(panels: Sequence[Panel]) -> Scale:
+    """Return the horizontal axis that spans those of several panels."""
+    ends = [end for panel in panels for end in (panel.horizontal.low, panel.horizontal.high)]
+    return spanning(ends, log=any(panel.log_x for panel in panels))

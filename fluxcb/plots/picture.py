@@ -1,0 +1,48 @@
+"""Curves as an object that a notebook displays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fluxcb._errors import DeclarationError
+from fluxcb.plots.panel import Panel
+from fluxcb.plots.svg import panels_svg
+
+__all__ = ["Picture"]
+
+
+class Picture:
+    """Curves as an SVG image: a notebook displays it, and `save` writes it to a file.
+
+    Args:
+        *panels: What it shows, one below the other.
+        title: Heading, or an empty string for none.
+    """
+
+    def __init__(self, *panels: Panel, title: str = "") -> None:
+        self._panels = panels
+        self._title = title
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the image to a file.
+
+        Args:
+            path: The file, whose name ends in `.svg`.
+
+        Raises:
+            DeclarationError: The name ends in something else.
+        """
+        path = Path(path)
+        if path.suffix != ".svg":
+            raise DeclarationError(
+                f"{path} is no SVG file, and nothing else can be written.", fix="name a file `*.svg`"
+            )
+        path.write_text(self._repr_svg_(), encoding="utf-8")
+
+    def _repr_svg_(self) -> str:
+        return panels_svg(self._panels, title=self._title)
+
+    def __repr__(self) -> str:
+        names = [name for panel in self._panels for name in panel.curves]
+        return f"<Picture of {', '.join(names)}>"
