@@ -15,6 +15,8 @@ from typing import Any
 
 import optax
 
+from fluxcb._errors import nearest
+
 __all__ = ["Origin", "origin_of"]
 
 # What other libraries and papers call them.
@@ -56,14 +58,11 @@ class Origin:
 
     def meant(self, name: str) -> str:
         """Return the hyperparameter that a name stands for: itself, or the nearest one, or an empty string."""
-        import difflib
-
         known = dict.fromkeys([*self.injected, *self.arguments])
         if name in known or not known:
             return name if name in known else _ALIASES.get(name, name)
         alias = next((k for k in known if k == _ALIASES.get(name.lower()) or _ALIASES.get(k) == name), "")
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        return alias or (close[0] if close else "")
+        return alias or nearest(name, known)
 
     def injecting(self, name: str) -> str:
         """Return what to do so that the optimizer has a hyperparameter."""
