@@ -22,11 +22,7 @@ FluxcbError
 `CancelStep`, `CancelEpoch` and `CancelFitting` are control flow, not errors: see `_declare/control.py`.
 """
 
-import os
-import sys
-import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -47,10 +43,8 @@ __all__ = [
     "UndeclaredAccessError",
     "UnknownStateError",
     "did_you_mean",
-    "warn",
+    "nearest",
 ]
-
-_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class FluxcbError(Exception):
@@ -168,17 +162,15 @@ class ResumeError(CheckpointError):
     """A checkpoint does not fit the Learner that is to go on from it."""
 
 
-def warn(text: str, category: type[Warning]) -> None:
-    """Issue a warning that points at the first line outside of fluxcb, such as the call of `fit`."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, category, stacklevel=level)
-
-
-def did_you_mean(name: str, known: Any) -> str:
-    """Return `` Did you mean `x`?`` for the nearest of the known names, or an empty string."""
+def nearest(name: str, known: Iterable[Any]) -> str:
+    """Return the known name that is most like a name, or an empty string if none is."""
     import difflib
 
     close = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.6)
-    return f" Did you mean `{close[0]}`?" if close else ""
+    return close[0] if close else ""
+
+
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
+    """Return `` Did you mean `x`?`` for the nearest of the known names, or an empty string."""
+    meant = nearest(name, known)
+    return f" Did you mean `{meant}`?" if meant else ""

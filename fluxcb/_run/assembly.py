@@ -129,7 +129,7 @@ class Assembly:
         params = own_params(params)
         check_params(params)
         opt_state = own_copy(first_opt_state(state.optimizer, params))
-        state.hyperparams = HyperparamIndex(opt_state)
+        state.hyperparams = HyperparamIndex(opt_state, state.optimizer)
         state.carry = {
             "params": params,
             "model_state": own_copy(model_state),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from fluxcb._declare.events import BackwardEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import AtWindowEnds
-from fluxcb._errors import warn
+from fluxcb._tracebacks import stacklevel_of_user
 
 __all__ = ["DIVERGED", "StopOnNaNLoss"]
 
@@ -90,5 +91,5 @@ class StopOnNaNLoss(Callback):
         """End the fit if this step was stopped because of its loss (others may stop, too)."""
         if learner.step.stop and not math.isfinite(learner.step.loss):
             reason = f"the loss was {float(learner.step.loss)} at step {learner.progress.step}"
-            warn(f"Training stopped: {reason}.", RuntimeWarning)
+            warnings.warn(f"Training stopped: {reason}.", RuntimeWarning, stacklevel=stacklevel_of_user())
             raise CancelFitting(reason, advice=DIVERGED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import Resolution, RunFirst, Unresolvable
 from fluxcb._declare.schedules import AtWindowEnds, positive
-from fluxcb._errors import warn
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks.finite import all_finite
 from fluxcb.callbacks.nan_loss import DIVERGED, StopOnNaNLoss
 from fluxcb.callbacks.step_writers import writes_step
@@ -128,7 +129,7 @@ class SkipNonFinite(StopOnNaNLoss):
             reason = f"loss or gradients were not finite at {self.limit} steps in a row, up to step {step}"
             if self.rewinds:
                 raise RewindFitting(reason, step - self.limit, self.rewinds)
-            warn(f"Training stopped: {reason}.", RuntimeWarning)
+            warnings.warn(f"Training stopped: {reason}.", RuntimeWarning, stacklevel=stacklevel_of_user())
             raise CancelFitting(reason, advice=DIVERGED)
 
     def __repr__(self) -> str:

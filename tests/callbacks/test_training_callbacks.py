@@ -258,9 +258,7 @@ def test_a_scheduler_needs_an_injected_hyperparameter(build):
         build([Scheduler({LearningRate: 0.1})], optimizer=optax.sgd(0.1))
     first, *rest = str(error.value).splitlines()
     assert first == ("Scheduler(learning_rate) needs `hyperparams.learning_rate`, which this optimizer does not have.")
-    assert rest[-1] == (
-        "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` instead of `optax.adam(...)`"
-    )
+    assert rest[-1] == ("  fix:   write `fluxcb.inject(optax.sgd, learning_rate=1e-3)` instead of `optax.sgd(...)`")
 
 
 def test_onecycle_is_that_of_optax():
