@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     # the library is written against what a third party has: declarations, never the engine
     "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "plots", "stopping"},
     "checkpoints": SHARED,
-    "data": SHARED,
+    "data": DECLARE,
     "logging": DECLARE,
     "models": SHARED,
     "plots": DECLARE,

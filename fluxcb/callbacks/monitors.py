@@ -12,6 +12,7 @@ from fluxcb._declare.events import EpochEnd, Event, FitBegin, FitEnd, StepEnd, T
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.delivery import Delivery
@@ -86,6 +87,7 @@ class Monitors(Callback):
         tensorpack, `Monitors`; FluxTraining.jl, `LoggerBackend`.
     """
 
+    @explained()
     def __init__(self, *backends: LoggerBackend, history: int = 10_000) -> None:
         self._delivery = Delivery(backends)
         self._hub = MonitorHub(history)
