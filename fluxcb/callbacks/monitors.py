@@ -113,8 +113,10 @@ class Monitors(Callback):
         """Create `cbstate.monitors`; from another instance, which this one replaces, what was put is taken over."""
         if "monitors" in learner.cbstate:
             found = learner.cbstate.monitors
-            if isinstance(found, MonitorHub) and found is not self._hub and not len(self._hub):
+            another = isinstance(found, MonitorHub) and found.pending is not self._hub.pending
+            if another and not len(self._hub):
                 self._hub.load_state_dict(found.state_dict())
+        self._hub.forget_users()
         learner.cbstate.monitors = self._hub
         progress = learner.progress
         self._hub.follow(lambda: (progress.step, progress.epoch))
