@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     # the library is written against what a third party has: declarations, never the engine
     "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "plots", "stopping"},
     "checkpoints": SHARED | {"models"},  # `load_model` returns one
-    "data": SHARED,
+    "data": DECLARE,
     "logging": DECLARE,
     "models": SHARED,
     "plots": DECLARE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import Phase, ValidationPhase, named_phase
-from fluxcb._errors import CheckError, ConflictError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._errors import CheckError, ConflictError, DeclarationError, MissingStateError
 
 __all__ = ["MetricNames"]
 
@@ -101,11 +102,11 @@ class MetricNames:
             if rest and name == rest and phase.startswith(head):
                 return f"{phase}/{name}"
         own = [name for phase, name in self.providers if phase == watched.phase]
-        found = did_you_mean(watched.metric, own)
-        if found:
-            return f"{watched.phase}/{found.split('`')[1]}"
-        found = did_you_mean(str(watched), self.known)
-        return found.split("`")[1] if found else None
+        name = _near(watched.metric, own) or _near(watched.metric, [name for _, name in self.providers])
+        if name is None:
+            return None
+        phases = [phase for phase, provided in self.providers if provided == name]
+        return f"{_near(watched.phase, phases) or phases[0]}/{name}"
 
     def without_data(self, has_data: Collection[str], filled: Collection[str]) -> Iterator[CheckError]:
         """Yield a problem for each metric that is watched in a phase that will never run, because it has no data.
@@ -162,6 +163,11 @@ class MetricNames:
             for name in _names(declared, "logged_names", self._of_phase) or ():
                 found.setdefault(name, []).append(declared)
         return found
+
+
+def _near(name: str, known: Collection[str]) -> str | None:
+    found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return found[0] if found else None
 
 
 def _cures(one: Declared, other: Declared) -> list[str]:

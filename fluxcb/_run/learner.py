@@ -18,6 +18,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.callbackset import CallbackSet
@@ -25,7 +26,7 @@ from fluxcb._run.choosing import choose_engine
 from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
 from fluxcb._run.fitting import FitLength, describe_error, run_fit
-from fluxcb._run.given import as_key, as_loss, as_optimizer
+from fluxcb._run.given import FIT_CURES, LEARNER_CURES, as_key, as_loss, as_optimizer
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.model_methods import ModelMethods
@@ -91,6 +92,7 @@ class Learner(ModelMethods):
     """
 
     @entry_point
+    @explained(LEARNER_CURES)
     def __init__(
         self,
         model: Any,
@@ -122,6 +124,7 @@ class Learner(ModelMethods):
 
     @classmethod
     @entry_point
+    @explained(LEARNER_CURES)
     def from_loss(
         cls,
         params: PyTree,
@@ -194,6 +197,7 @@ class Learner(ModelMethods):
     # -- training ---------------------------------------------------------------------------
 
     @entry_point
+    @explained(FIT_CURES)
     def fit(
         self,
         epochs: int | None = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.state import PROVIDERS
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError
+from fluxcb.callbacks import Monitors
 
-__all__ = ["check_hyperparams", "check_watched_data", "refuse_shared", "require_created", "riding"]
+__all__ = ["check_hyperparams", "check_watched_data", "refuse_shared", "require_created", "riding", "warn_empty_log"]
 
 
 def refuse_shared(graph: CallbackGraph, owner: object) -> None:
@@ -73,6 +75,27 @@ def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
     problems = list(MetricNames(graph.declared, graph.phases).without_data(has_data, filled))
     if problems:
         raise CheckError.of(problems)
+
+
+def warn_empty_log(graph: CallbackGraph) -> None:
+    """Warn if a `Monitors` has backends, but no callback logs anything."""
+    for declared in graph.declared:
+        monitors = unwrap(declared.callback)
+        if not isinstance(monitors, Monitors) or not monitors.backends:
+            continue
+        others = [d for d in graph.declared if d is not declared]
+        if any(
+            writes(permission) and overlap(path, ("cbstate", "monitors"))
+            for other in others
+            for path, permission in other.access.items()
+        ):
+            continue
+        warnings.warn(
+            f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
+            "Add `LogMetrics()` to the callbacks.",
+            UserWarning,
+            stacklevel=6,  # where the Learner is built
+        )
 
 
 def require_created(graph: CallbackGraph, exists: Collection[str]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
@@ -26,6 +27,7 @@ class BestSaver(SnapshotSaver):
 
     mode: ClassVar[str]
 
+    @explained()
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -130,8 +132,8 @@ class MinSaver(BestSaver):
         A copy of the train state on the host for each save; see `Checkpointer`.
 
     Raises:
-        DeclarationError: No path, or no name of a metric. At the first Trigger: the metric does not exist.
-        MissingStateError: There is no `Metrics` (when the Learner is built).
+        DeclarationError: No path, or no name of a metric.
+        MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
         CheckpointError: The directory is another run's, or cannot be written to; a save failed.
 
     Example:

@@ -13,6 +13,7 @@ from fluxcb._declare.events import Event, FitStopping, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
@@ -67,6 +68,8 @@ class Checkpointer(SnapshotSaver):
     Raises:
         DeclarationError: No path, more than one period, a number that is not positive, `keep_best` with a period within
             epochs.
+        MissingStateError: With `keep_best`, no callback provides the metric, or its phase has no data (when the Learner
+            is built).
         CheckpointError: The directory is another run's, or cannot be written to (when a fit begins); a save failed
             (at the next event).
 
@@ -96,6 +99,7 @@ class Checkpointer(SnapshotSaver):
         FluxTraining.jl, `Checkpointer`; tensorpack, `ModelSaver`. On orbax-checkpoint.
     """
 
+    @explained()
     def __init__(
         self,
         folder: str | os.PathLike[str],

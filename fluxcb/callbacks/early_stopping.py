@@ -11,6 +11,7 @@ from fluxcb._declare.control import CancelFitting
 from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.watched import Watched, phase_name
 from fluxcb.stopping.criterion import Criterion, Mode
@@ -34,6 +35,7 @@ class EarlyStopping(Callback):
     Args:
         *criteria: Each a criterion; or a number `n` for `NumberSinceBest(n)`: no better value for `n` epochs; or a pair
             of the name of another metric and one of these. The first that is done ends the fit.
+        patience: One more criterion: `EarlyStopping(patience=3)` is `EarlyStopping(3)` (epochs).
         metric: The metric that criteria without a name of their own look at: `loss`, or as it is logged,
             `training/loss`.
         phase: The phase whose values count where the metric's name does not say it: class, instance or name;
@@ -54,9 +56,8 @@ class EarlyStopping(Callback):
 
     Raises:
         DeclarationError: No criterion, or something that is none; a metric or phase without a name; two phases for one
-            metric; a criterion that needs training losses where those of training are what it judges. At the first
-            Trigger: the metric does not exist.
-        MissingStateError: There is no `Metrics` (when the Learner is built).
+            metric; a criterion that needs training losses where those of training are what it judges.
+        MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -77,15 +78,23 @@ class EarlyStopping(Callback):
         FluxTraining.jl, `EarlyStopping`, where a number means `Patience`; Keras, `EarlyStopping`.
     """
 
+    @explained({"min_delta": "write a criterion of `fluxcb.stopping`, e.g. `EarlyStopping(PQ(2))`"})
     def __init__(
         self,
         *criteria: Criterion | int | tuple[str, Criterion | int],
+        patience: int | None = None,
         metric: str = "loss",
         phase: Phase | type[Phase] | str | None = None,
         mode: Mode = "min",
         train_metric: str | None = None,
         train_phase: Phase | type[Phase] | str | None = None,
     ) -> None:
+        if patience is not None:
+            if not isinstance(patience, int):
+                raise DeclarationError(
+                    f"`patience` of `EarlyStopping` must be a number of epochs, not {patience!r}.", fix=_EXAMPLE
+                )
+            criteria = (*criteria, patience)
         if not criteria:
             raise DeclarationError("`EarlyStopping` was given no criterion.", fix=_EXAMPLE)
         if mode not in ("min", "max"):

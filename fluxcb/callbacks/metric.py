@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.signatures import accepts
+from fluxcb._declare.signatures import accepts, explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import number_between
 
@@ -112,6 +112,7 @@ class Metric(AbstractMetric):
         Metric(accuracy, phase=ValidationPhase)
     """
 
+    @explained()
     def __init__(
         self,
         fn: Callable[..., Any],

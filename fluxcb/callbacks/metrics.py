@@ -15,6 +15,7 @@ from fluxcb._declare.events import ComputeEnd, EpochBegin, EpochEnd, Event, Step
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySteps, Schedule
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric
@@ -77,6 +78,7 @@ class Metrics(Callback):
         FluxTraining.jl, `Metrics`, `Metric` and `AbstractMetric`; tensorpack's `InferenceRunner` for weighted means.
     """
 
+    @explained()
     def __init__(self, *metrics: Any) -> None:
         given = tuple(_as_metric(metric) for metric in metrics)
         self._own_loss = not any(isinstance(metric, Loss) for metric in given)

@@ -13,6 +13,7 @@ from fluxcb._declare.events import EpochEnd, Event, FitBegin, FitEnd, StepEnd, T
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.delivery import Delivery
@@ -87,6 +88,7 @@ class Monitors(Callback):
         tensorpack, `Monitors`; FluxTraining.jl, `LoggerBackend`.
     """
 
+    @explained()
     def __init__(self, *backends: LoggerBackend, history: int = 10_000) -> None:
         self._delivery = Delivery(backends)
         self._hub = MonitorHub(history)
@@ -116,8 +118,10 @@ class Monitors(Callback):
         """Create `cbstate.monitors`; from another instance, which this one replaces, what was put is taken over."""
         if "monitors" in learner.cbstate:
             found = learner.cbstate.monitors
-            if isinstance(found, MonitorHub) and found is not self._hub and not len(self._hub):
+            another = isinstance(found, MonitorHub) and found.pending is not self._hub.pending
+            if another and not len(self._hub):
                 self._hub.load_state_dict(found.state_dict())
+        self._hub.forget_users()
         learner.cbstate.monitors = self._hub
         progress = learner.progress
         self._hub.follow(lambda: (progress.step, progress.epoch))

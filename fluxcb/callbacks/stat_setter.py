@@ -51,10 +51,10 @@ class StatMonitorParamSetter(TriggerSetter):
         A few Python operations per epoch; a change writes one number to the device. Nothing is recompiled.
 
     Raises:
-        DeclarationError: An argument is of another kind than told here. At the first Trigger: the metric does not
-            exist. While training: `value_func` returns no finite number.
-        MissingStateError: There is no `Metrics`, or the optimizer was not built with `fluxcb.inject` (when the Learner
-            is built).
+        DeclarationError: An argument is of another kind than told here. While training: `value_func` returns no
+            finite number.
+        MissingStateError: No callback provides the metric, its phase has no data, or the optimizer was not built with
+            `fluxcb.inject` (when the Learner is built).
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
