@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 from fluxcb._declare.access import Read
-from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, FitBegin, FitEnd, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
@@ -119,16 +119,9 @@ def _expected(learner: Any, trained: type[Phase]) -> list[str]:
     """Return the titles of the columns that a fit is going to have, as far as the callbacks know them."""
     callbacks = list(learner.callbacks)
     run = [p for p in learner.callbacks.graph.phases if p is trained or (not p.trains and p.name in learner.data)]
-    phases = [*run, *(p for c in callbacks for p in getattr(c, "metric_phases", tuple)())]
-    return list(dict.fromkeys(_title(p.name, n) for p in phases for c in callbacks for n in _provided(c, p)))
-
-
-def _provided(callback: Any, phase: type[Phase]) -> Collection[str]:
-    """Return the names of the metrics that a callback says it provides for a phase."""
-    # TEMPORARY until `Callback.provided_metrics` is merged; then: `callback.provided_metrics(phase) or ()`.
-    if hasattr(callback, "provided_metrics"):
-        return callback.provided_metrics(phase) or ()
-    return [metric.name for metric in getattr(unwrap(callback), "metrics", ())]
+    phases = [*run, *(phase for callback in callbacks for phase in callback.metric_phases())]
+    names = [_title(p.name, name) for p in phases for c in callbacks for name in c.provided_metrics(p) or ()]
+    return list(dict.fromkeys(names))
 
 
 def _title(phase: str, metric: str) -> str:
