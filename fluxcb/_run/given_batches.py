@@ -128,8 +128,8 @@ def checked_batch(batch: Batch, what: str) -> tuple[Batch, int]:
         raise
     batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), batch)
     named = jax.tree_util.tree_flatten_with_path(batch)[0]
-    lengths = {leaf.shape[0] if leaf.ndim else None for _, leaf in named}
-    if len(lengths) != 1 or not all(lengths):
+    lengths = {leaf.shape[0] if leaf.ndim else 0 for _, leaf in named}
+    if len(lengths) != 1 or 0 in lengths:
         raise DataError(
             f"{what} has no examples along the first axes of its arrays, or not equally many.",
             where=[f"data{jax.tree_util.keystr(path)} is {describe(leaf)}" for path, leaf in named],
