@@ -43,8 +43,8 @@ class BatchSource(Protocol):
 class ModelAdapter(Protocol):
     """What the step needs of a model, whatever library it was written in.
 
-    An adapter may also have `held`: the `(params, model_state)` that `init` returns whatever its arguments are, or None.
-    `load_model` then checks that a checkpoint has the same arrays.
+    An adapter may also have `held`: the `(params, model_state)` that `init` returns whatever its arguments are, or
+    None. `load_model` then checks that a checkpoint has the same arrays.
     """
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
