@@ -18,7 +18,7 @@ from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Pieces, checked_batch, innermost, is_arrays
+from fluxcb._run.given_batches import BatchesOf, Pieces, innermost, is_arrays
 from fluxcb._run.predicting import DEFAULT_BATCH_SIZE
 from fluxcb._typing import Batch, PyTree
 from fluxcb.callbacks import Metrics
@@ -127,7 +127,7 @@ def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -
             fix=["leave out `batch_size`", "give the examples as arrays: `(xs, ys)`"],
         )
     batches = BatchesOf(data, _WHAT, max(parts.state.epoch, 1))  # in the order of the epoch's own validation
-    return _checked(batches), batches.length
+    return batches, batches.length
 
 
 def _own_data(parts: Assembly, phase: Phase) -> Any:
@@ -147,16 +147,11 @@ def _own_data(parts: Assembly, phase: Phase) -> Any:
     return source
 
 
-def _checked(batches: Iterable[Batch]) -> Iterator[Batch]:
-    for number, batch in enumerate(batches, 1):
-        yield checked_batch(batch, f"Batch {number} of {_WHAT}")[0]
-
-
 class MetricSums:
     """Updates metrics by batches, in a compiled program for each shape of a batch.
 
     Args:
-        metrics: The metrics.
+        metrics: See Attributes.
 
     Attributes:
         metrics: The metrics.

@@ -170,6 +170,18 @@ def test_from_loss_has_no_model_and_is_evaluated():
     assert_close(found, {"loss": np.mean((XS.astype(np.float64) @ W) ** 2), "sum": sum(sums) / 10})
 
 
+def test_batches_without_examples_count_once():
+    def loss(params, batch, key):
+        return params["w"] * batch
+
+    data = [np.float32(value) for value in (1, 2, 6)]
+    learner = Learner.from_loss(
+        {"w": jnp.float32(2)}, loss, optax.sgd(0.0), data=(data, data), default_callbacks=False
+    )  # fmt: skip
+    assert learner.evaluate() == {"loss": 6.0}
+    assert learner.evaluate([np.float32(4)]) == {"loss": 8.0}
+
+
 # -- phases ------------------------------------------------------------------------------------------------------------
 
 
