@@ -16,7 +16,7 @@ from fluxcb._errors import DataError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["BatchesOf", "Pieces", "checked_batch", "innermost", "is_arrays"]
+__all__ = ["BatchesOf", "Pieces", "as_arrays", "innermost", "is_arrays"]
 
 
 class BatchesOf(Iterable[Batch]):
@@ -99,7 +99,8 @@ class Pieces(Iterable[tuple[PyTree, int]]):
 
     def __init__(self, arrays: PyTree, size: int, what: str, *, overlap: bool) -> None:
         size = positive(size, "`batch_size` (examples)")
-        self._arrays, self._count = checked_batch(arrays, what)
+        self._arrays = as_arrays(arrays, what)
+        self._count = _examples(self._arrays, what)
         self._size, self._overlap = min(size, self._count), overlap
 
     def __len__(self) -> int:
@@ -114,29 +115,37 @@ class Pieces(Iterable[tuple[PyTree, int]]):
             yield jax.tree.map(lambda x, part=part: x[part], self._arrays), repeated
 
 
-def checked_batch(batch: Batch, what: str) -> tuple[Batch, int]:
-    """Return a batch whose leaves are NumPy or JAX arrays, and how many examples it has.
+def as_arrays(tree: PyTree, what: str) -> PyTree:
+    """Return a pytree whose leaves are NumPy or JAX arrays.
 
     Raises:
-        DataError: Something in it is no array of numbers, or it has no examples, or its arrays have not equally many.
+        DataError: Something in it is no array of numbers.
     """
     try:
-        check_leaves(batch, what, "data", DataError, lists=False)
+        check_leaves(tree, what, "data", DataError, lists=False)
     except DataError as error:
         error.where = ()
         error.fix = (*error.fix, "give several batches as a list, `[batch1, batch2]`, and one batch as a tuple")
         raise
-    batch = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), batch)
-    named = jax.tree_util.tree_flatten_with_path(batch)[0]
-    lengths = {leaf.shape[0] if leaf.ndim else None for _, leaf in named}
-    if len(lengths) != 1 or not all(lengths):
-        raise DataError(
-            f"{what} has no examples along the first axes of its arrays, or not equally many.",
-            where=[f"data{jax.tree_util.keystr(path)} is {describe(leaf)}" for path, leaf in named],
-            why="each array has the same number of examples, at least 1",
-            fix="add an axis to a single example, `xs[None]`, and give a list for batches of different lengths",
-        )
-    return batch, lengths.pop()
+    return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)
+
+
+def _examples(arrays: PyTree, what: str) -> int:
+    """Return the number of examples in arrays.
+
+    Raises:
+        DataError: There are none, or the arrays have not equally many.
+    """
+    named = jax.tree_util.tree_flatten_with_path(arrays)[0]
+    lengths = {leaf.shape[0] if leaf.ndim else 0 for _, leaf in named}
+    if len(lengths) == 1 and 0 not in lengths:
+        return lengths.pop()
+    raise DataError(
+        f"{what} has no examples along the first axes of its arrays, or not equally many.",
+        where=[f"data{jax.tree_util.keystr(path)} is {describe(leaf)}" for path, leaf in named],
+        why="arrays are divided into batches along their first axes",
+        fix=["for a single example, add an axis: `xs[None]`", "for a batch that cannot be divided, write `[batch]`"],
+    )
 
 
 def innermost(source: Any) -> Any:

@@ -386,7 +386,7 @@ class Learner(ModelMethods):
 
     @property
     def params(self) -> PyTree:
-        """A copy of the parameters that are trained, which are never an average; see `get_model`."""
+        """A copy of the parameters that are trained; averages of them are in `cbstate`."""
         self._parts.refuse_ahead("params")
         return own_copy(self._state.live(("params",)))
 

@@ -9,7 +9,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import average_in, params_with, validated_average
-from fluxcb._run.measuring_data import Measure, evaluated, validating_phase
+from fluxcb._run.data_metrics import Measure, evaluated, validating_phase
 from fluxcb._run.predicting import Predictor
 from fluxcb._tracebacks import entry_point
 from fluxcb._typing import PyTree

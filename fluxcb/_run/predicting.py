@@ -14,7 +14,7 @@ from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Pieces, checked_batch, innermost, is_arrays
+from fluxcb._run.given_batches import BatchesOf, Pieces, as_arrays, innermost, is_arrays
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.data.loader import ArrayLoader
 
@@ -58,7 +58,7 @@ class Predictor:
                 # The device computes this batch while the host fetches the outputs of the one before.
                 if waiting is not None:
                     found.append(_fetched(*waiting))
-                waiting = outputs, leading_axis(xs), repeated
+                waiting = outputs, _examples_in(xs), repeated
                 show(number + 1)
             if waiting is not None:
                 found.append(_fetched(*waiting))
@@ -95,7 +95,7 @@ def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[tuple[
     """Yield the inputs of batches, which must be alike but for their lengths."""
     first: Any = None
     for number, batch in enumerate(batches, 1):
-        inputs, _ = checked_batch(_inputs_of(batch, example), f"Batch {number} of {_WHAT}")
+        inputs = as_arrays(_inputs_of(batch, example), f"Batch {number} of {_WHAT}")
         kind = jax.tree.structure(inputs), [(leaf.dtype, leaf.ndim) for leaf in jax.tree.leaves(inputs)]
         if first is None:
             first = kind, inputs
@@ -126,6 +126,10 @@ def _described(tree: PyTree) -> str:
     leaves = jax.tree.leaves(tree)
     text = ", ".join(map(describe, leaves[:3])) + (", ..." if len(leaves) > 3 else "")
     return text if jax.tree_util.all_leaves([tree]) else f"{type(tree).__name__} of {text}"
+
+
+def _examples_in(xs: PyTree) -> int:
+    return next((leaf.shape[0] for leaf in jax.tree.leaves(xs) if leaf.ndim), 1)
 
 
 def _fetched(outputs: PyTree, examples: int, repeated: int) -> PyTree:

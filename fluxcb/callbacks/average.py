@@ -146,7 +146,8 @@ class ParameterEMA(_ParameterAverage):
     After each update, `ema <- decay * ema + (1 - decay) * params`, from the parameters at the start. With
     `debias=True` the start has no weight: `ema` is the average from zero divided by `1 - decay**n`, after `n` updates.
     `cbstate.ema["params"]` always is the average itself. Steps that are no updates (`step.skip`,
-    `step.hold`) leave it alone.
+    `step.hold`) leave it alone. If validation runs with the average, `learner.model`, `learner.predict` and
+    `fluxcb.checkpoints.load_model` use the average as well.
 
     Args:
         decay: Weight of the past, at least 0 and below 1.
@@ -214,7 +215,9 @@ class StochasticWeightAveraging(_ParameterAverage):
     parameter sets in it so far. Until `start`, `cbstate.swa["params"]` are the parameters themselves. Steps that were
     skipped or held (`step.skip`, `step.hold`) are no updates. The learning rate stays what the optimizer or a
     `Scheduler` makes it; the paper's is constant or cyclic from `start` on. Batch statistics stay those of the
-    training: a network with batch normalisation needs a pass over the data with the average before it is used.
+    training: a network with batch normalisation needs a pass over the data with the average before it is used. If
+    validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` use the
+    average as well.
 
     Args:
         start: Number of the first update whose parameters count, at least 1.

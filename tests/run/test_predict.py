@@ -464,26 +464,23 @@ def test_no_batches(data, refused):
 
 
 NO_EXAMPLES = (
-    "  why:   each array has the same number of examples, at least 1\n"
-    "  fix:   add an axis to a single example, `xs[None]`, and give a list for batches of different lengths"
+    "  why:   arrays are divided into batches along their first axes\n"
+    "  fix:   for a single example, add an axis: `xs[None]`\n"
+    "     or: for a batch that cannot be divided, write `[batch]`"
 )
 
 
 @pytest.mark.parametrize(
-    ("data", "what", "where"),
-    [
-        (np.zeros((0, 3), np.float32), "`data` of `learner.predict`", "data is float32[0, 3]"),
-        (np.float32(1), "`data` of `learner.predict`", "data is float32[]"),
-        ([np.float32(1)], "Batch 1 of `data` of `learner.predict`", "data is float32[]"),
-    ],
+    ("data", "where"), [(np.zeros((0, 3), np.float32), "data is float32[0, 3]"), (np.float32(1), "data is float32[]")]
 )
-def test_no_examples(data, what, where, refused):
+def test_no_examples(data, where, refused):
     with refused(
         DataError,
-        f"{what} has no examples along the first axes of its arrays, or not equally many.\n"
+        "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
         f"  where: {where}\n" + NO_EXAMPLES,
     ):
         fixed().predict(data)
+    assert fixed().predict(XS[0][None]).shape == (1, 2)
 
 
 def test_inputs_of_different_lengths(refused):
@@ -494,6 +491,15 @@ def test_inputs_of_different_lengths(refused):
         "         data['b'] is float32[4, 3]\n" + NO_EXAMPLES,
     ):
         fixed().predict({"a": XS, "b": XS[:4]})
+
+
+def test_a_batch_that_cannot_be_divided():
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: params["w"] * xs["x"] * xs["scale"]),
+        lambda outputs, ys: outputs.mean(), optax.sgd(0.0), data=[{"x": XS, "scale": np.float32(1)}],
+        default_callbacks=False,
+    )  # fmt: skip
+    np.testing.assert_array_equal(learner.predict([{"x": XS, "scale": np.float32(2)}]), 2 * XS)
 
 
 def test_a_pair_given_as_a_list(refused):
