@@ -48,4 +48,6 @@ def test_the_picture_of_the_demo_shows_what_it_prints_today(made):
     lines = shown_lines(made / "demo.svg")
     assert shown_lines(IMAGES / "demo.svg") == lines, CURE
     assert "# after #: ClipGradients writes `step.grads`, GradientNorm reads it" in lines
-    assert any(line.startswith("wrote runs/demo #") and line.endswith("graph.svg: the callback graph") for line in lines)
+    assert any(
+        line.startswith("wrote runs/demo #") and line.endswith("graph.svg: the callback graph") for line in lines
+    )
