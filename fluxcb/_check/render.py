@@ -145,8 +145,8 @@ def _places(graph: CallbackGraph) -> Iterator[tuple[Moment, list[_Place]]]:
 
 def _direct(place: _Place, places: Sequence[_Place]) -> Iterator[_Reason]:
     """Yield a place's reasons, without those that follow from two others."""
-    after = {reason.after for reason in place.reasons}
-    between = {reason.after for other in places if other.number in after for reason in other.reasons}
+    after = [reason.after for reason in place.reasons if reason.after is not None]
+    between = {reason.after for number in after for reason in places[number - 1].reasons}
     return (reason for reason in place.reasons if reason.after is None or reason.after not in between)
 
 
