@@ -15,12 +15,12 @@ from fluxcb._typing import StatePath
 
 __all__ = ["counts", "explain", "summary"]
 
-WIDTH = 100
+WIDTH = 80
 """Longest line of a summary (characters)."""
 _CANCELS = "as late as possible: a cancel skips the handlers after it"
 _UNORDERED = """\
-Where no reason is given, no order is needed: host handlers run in list order, traced handlers in
-the order of their class names."""
+Where no reason is given, no order is needed: host handlers run in list order,
+traced handlers in the order of their class names."""
 _TURNS: Mapping[type[Event], int] = {event: turn for turn, event in enumerate(BUILTIN_EVENTS)}
 
 
@@ -73,7 +73,6 @@ def summary(graph: CallbackGraph) -> str:
     """Return the size of the graph, and a line for each moment: the callbacks in order, with the reasons."""
     lines = [counts(graph)]
     width = max((len(event.__name__) for event, _ in graph.moments), default=0)
-    indent = " " * (width + 12)
     phase, unordered = None, False
     for moment, places in _places(graph):
         if moment[1] is not phase:
@@ -87,8 +86,8 @@ def summary(graph: CallbackGraph) -> str:
                 lines += textwrap.wrap(
                     f"{place.number}{after}: {reason.words}",
                     WIDTH,
-                    initial_indent=indent,
-                    subsequent_indent=f"{indent}   ",
+                    initial_indent=" " * 8,
+                    subsequent_indent=" " * 11,
                     break_long_words=False,
                     break_on_hyphens=False,
                 )
@@ -146,8 +145,8 @@ def _places(graph: CallbackGraph) -> Iterator[tuple[Moment, list[_Place]]]:
 
 def _direct(place: _Place, places: Sequence[_Place]) -> Iterator[_Reason]:
     """Yield a place's reasons, without those that follow from two others."""
-    after = {reason.after for reason in place.reasons}
-    between = {reason.after for other in places if other.number in after for reason in other.reasons}
+    after = [reason.after for reason in place.reasons if reason.after is not None]
+    between = {reason.after for number in after for reason in places[number - 1].reasons}
     return (reason for reason in place.reasons if reason.after is None or reason.after not in between)
 
 

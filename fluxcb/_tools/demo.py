@@ -144,13 +144,14 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
         (folder / name).write_text(text, encoding="utf-8")
     _curves(history).save(folder / "loss.svg")
     contents = {
-        "history.json": f"the metrics, which `fluxcb plot {folder}` draws",
+        "history.json": "metrics of each epoch and step",
         "loss.svg": "the loss curves",
         "graph.svg": "the callback graph",
-        "graph.html": "the callback graph of each moment, with details on click",
+        "graph.html": "the callback graph, by moment",
     }
     for name, content in contents.items():
         console.print(f"wrote {folder / name}: {content}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"Draw the metrics with `fluxcb plot {folder}`.", highlight=False, markup=False, soft_wrap=True)
     return folder
 
 

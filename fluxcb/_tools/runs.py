@@ -25,8 +25,9 @@ def read_run(path: Path) -> Curves:
     """Read the curves of a run.
 
     Args:
-        path: The run's folder, with `history.json` (as `fluxcb demo` writes it), JSON lines or CSV in it, or such a
-            file. A line, or row, has a counter (`step` or `epoch`) and values by name, nested mappings joined by `/`.
+        path: The run's folder, with `history.json`, JSON lines or CSV in it, or such a file. `history.json` is what
+            `fluxcb demo` writes, or what `History.to_dict` returns. A line, or row, has a counter (`step` or `epoch`)
+            and values by name, nested mappings joined by `/`.
 
     Raises:
         DataError: There is no such file, or nothing in it can be drawn.
@@ -64,11 +65,16 @@ def _read(file: Path) -> Curves:
 
 
 def _from_history(content: Any) -> Curves:
-    """Read one JSON document: columns beside `steps`, and rows of `epochs`; or a list of rows."""
+    """Read one JSON document: columns beside `steps`, and rows of `epochs`; a `History`'s; or a list of rows."""
     if isinstance(content, list):
         return _from_rows(content)
     if not isinstance(content, Mapping):
         return {}
+    if "per_epoch" in content:
+        try:
+            return _from_to_dict(content)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError("its `per_epoch` and `per_step` are not those of `History.to_dict`") from error
     steps, rows = content.get("steps", []), content.get("epochs", [])
     curves: Curves = {}
     for name, values in content.items():
@@ -77,6 +83,22 @@ def _from_history(content: Any) -> Curves:
     per_epoch = len(steps) / len(rows) if steps and rows else 1.0
     for name, points in _from_rows(rows).items():
         curves.setdefault(name, [(epoch * per_epoch, value) for epoch, value in points])
+    return {name: points for name, points in curves.items() if points}
+
+
+def _from_to_dict(content: Mapping[str, Any]) -> Curves:
+    """Read what `History.to_dict` returned; epochs are taken to have the same number of steps."""
+    epochs, steps = _number(content.get("epoch")), _number(content.get("step"))
+    per_epoch = steps / epochs if steps and epochs else 1.0
+    curves: Curves = {}
+    for part, counter, between, scale in (
+        ("per_epoch", "epochs", "/", per_epoch),
+        ("per_step", "steps", "/step/", 1.0),
+    ):
+        for phase, metrics in content[part].items():
+            for name, columns in metrics.items():
+                pairs = zip(columns[counter], columns["values"], strict=True)
+                curves[f"{phase}{between}{name}"] = [(number * scale, value) for number, value in _points(pairs)]
     return {name: points for name, points in curves.items() if points}
 
 

@@ -171,20 +171,21 @@ TrainingPhase
   BackwardEnd  traced  1. Clip()
   StepEnd      host    1. Recorder()  2. Clip()  3. Printer("b")
                        4. Printer("a") at EveryEpochs(epochs=2)
-                       3 after 1: Recorder writes `cbstate.history`, Printer reads it
-                       3 after 2: Printer.runafter names Clip
-                       4 after 3: in_order
-  EpochEnd     host    1. Recorder()  2. Printer("b")  3. Printer("a") at EveryEpochs(epochs=2)
-                       2 after 1: Recorder writes `cbstate.epochs`, Printer reads it
-                       3 after 2: in_order
+        3 after 1: Recorder writes `cbstate.history`, Printer reads it
+        3 after 2: Printer.runafter names Clip
+        4 after 3: in_order
+  EpochEnd     host    1. Recorder()  2. Printer("b")
+                       3. Printer("a") at EveryEpochs(epochs=2)
+        2 after 1: Recorder writes `cbstate.epochs`, Printer reads it
+        3 after 2: in_order
   Draw         host    1. Printer("b")  2. Printer("a") at EveryEpochs(epochs=2)
-                       2 after 1: in_order
+        2 after 1: in_order
 
 ValidationPhase
   StepEnd      host    1. Recorder()  2. Clip()
 
-Where no reason is given, no order is needed: host handlers run in list order, traced handlers in
-the order of their class names."""
+Where no reason is given, no order is needed: host handlers run in list order,
+traced handlers in the order of their class names."""
     )
 
 

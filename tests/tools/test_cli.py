@@ -57,13 +57,15 @@ def test_the_demo(tmp_path):
     assert (folder / "graph.html").read_text().startswith("<!DOCTYPE html>")
     out = run.stdout
     for text in (
-        "  BackwardEnd   traced  1. ClipGradients(1.0)  2. GradientNorm()  3. StopOnNaNLoss()\n"
-        "                        2 after 1: ClipGradients writes `step.grads`, GradientNorm reads it\n",
+        "  BackwardEnd   traced  1. ClipGradients(1.0)  2. GradientNorm()\n"
+        "                        3. StopOnNaNLoss()\n"
+        "        2 after 1: ClipGradients writes `step.grads`, GradientNorm reads it\n",
         "hidden/w   (64 x 128)  float32  8,192  32,768",
-        f"wrote {Path('results') / folder.name / 'history.json'}: the metrics, which `fluxcb plot results/",
+        f"wrote {Path('results') / folder.name / 'history.json'}: metrics of each epoch and step\n",
         f"wrote {Path('results') / folder.name / 'loss.svg'}: the loss curves\n",
         f"wrote {Path('results') / folder.name / 'graph.svg'}: the callback graph\n",
-        f"wrote {Path('results') / folder.name / 'graph.html'}: the callback graph of each moment, with details on ",
+        f"wrote {Path('results') / folder.name / 'graph.html'}: the callback graph, by moment\n",
+        f"Draw the metrics with `fluxcb plot {Path('results') / folder.name}`.\n",
     ):
         assert text in out
     table = re.findall(r"^ {4}(\d) +(\d\.\d{4}) +(\d\.\d{4}) .*s$", out, re.MULTILINE)

@@ -12,6 +12,8 @@ from rich.console import Console
 from fluxcb import DataError, DeclarationError
 from fluxcb._tools.plotting import plot
 from fluxcb._tools.runs import read_run
+from fluxcb.callbacks import Metrics
+from fluxcb.testing import testlearner
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
@@ -35,6 +37,16 @@ def test_the_history_of_the_demo(tmp_path):
         "learning_rate": [(2.0, 0.1), (4.0, 0.2)],
         "validation/loss": [(2.0, 3.0), (4.0, 2.0)],
     }
+
+
+def test_the_history_that_fit_returns(tmp_path):
+    history = testlearner(Metrics()).fit(3)
+    (tmp_path / "history.json").write_text(json.dumps(history.to_dict()))
+    curves = read_run(tmp_path)
+    assert set(curves) == {"training/loss", "validation/loss", "training/step/loss"}
+    assert curves["training/step/loss"] == history.per_step["training"]["loss"]
+    # The three epochs of testlearner have four steps each.
+    assert curves["validation/loss"] == [(4 * n, value) for n, value in history.per_epoch["validation"]["loss"]]
 
 
 def test_json_lines(tmp_path):
@@ -67,6 +79,11 @@ def test_several_files_of_one_run(tmp_path):
         ("a.jsonl", '{"step": 1}\nx\n', r"a\.jsonl cannot be read: Expecting value"),
         ("a.csv", "step\n1\n", r"a\.csv has no values to draw\."),
         ("a.json", "3", r"a\.json has no values to draw\."),
+        (
+            "a.json",
+            '{"per_epoch": {"training": {"loss": {"epochs": [1]}}}}',
+            r"a\.json cannot be read: its `per_epoch` and",
+        ),
         ("a.json", '{"steps": [], "epochs": []}', r"a\.json has no values to draw\."),
     ],
 )
