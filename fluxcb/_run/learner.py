@@ -6,14 +6,11 @@ import os
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import networkx as nx
-import numpy as np
 import optax
 
-from fluxcb._compile.arrays import differences, own_copy
+from fluxcb._compile.arrays import own_copy
 from fluxcb._compile.program import ProgramKind
-from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
@@ -394,28 +391,12 @@ class Learner(ModelMethods):
     def state(self) -> PyTree:
         """The whole train state as one pytree (a copy): params, model_state, opt_state, key, cbstate, counters."""
         self._parts.refuse_ahead("state")
-        carry = self._state.carry
-        counters = carry["counters"][: len(COUNTERS)]  # the key's words stand behind them
-        return {**own_copy({**carry, "counters": counters}), "key": jnp.copy(self._state.run_key)}
+        return self._state.train_state()
 
     @state.setter
     def state(self, state: PyTree) -> None:
-        held = self._state
         self._parts.refuse_while_running("state = ...")
-        wrong = differences(self.state, state)
-        if wrong:
-            raise DeclarationError(
-                f"The assigned state does not fit the Learner: {wrong[0]}.",
-                where=wrong[1:5],
-                fix="assign what `learner.state` returned, with other values",
-            )
-        held.run_key = jnp.copy(state["key"])
-        counters = np.asarray(state["counters"]).tolist()
-        held.carry = {
-            **own_copy({name: value for name, value in state.items() if name not in ("key", "counters")}),
-            "counters": held.counters(counters),
-        }
-        held.step, held.epoch, held.step_in_epoch, _ = counters
+        self._state.set_train_state(state)
 
     @property
     def cbstate(self) -> Mapping[str, Any]:

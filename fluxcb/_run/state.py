@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import copy_tree, signature_of
+from fluxcb._compile.arrays import copy_tree, differences, own_copy, signature_of
 from fluxcb._compile.carried import part_of
 from fluxcb._compile.carry_layout import CarryLayout
 from fluxcb._compile.hyperparams import HyperparamIndex
@@ -18,7 +19,7 @@ from fluxcb._compile.plan import IN_SYNC
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.access import dotted
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import AccessError, MissingStateError, StateLostError
+from fluxcb._errors import AccessError, DeclarationError, MissingStateError, StateLostError
 from fluxcb._run.measuring import Meter
 from fluxcb._run.window import Window
 from fluxcb._typing import PyTree, StatePath
@@ -194,6 +195,32 @@ class HostState:
                 layout.discard(part, indices)
             self._borrowed = {}
         self._arrays, self._layout = arrays, layout
+
+    def train_state(self) -> PyTree:
+        """Return a copy of the whole train state as one pytree; see `Learner.state`."""
+        counters = self.carry["counters"][: len(COUNTERS)]  # the words of the random key follow them
+        return {**own_copy({**self.carry, "counters": counters}), "key": jnp.copy(self.run_key)}
+
+    def set_train_state(self, state: PyTree) -> None:
+        """Replace the train state by one that `train_state` returned, possibly with other values.
+
+        Raises:
+            DeclarationError: It has another structure, or arrays of other shapes or dtypes.
+        """
+        wrong = differences(self.train_state(), state)
+        if wrong:
+            raise DeclarationError(
+                f"The assigned state does not fit the Learner: {wrong[0]}.",
+                where=wrong[1:5],
+                fix="assign what `learner.state` returned, with other values",
+            )
+        self.run_key = jnp.copy(state["key"])
+        counters = np.asarray(state["counters"]).tolist()
+        self.carry = {
+            **own_copy({name: value for name, value in state.items() if name not in ("key", "counters")}),
+            "counters": self.counters(counters),
+        }
+        self.step, self.epoch, self.step_in_epoch, _ = counters
 
     def copies_of(self, paths: Sequence[StatePath]) -> dict[StatePath, Callable[[], PyTree]]:
         """Copy parts of the carry as it is now, without waiting for them; the calls that return them may wait."""

@@ -14,7 +14,7 @@ from fluxcb._declare.events import FitBegin, FitEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
 from fluxcb.callbacks.checkpointer import Checkpointer
-from fluxcb.callbacks.console import console_for, is_plain, print_line
+from fluxcb.callbacks.console import console_for, show_block
 from fluxcb.callbacks.printer import MetricsPrinter
 from fluxcb.callbacks.progress import ProgressBar
 from fluxcb.logging.consoles import text_file
@@ -81,20 +81,18 @@ class FitSummary(Callback):
     @on(FitEnd, Phase)
     def end_fit(self, event: FitEnd, phase: Phase, learner: Any) -> None:
         """Print the summary."""
-        console = console_for(self.file)
-        if event.outcome == "rewinding":
-            print_line(console, f"Training rewinds {_after(learner.progress)}: {event.reason}.")
-            return
-        began, self._began = self._began, None
+        began = self._began
+        if event.outcome != "rewinding":
+            self._began = None
         trained = began is not None and learner.progress.step > began[1]
         seconds = time.monotonic() - began[0] if began is not None else 0.0
-        print_line(console, _ending(event, learner.progress, seconds, trained), None if is_plain(console) else "bold")
-        if event.outcome == "failed" and not trained:
-            return  # the error says what to do
-        locations = list(_locations(learner.callbacks))
-        if locations:
-            print_line(console, f"Wrote {', '.join(locations)}.")
-        print_line(console, f"Next: {_advice(event, learner)}.")
+        lines = [_ending(event, learner.progress, seconds, trained)]
+        # The message of an error before the first step says what to do.
+        if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
+            locations = list(_locations(learner.callbacks))
+            lines += [f"Wrote {', '.join(locations)}."] if locations else []
+            lines.append(f"Next: {_advice(event, learner)}.")
+        show_block(console_for(self.file), lines)
 
 
 def _after(progress: Any) -> str:
@@ -112,7 +110,7 @@ def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:
     reason = (event.reason or "").partition("\n")[0]
     if event.outcome == "interrupted":
         reason = {"KeyboardInterrupt": "Ctrl-C", "preempted": "SIGTERM"}.get(reason, reason)
-    verb = "was interrupted" if event.outcome == "interrupted" else event.outcome
+    verb = {"interrupted": "was interrupted", "rewinding": "rewinds"}.get(event.outcome, event.outcome)
     if event.outcome == "failed" and not trained:
         after = "before its first step"
     return f"Training {verb} {after}: {reason.removesuffix('.')}."
@@ -143,4 +141,4 @@ def _advice(event: FitEnd, learner: Any) -> str:
         )
     if learner.model is None:  # built with `Learner.from_loss`
         return "`learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs"
-    return "`learner.model` is the trained model; `learner.fit(n)` trains n more epochs"
+    return "`learner.predict(data)` applies the trained model, `learner.model`; `learner.fit(n)` trains n more epochs"

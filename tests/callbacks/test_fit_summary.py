@@ -28,7 +28,9 @@ from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
 PARAMS = "Next: `learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs."
-TRAINED = "Next: `learner.model` is the trained model; `learner.fit(n)` trains n more epochs."
+TRAINED = (
+    "Next: `learner.predict(data)` applies the trained model, `learner.model`; `learner.fit(n)` trains n more epochs."
+)
 IN_PROCESS = (
     "Next: `learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
     "`learner.fit(..., resume=True)` continues in a new one."
