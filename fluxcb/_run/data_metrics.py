@@ -19,7 +19,6 @@ from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
 from fluxcb._run.given_batches import BatchesOf, Pieces, innermost, is_arrays
-from fluxcb._run.predicting import DEFAULT_BATCH_SIZE
 from fluxcb._typing import Batch, PyTree
 from fluxcb.callbacks import Metrics
 from fluxcb.callbacks.metric import AbstractMetric, Loss
@@ -116,9 +115,7 @@ def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -
     if data is None:
         data = _own_data(parts, phase)
     if is_arrays(data):
-        example = parts.example()
-        size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
-        found = Pieces(data, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=False)
+        found = Pieces(data, batch_size, parts.example(), _WHAT, overlap=False)
         return (batch for batch, _ in found), len(found)
     if batch_size is not None:
         raise DeclarationError(

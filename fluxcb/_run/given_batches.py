@@ -16,7 +16,9 @@ from fluxcb._errors import DataError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["BatchesOf", "Pieces", "as_arrays", "innermost", "is_arrays"]
+__all__ = ["BatchesOf", "Pieces", "as_arrays", "examples_in", "innermost", "is_arrays"]
+
+_BATCH_SIZE = 32
 
 
 class BatchesOf(Iterable[Batch]):
@@ -88,7 +90,8 @@ class Pieces(Iterable[tuple[PyTree, int]]):
 
     Args:
         arrays: A pytree of arrays with the examples along their first axes.
-        size: Examples per piece; fewer if there are fewer.
+        size: Examples per piece, or None for as many as a training batch has; fewer if there are fewer.
+        example: A training batch, or its specs; None if it is not known.
         what: What messages call the arrays.
         overlap: Whether the last piece repeats examples of the one before, so that all pieces have one shape.
 
@@ -97,7 +100,9 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         DeclarationError: `size` is not positive.
     """
 
-    def __init__(self, arrays: PyTree, size: int, what: str, *, overlap: bool) -> None:
+    def __init__(self, arrays: PyTree, size: int | None, example: Batch | None, what: str, *, overlap: bool) -> None:
+        if size is None:
+            size = examples_in(example) if example is not None else _BATCH_SIZE
         size = positive(size, "`batch_size` (examples)")
         self._arrays = as_arrays(arrays, what)
         self._count = _examples(self._arrays, what)
@@ -146,6 +151,11 @@ def _examples(arrays: PyTree, what: str) -> int:
         why="arrays are divided into batches along their first axes",
         fix=["for a single example, add an axis: `xs[None]`", "for a batch that cannot be divided, write `[batch]`"],
     )
+
+
+def examples_in(batch: Batch) -> int:
+    """Return how many examples a batch (or its specs) has: the first axis of the first array that has one, or 1."""
+    return next((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), 1)
 
 
 def innermost(source: Any) -> Any:

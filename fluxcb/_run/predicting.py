@@ -8,19 +8,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import describe, leading_axis
+from fluxcb._compile.arrays import describe
 from fluxcb._declare.phases import split_batch
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Pieces, as_arrays, innermost, is_arrays
+from fluxcb._run.given_batches import BatchesOf, Pieces, as_arrays, examples_in, innermost, is_arrays
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.data.loader import ArrayLoader
 
-__all__ = ["DEFAULT_BATCH_SIZE", "Predictor"]
+__all__ = ["Predictor"]
 
-DEFAULT_BATCH_SIZE = 32
 _WHAT = "`data` of `learner.predict`"
 
 
@@ -58,7 +57,7 @@ class Predictor:
                 # The device computes this batch while the host fetches the outputs of the one before.
                 if waiting is not None:
                     found.append(_fetched(*waiting))
-                waiting = outputs, _examples_in(xs), repeated
+                waiting = outputs, examples_in(xs), repeated
                 show(number + 1)
             if waiting is not None:
                 found.append(_fetched(*waiting))
@@ -70,9 +69,7 @@ def _batches(
 ) -> tuple[Iterable[tuple[PyTree, int]], int | None]:
     """Return how many batches there are, if it is known, and the inputs of each, with the number of repeated ones."""
     if is_arrays(data):
-        size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
-        inputs = _inputs_of(data, example)
-        found = Pieces(inputs, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=True)
+        found = Pieces(_inputs_of(data, example), batch_size, example, _WHAT, overlap=True)
         return found, len(found)
     if batch_size is not None:
         raise DeclarationError(
@@ -126,10 +123,6 @@ def _described(tree: PyTree) -> str:
     leaves = jax.tree.leaves(tree)
     text = ", ".join(map(describe, leaves[:3])) + (", ..." if len(leaves) > 3 else "")
     return text if jax.tree_util.all_leaves([tree]) else f"{type(tree).__name__} of {text}"
-
-
-def _examples_in(xs: PyTree) -> int:
-    return next((leaf.shape[0] for leaf in jax.tree.leaves(xs) if leaf.ndim), 1)
 
 
 def _fetched(outputs: PyTree, examples: int, repeated: int) -> PyTree:
