@@ -16,7 +16,7 @@ from fluxcb._errors import DataError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["BatchesOf", "Pieces", "as_arrays", "examples_in", "innermost", "is_arrays"]
+__all__ = ["BatchesOf", "Pieces", "as_arrays", "examples_in", "innermost", "is_arrays", "shown_arrays"]
 
 _BATCH_SIZE = 32
 
@@ -95,6 +95,9 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         what: What messages call the arrays.
         overlap: Whether the last piece repeats examples of the one before, so that all pieces have one shape.
 
+    Attributes:
+        arrays: The arrays.
+
     Raises:
         DataError: Something in `arrays` is no array of numbers, or they have no examples, or not equally many.
         DeclarationError: `size` is not positive.
@@ -104,8 +107,8 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         if size is None:
             size = examples_in(example) if example is not None else _BATCH_SIZE
         size = positive(size, "`batch_size` (examples)")
-        self._arrays = as_arrays(arrays, what)
-        self._count = _examples(self._arrays, what)
+        self.arrays = as_arrays(arrays, what)
+        self._count = _examples(self.arrays, what)
         self._size, self._overlap = min(size, self._count), overlap
 
     def __len__(self) -> int:
@@ -117,7 +120,7 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         for first in range(0, self._count, self._size):
             repeated = max(first + self._size - self._count, 0) if self._overlap else 0
             part = slice(first - repeated, first + self._size - repeated)
-            yield jax.tree.map(lambda x, part=part: x[part], self._arrays), repeated
+            yield jax.tree.map(lambda x, part=part: x[part], self.arrays), repeated
 
 
 def as_arrays(tree: PyTree, what: str) -> PyTree:
@@ -163,6 +166,13 @@ def innermost(source: Any) -> Any:
     while isinstance(source, MappedSource | PlacedSource):
         source = source.source
     return source
+
+
+def shown_arrays(tree: PyTree) -> str:
+    """Return what messages say of a pytree of arrays, or of their specs: `tuple of float32[32, 64], int32[32]`."""
+    leaves = jax.tree.leaves(tree)
+    text = ", ".join(map(describe, leaves[:3])) + (", ..." if len(leaves) > 3 else "")
+    return text if jax.tree_util.all_leaves([tree]) else f"{type(tree).__name__} of {text}"
 
 
 def _shown(data: Any) -> str:
