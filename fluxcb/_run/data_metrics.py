@@ -13,13 +13,12 @@ import numpy as np
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.arrays import leading_axis
 from fluxcb._declare.callback import unwrap
-from fluxcb._declare.phases import Phase
+from fluxcb._declare.phases import Phase, ValidationPhase, split_batch
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Pieces, innermost, is_arrays
-from fluxcb._run.predicting import DEFAULT_BATCH_SIZE
+from fluxcb._run.given_batches import BatchesOf, Pieces, innermost, is_arrays, shown_arrays
 from fluxcb._typing import Batch, PyTree
 from fluxcb.callbacks import Metrics
 from fluxcb.callbacks.metric import AbstractMetric, Loss
@@ -99,6 +98,7 @@ def evaluated(
         for number, batch in enumerate(batches, 1):
             try:
                 if compute is None:
+                    _check_structure(parts, phase, batch)
                     computed = evaluation(()).computed(batch)
                     states = sums.begin(phase, computed)
                     compute = evaluation([name for name in (*sums.needs, "skip") if name in computed])
@@ -116,9 +116,7 @@ def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -
     if data is None:
         data = _own_data(parts, phase)
     if is_arrays(data):
-        example = parts.example()
-        size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
-        found = Pieces(data, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=False)
+        found = Pieces(data, batch_size, parts.example(), _WHAT, overlap=False)
         return (batch for batch, _ in found), len(found)
     if batch_size is not None:
         raise DeclarationError(
@@ -128,6 +126,28 @@ def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -
         )
     batches = BatchesOf(data, _WHAT, max(parts.state.epoch, 1))  # in the order of the epoch's own validation
     return batches, batches.length
+
+
+def _check_structure(parts: Assembly, phase: Phase, batch: Batch) -> None:
+    """Check that a batch has the parts that the phase's own batches have.
+
+    Raises:
+        DataError: It has not, as inputs without targets have not.
+    """
+    feed = parts.feeds.get(type(phase).name)
+    as_training = type(phase) is ValidationPhase
+    expected = feed.spec() if feed is not None else parts.example() if as_training else None
+    if expected is None or jax.tree.structure(split_batch(batch)) == jax.tree.structure(split_batch(expected)):
+        return
+    raise DataError(
+        f"{_WHAT} has batches that are {shown_arrays(batch)}, and those of {type(phase).__name__} are "
+        f"{shown_arrays(expected)}.",
+        why="the step of the phase takes its batches apart",
+        fix=[
+            "for arrays of inputs and targets, or one batch, write a tuple: `learner.evaluate((xs, ys))`",
+            "for several batches, write a list: `learner.evaluate([(xs1, ys1), (xs2, ys2)])`",
+        ],
+    )
 
 
 def _own_data(parts: Assembly, phase: Phase) -> Any:

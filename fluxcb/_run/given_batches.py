@@ -16,7 +16,9 @@ from fluxcb._errors import DataError
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import MappedSource, PlacedSource
 
-__all__ = ["BatchesOf", "Pieces", "as_arrays", "innermost", "is_arrays"]
+__all__ = ["BatchesOf", "Pieces", "as_arrays", "examples_in", "innermost", "is_arrays", "shown_arrays"]
+
+_BATCH_SIZE = 32
 
 
 class BatchesOf(Iterable[Batch]):
@@ -88,19 +90,25 @@ class Pieces(Iterable[tuple[PyTree, int]]):
 
     Args:
         arrays: A pytree of arrays with the examples along their first axes.
-        size: Examples per piece; fewer if there are fewer.
+        size: Examples per piece, or None for as many as a training batch has; fewer if there are fewer.
+        example: A training batch, or its specs; None if it is not known.
         what: What messages call the arrays.
         overlap: Whether the last piece repeats examples of the one before, so that all pieces have one shape.
+
+    Attributes:
+        arrays: The arrays.
 
     Raises:
         DataError: Something in `arrays` is no array of numbers, or they have no examples, or not equally many.
         DeclarationError: `size` is not positive.
     """
 
-    def __init__(self, arrays: PyTree, size: int, what: str, *, overlap: bool) -> None:
+    def __init__(self, arrays: PyTree, size: int | None, example: Batch | None, what: str, *, overlap: bool) -> None:
+        if size is None:
+            size = examples_in(example) if example is not None else _BATCH_SIZE
         size = positive(size, "`batch_size` (examples)")
-        self._arrays = as_arrays(arrays, what)
-        self._count = _examples(self._arrays, what)
+        self.arrays = as_arrays(arrays, what)
+        self._count = _examples(self.arrays, what)
         self._size, self._overlap = min(size, self._count), overlap
 
     def __len__(self) -> int:
@@ -112,7 +120,7 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         for first in range(0, self._count, self._size):
             repeated = max(first + self._size - self._count, 0) if self._overlap else 0
             part = slice(first - repeated, first + self._size - repeated)
-            yield jax.tree.map(lambda x, part=part: x[part], self._arrays), repeated
+            yield jax.tree.map(lambda x, part=part: x[part], self.arrays), repeated
 
 
 def as_arrays(tree: PyTree, what: str) -> PyTree:
@@ -148,11 +156,23 @@ def _examples(arrays: PyTree, what: str) -> int:
     )
 
 
+def examples_in(batch: Batch) -> int:
+    """Return how many examples a batch (or its specs) has: the first axis of the first array that has one, or 1."""
+    return next((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), 1)
+
+
 def innermost(source: Any) -> Any:
     """Return the source inside `fluxcb.data.map` and `fluxcb.data.place`."""
     while isinstance(source, MappedSource | PlacedSource):
         source = source.source
     return source
+
+
+def shown_arrays(tree: PyTree) -> str:
+    """Return what messages say of a pytree of arrays, or of their specs: `tuple of float32[32, 64], int32[32]`."""
+    leaves = jax.tree.leaves(tree)
+    text = ", ".join(map(describe, leaves[:3])) + (", ..." if len(leaves) > 3 else "")
+    return text if jax.tree_util.all_leaves([tree]) else f"{type(tree).__name__} of {text}"
 
 
 def _shown(data: Any) -> str:

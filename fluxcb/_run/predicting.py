@@ -8,19 +8,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import describe, leading_axis
+from fluxcb._compile.arrays import describe
 from fluxcb._declare.phases import split_batch
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Pieces, as_arrays, innermost, is_arrays
+from fluxcb._run.given_batches import BatchesOf, Pieces, as_arrays, examples_in, innermost, is_arrays, shown_arrays
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.data.loader import ArrayLoader
 
-__all__ = ["DEFAULT_BATCH_SIZE", "Predictor"]
+__all__ = ["Predictor"]
 
-DEFAULT_BATCH_SIZE = 32
 _WHAT = "`data` of `learner.predict`"
 
 
@@ -58,7 +57,7 @@ class Predictor:
                 # The device computes this batch while the host fetches the outputs of the one before.
                 if waiting is not None:
                     found.append(_fetched(*waiting))
-                waiting = outputs, _examples_in(xs), repeated
+                waiting = outputs, examples_in(xs), repeated
                 show(number + 1)
             if waiting is not None:
                 found.append(_fetched(*waiting))
@@ -70,9 +69,8 @@ def _batches(
 ) -> tuple[Iterable[tuple[PyTree, int]], int | None]:
     """Return how many batches there are, if it is known, and the inputs of each, with the number of repeated ones."""
     if is_arrays(data):
-        size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
-        inputs = _inputs_of(data, example)
-        found = Pieces(inputs, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=True)
+        found = Pieces(_inputs_of(data, example), batch_size, example, _WHAT, overlap=True)
+        _check_axes(found.arrays, example, _WHAT)
         return found, len(found)
     if batch_size is not None:
         raise DeclarationError(
@@ -95,13 +93,15 @@ def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[tuple[
     """Yield the inputs of batches, which must be alike but for their lengths."""
     first: Any = None
     for number, batch in enumerate(batches, 1):
-        inputs = as_arrays(_inputs_of(batch, example), f"Batch {number} of {_WHAT}")
+        what = f"Batch {number} of {_WHAT}"
+        inputs = as_arrays(_inputs_of(batch, example), what)
+        _check_axes(inputs, example, what)
         kind = jax.tree.structure(inputs), [(leaf.dtype, leaf.ndim) for leaf in jax.tree.leaves(inputs)]
         if first is None:
             first = kind, inputs
         if kind != first[0]:
             raise DataError(
-                f"Batch {number} of {_WHAT} is {_described(inputs)}, and the first one is {_described(first[1])}.",
+                f"{what} is {shown_arrays(inputs)}, and the first one is {shown_arrays(first[1])}.",
                 why="a list is taken as a list of batches",
                 fix="give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
             )
@@ -115,21 +115,31 @@ def _inputs_of(batch: Batch, example: Batch | None) -> PyTree:
     return split_batch(batch)[0]
 
 
+def _check_axes(inputs: PyTree, example: Batch | None, what: str) -> None:
+    """Check that inputs have as many axes as those that the Learner was built for.
+
+    Raises:
+        DataError: They have not, as a single example has not. Many models would take it for something else.
+    """
+    expected = split_batch(example)[0] if example is not None else None
+    if jax.tree.structure(inputs) != jax.tree.structure(expected):
+        return
+    if any(a.ndim != len(b.shape) for a, b in zip(jax.tree.leaves(inputs), jax.tree.leaves(expected), strict=True)):
+        raise DataError(
+            f"{what} has the inputs {shown_arrays(inputs)}, and the Learner was built for {shown_arrays(expected)}.",
+            why="the first axis is that of the examples, and the others are those of one example",
+            fix=[
+                "for a single example, add an axis: `learner.predict(x[None])`",
+                "for inputs and targets, write a tuple: `learner.predict((xs, ys))`",
+            ],
+        )
+
+
 def _note(number: int, example: Batch | None, xs: PyTree) -> str:
-    note = f"raised by the model, when `learner.predict` applied it to batch {number + 1}: {_described(xs)}"
+    note = f"raised by the model, when `learner.predict` applied it to batch {number + 1}: {shown_arrays(xs)}"
     if example is None:
         return note
-    return f"{note}; the Learner was built for inputs like {_described(split_batch(example)[0])}"
-
-
-def _described(tree: PyTree) -> str:
-    leaves = jax.tree.leaves(tree)
-    text = ", ".join(map(describe, leaves[:3])) + (", ..." if len(leaves) > 3 else "")
-    return text if jax.tree_util.all_leaves([tree]) else f"{type(tree).__name__} of {text}"
-
-
-def _examples_in(xs: PyTree) -> int:
-    return next((leaf.shape[0] for leaf in jax.tree.leaves(xs) if leaf.ndim), 1)
+    return f"{note}; the Learner was built for inputs like {shown_arrays(split_batch(example)[0])}"
 
 
 def _fetched(outputs: PyTree, examples: int, repeated: int) -> PyTree:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import PyTree
@@ -144,14 +143,14 @@ class EquinoxAdapter:
 
 
 # A rebuilt module has all `inference` flags set. A Learner that is given it must know which of them training clears.
-# These hold NumPy's True, which acts as Python's True does. Unlike a registry of rebuilt modules, it survives
-# `eqx.tree_at`, copies and pickles. A plain True is the user's own and stays.
-_SET_BY_FLUXCB = np.True_
+# These hold the int 1, which acts as True does, in `eqx.filter_jit` as well (where NumPy's True would become a tracer).
+# Unlike a registry of rebuilt modules, it survives `eqx.tree_at`, copies and pickles. True is the user's own and stays.
+_SET_BY_FLUXCB = 1
 _FLAG = object()
 
 
 def _in_training(flag: Any) -> Any:
-    return False if flag is _SET_BY_FLUXCB else flag
+    return False if type(flag) is int and flag == _SET_BY_FLUXCB else flag
 
 
 def _in_result(flag: Any) -> Any:

@@ -1,4 +1,5 @@
 import copy
+import io
 import pickle
 
 import equinox as eqx
@@ -250,6 +251,33 @@ def test_of_a_rebuilt_module_only_the_layers_built_in_inference_mode_stay_frozen
     expected = [eqx.nn.Dropout(0.5)(x, key=key) for x, key in zip(XS, jax.random.split(KEY, 16), strict=True)]
     np.testing.assert_array_equal(on, np.stack(expected))
     np.testing.assert_array_equal(off, XS)
+
+
+def by_filter_jit(module):
+    return eqx.filter_jit(lambda m, xs: jax.vmap(lambda x: m(x, key=KEY))(xs))(module, XS)
+
+
+def by_filter_vmap(module):
+    return eqx.filter_vmap(lambda m, x: m(x, key=KEY), in_axes=(None, 0))(module, XS)
+
+
+def by_partition(module):
+    arrays, rest = eqx.partition(module, eqx.is_array)
+    return jax.jit(lambda arrays: jax.vmap(lambda x: eqx.combine(arrays, rest)(x, key=KEY))(XS))(arrays)
+
+
+def read_from_a_file(module):
+    eqx.tree_serialise_leaves(file := io.BytesIO(), module)
+    file.seek(0)
+    return eqx.tree_deserialise_leaves(file, module)(XS, key=KEY)
+
+
+@pytest.mark.parametrize("call", [by_filter_jit, by_filter_vmap, by_partition, read_from_a_file])
+def test_a_rebuilt_module_works_as_one_in_inference_mode_does(call):
+    first = equinox(Frozen())
+    for module in (first.rebuild(*first.init(None, None)), eqx.nn.inference_mode(Frozen())):
+        for output in call(module):
+            np.testing.assert_array_equal(output, XS)
 
 
 def test_a_module_in_the_librarys_own_inference_mode_stays_frozen():

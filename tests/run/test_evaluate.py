@@ -429,6 +429,21 @@ def test_what_is_no_metric():
         linear().evaluate(BATCHES, "accuracy")
 
 
+@pytest.mark.parametrize(("data", "rows"), [(XS, 4), ([XS, YS], 10)])
+def test_inputs_without_targets(data, rows, refused):
+    learner = linear()
+    with refused(
+        DataError,
+        f"`data` of `learner.evaluate` has batches that are float32[{rows}, 4], and those of ValidationPhase are tuple "
+        "of float32[4, 4], int32[4].\n"
+        "  why:   the step of the phase takes its batches apart\n"
+        "  fix:   for arrays of inputs and targets, or one batch, write a tuple: `learner.evaluate((xs, ys))`\n"
+        "     or: for several batches, write a list: `learner.evaluate([(xs1, ys1), (xs2, ys2)])`",
+    ):
+        learner.evaluate(data)
+    assert learner.evaluate((XS, YS)).keys() == learner.evaluate([(XS, YS), (XS, YS)]).keys()
+
+
 def test_no_batches(refused):
     with refused(
         DataError,

@@ -71,12 +71,12 @@ MODELS = {
     "nnx": lambda: NNXNet(nnx.Rngs(0)),
     "equinox": lambda: EquinoxNet(jax.random.key(0)),
 }
-# How the trained model is called in evaluation.
+# How the trained model is called: it is in evaluation mode.
 CALLS = {
     "pair": lambda model, xs: model(xs),
     "linen": lambda model, xs: model(xs, train=False),
-    "nnx": lambda model, xs: (model.eval(), model(xs))[1],
-    "equinox": lambda model, xs: jax.vmap(eqx.nn.inference_mode(model))(xs),
+    "nnx": lambda model, xs: model(xs),
+    "equinox": lambda model, xs: jax.vmap(model)(xs),
 }
 
 

@@ -510,8 +510,32 @@ def test_a_pair_given_as_a_list(refused):
         "  why:   a list is taken as a list of batches\n"
         "  fix:   give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
     ):
-        fixed().predict([XS, labels])
+        fixed(data=None).predict([XS, labels])
     assert fixed().predict((XS, labels)).shape == fixed().predict(XS).shape
+
+
+AXES = (
+    "  why:   the first axis is that of the examples, and the others are those of one example\n"
+    "  fix:   for a single example, add an axis: `learner.predict(x[None])`\n"
+    "     or: for inputs and targets, write a tuple: `learner.predict((xs, ys))`"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "what", "shown"),
+    [
+        (XS[0], "`data`", "float32[3]"),
+        (list(XS), "Batch 1 of `data`", "float32[3]"),
+        (XS[None], "`data`", "float32[1, 10, 3]"),
+        ([XS, np.zeros(10, np.int32)], "Batch 2 of `data`", "int32[10]"),
+    ],
+)
+def test_a_single_example_is_no_batch(data, what, shown, refused):
+    with refused(
+        DataError,
+        f"{what} of `learner.predict` has the inputs {shown}, and the Learner was built for float32[4, 3].\n" + AXES,
+    ):
+        fixed().predict(data)
 
 
 def test_something_that_is_no_array(refused):
