@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
-from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
+from fluxcb._declare.phases import BUILTIN_PHASES
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._errors import AccessError, nearest
 from fluxcb._typing import StatePath
@@ -21,8 +21,6 @@ __all__ = ["Backend", "make_proxy"]
 
 # First-level names that have parts; permission on the whole name opens all of them.
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
-
-BUILTIN_PHASES = (TrainingPhase, ValidationPhase, LossTrainingPhase)
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # which everybody may read
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
