@@ -159,9 +159,9 @@ class _View:
 
     def _known(self) -> set[str]:
         """Return the names that exist here, as far as that is known, whether or not the handler may see them."""
-        known = self._readable | set(self._writable)
+        known = {*self._readable, *self._writable}
         if not self._path:
-            return known | set(FIRST_LEVEL) - {"*"}
+            return {*known, *FIRST_LEVEL} - {"*"}
         if self._path == ("step",):
             known |= {*ENGINE_STEP_NAMES, *step_names(BUILTIN_PHASES)}
         return known | set(self._names())
