@@ -183,9 +183,9 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
     paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
     fixes = [f"put them in the list as `in_order({one.label}, {other.label})`"]
-    if one.cls is not other.cls:
-        # The one to change is the user's own class, if one of the two is.
-        first, second = (other, one) if other.cls.__module__.startswith("fluxcb.") else (one, other)
+    # A class to change is the user's own.
+    first, second = (other, one) if _is_shipped(other) else (one, other)
+    if one.cls is not other.cls and not _is_shipped(second):
         fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
     if all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair):
         fixes.append("declare `Append()` in both, if they only add what does not depend on order")
@@ -195,6 +195,10 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
         why=f"at {_listed(moments)} both run, and the result depends on which is last",
         fix=fixes,
     )
+
+
+def _is_shipped(declared: Declared) -> bool:
+    return declared.cls.__module__.partition(".")[0] == "fluxcb"
 
 
 def _listed(moments: Sequence[str]) -> str:

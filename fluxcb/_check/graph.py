@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._check.conflicts import Overlaps, Settlement, conflict, overlapping_pairs, settle
+from fluxcb._check.cycles import cycle
 from fluxcb._check.shown import ShownText
 from fluxcb._check.sorting import reachable, topological
 from fluxcb._declare.access import dotted
@@ -17,7 +17,7 @@ from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent, is_concre
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import resolveconflict
 from fluxcb._declare.state import emits
-from fluxcb._errors import CheckError, CycleError
+from fluxcb._errors import CheckError
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -378,24 +378,11 @@ class CallbackGraph:
         # The shortest loop says most; of these, the one that starts first in the list.
         loops = [[i, *nx.shortest_path(graph, j, i)] for i, j in graph.edges]
         nodes = min(loops, key=lambda nodes: (len(nodes), nodes))
-        loop = list(itertools.pairwise(nodes))
         if frozenset(nodes) in self._seen_cycles:
             return
         self._seen_cycles.add(frozenset(nodes))
-        names = {i: self.declared[i].label for i in nodes}
-        circle = " -> ".join(names[i] for i in nodes)
-        self.problems.append(
-            CycleError(
-                f"{len(loop)} callbacks must each run before the next, in a circle: {circle}.",
-                where=[f"{names[i]} -> {names[j]}: {'; '.join(relations[i, j])}" for i, j in loop],
-                why=f"at {moment_name(moment)} no order satisfies all of these",
-                fix=[
-                    "declare `Read(previous=True)` in the reader that may see what an earlier moment left",
-                    "narrow a handler's access with `@on(..., access={...})` to what it really touches",
-                    "state the order of one pair with `in_order`, `runafter` or `resolveconflict`",
-                ],
-            )
-        )
+        found = cycle(nodes, self.declared, relations, self._ordered, self._runafter, moment_name(moment))
+        self.problems.append(found)
 
 
 def _tie_break(handlers: dict[int, Handler], event: type[Event]) -> Any:

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fluxcb._compile.optimizers import origin_of
+from fluxcb._compile.optimizers import Origin, origin_of
 from fluxcb._declare.access import Read, Write, line_to_add
-from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
+from fluxcb._errors import DeclarationError, MissingStateError, nearest
 from fluxcb._typing import PyTree
 
 __all__ = ["HyperparamIndex", "inject"]
@@ -57,8 +57,10 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in arguments:
         if name not in parameters and not takes_any:
+            meant = Origin(factory, inside=False, injected=()).meant(name) or nearest(name, parameters)
+            hint = f" Did you mean `{meant}`?" if meant else ""
             raise DeclarationError(
-                f"`{getattr(factory, '__name__', factory)}` has no argument `{name}`.{did_you_mean(name, parameters)}",
+                f"`{getattr(factory, '__name__', factory)}` has no argument `{name}`.{hint}",
                 fix=f"its arguments are {', '.join(parameters)}",
             )
     missing = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
-from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
+from fluxcb._declare.phases import BUILTIN_PHASES
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._errors import AccessError, nearest
 from fluxcb._typing import StatePath
@@ -21,8 +21,6 @@ __all__ = ["Backend", "make_proxy"]
 
 # First-level names that have parts; permission on the whole name opens all of them.
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
-
-BUILTIN_PHASES = (TrainingPhase, ValidationPhase, LossTrainingPhase)
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # which everybody may read
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
@@ -161,9 +159,9 @@ class _View:
 
     def _known(self) -> set[str]:
         """Return the names that exist here, as far as that is known, whether or not the handler may see them."""
-        known = self._readable | set(self._writable)
+        known = {*self._readable, *self._writable}
         if not self._path:
-            return known | set(FIRST_LEVEL) - {"*"}
+            return {*known, *FIRST_LEVEL} - {"*"}
         if self._path == ("step",):
             known |= {*ENGINE_STEP_NAMES, *step_names(BUILTIN_PHASES)}
         return known | set(self._names())

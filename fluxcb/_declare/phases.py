@@ -21,6 +21,7 @@ from fluxcb._declare.events import (
 from fluxcb._errors import DeclarationError, TraceError
 
 __all__ = [
+    "BUILTIN_PHASES",
     "AbstractTrainingPhase",
     "AbstractValidationPhase",
     "LossTrainingPhase",
@@ -175,6 +176,9 @@ class LossValidationPhase(ValidationPhase):
         """Compute the loss."""
         emit(ForwardBegin())
         _call_loss(learner, learner.params)
+
+
+BUILTIN_PHASES = (TrainingPhase, ValidationPhase, LossTrainingPhase, LossValidationPhase)
 
 
 def _call_loss(learner: Any, params: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -60,10 +61,11 @@ class Answering(Everywhere):
 
 # --- loops ------------------------------------------------------------------------------------------------------------
 
-CURES = (
-    "  fix:   declare `Read(previous=True)` in the reader that may see what an earlier moment left\n"
-    "     or: narrow a handler's access with `@on(..., access={...})` to what it really touches\n"
-    "     or: state the order of one pair with `in_order`, `runafter` or `resolveconflict`"
+CHICKEN_OR_EGG = (
+    "  fix:   put them in the list as `in_order(Chicken, Egg)`\n"
+    "     or: put them in the list as `in_order(Egg, Chicken)`\n"
+    "     or: in `Chicken` or `Egg`, declare `Read(previous=True)` for what an earlier moment may have left\n"
+    "     or: in `Chicken` or `Egg`, narrow a handler that touches less with `@on(..., access={...})`"
 )
 
 
@@ -76,11 +78,11 @@ def wants(name: str, reads: str, writes: str, **body: Any) -> Any:
 def test_a_loop_of_two(refused: Any) -> None:
     with refused(
         CycleError,
-        "2 callbacks must each run before the next, in a circle: Chicken -> Egg -> Chicken.\n"
+        "2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
         "  where: Chicken -> Egg: Chicken writes `cbstate.egg`, Egg reads it\n"
         "         Egg -> Chicken: Egg writes `cbstate.chicken`, Chicken reads it\n"
         "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
-        f"{CURES}",
+        f"{CHICKEN_OR_EGG}",
     ):
         build_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], PHASES)
 
@@ -103,7 +105,7 @@ def test_a_loop_of_five_with_five_reasons_beside_innocents(refused: Any) -> None
     behind = Decay({"cbstate": {"free": Read()}})
     with refused(
         CycleError,
-        "5 callbacks must each run before the next, in a circle: "
+        "5 callbacks form a cycle: "
         "WarmUp -> Listed -> After -> Answering -> Third -> WarmUp.\n"
         "  where: WarmUp -> Listed: in_order\n"
         "         Listed -> After: After.runafter names Listed\n"
@@ -111,7 +113,13 @@ def test_a_loop_of_five_with_five_reasons_beside_innocents(refused: Any) -> None
         "         Answering -> Third: Answering.resolveconflict says RunFirst(Answering)\n"
         "         Third -> WarmUp: Third writes `cbstate.x`, WarmUp reads it\n"
         "  why:   at StepBegin x TrainingPhase no order satisfies all of these\n"
-        f"{CURES}",
+        "  fix:   put them in the list as `in_order(WarmUp, Third)`\n"
+        "     or: exchange the two in `in_order(WarmUp, Listed)`\n"
+        "     or: exchange the two in `in_order(After, Answering)`\n"
+        "     or: remove `Listed` from `After.runafter()`\n"
+        "     or: return `RunFirst` of the other callback from `Answering.resolveconflict`\n"
+        "     or: in `WarmUp`, declare `Read(previous=True)` for what an earlier moment may have left\n"
+        "     or: in `WarmUp` or `Third`, narrow a handler that touches less with `@on(..., access={...})`",
     ):
         build_graph([behind, reader, third, in_order(reader, listed), in_order(after, settling)], PHASES)
 
@@ -121,8 +129,8 @@ def test_two_loops_at_one_moment_are_two_problems_and_the_shortest_of_each_is_to
     with pytest.raises(CheckError) as caught:
         build_graph([wants(*pair) for pair in pairs], PHASES)
     assert [p.what for p in caught.value.problems] == [
-        "2 callbacks must each run before the next, in a circle: A -> B -> A.",
-        "3 callbacks must each run before the next, in a circle: X -> Y -> Z -> X.",
+        "2 callbacks form a cycle: A -> B -> A.",
+        "3 callbacks form a cycle: X -> Y -> Z -> X.",
     ]
 
 
@@ -134,13 +142,77 @@ def test_statements_that_contradict_each_other_make_a_loop(refused: Any) -> None
     after, warm = After({}), WarmUp({})
     with refused(
         CycleError,
-        "2 callbacks must each run before the next, in a circle: After -> WarmUp -> After.\n"
+        "2 callbacks form a cycle: After -> WarmUp -> After.\n"
         "  where: After -> WarmUp: in_order\n"
         "         WarmUp -> After: After.runafter names WarmUp\n"
         "  why:   at StepBegin x TrainingPhase no order satisfies all of these\n"
-        f"{CURES}",
+        "  fix:   exchange the two in `in_order(After, WarmUp)`\n"
+        "     or: remove `WarmUp` from `After.runafter()`",
     ):
         build_graph([in_order(after, warm)], PHASES)
+
+
+def test_a_loop_of_runafter_alone_is_broken_in_the_classes(refused: Any) -> None:
+    class First(Everywhere):
+        def runafter(self) -> Any:
+            return (Last,)
+
+    class Last(Everywhere):
+        def runafter(self) -> Any:
+            return (First,)
+
+    text = (
+        "2 callbacks form a cycle: First -> Last -> First.\n"
+        "  where: First -> Last: Last.runafter names First\n"
+        "         Last -> First: First.runafter names Last\n"
+        "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
+        "  fix:   remove `First` from `Last.runafter()`\n"
+        "     or: remove `Last` from `First.runafter()`"
+    )
+    with refused(CycleError, text):
+        build_graph([First({}), Last({})], PHASES)
+    for cls in (First, Last):
+        removed = type(cls.__name__, (cls,), {"runafter": lambda self: ()})
+        build_graph([removed({}) if cls is First else First({}), removed({}) if cls is Last else Last({})], PHASES)
+
+
+def test_a_loop_of_shipped_callbacks_is_broken_in_the_list() -> None:
+    """Nobody can edit their classes."""
+
+    class Shipped(Everywhere):
+        __module__ = "fluxcb.callbacks.shipped"
+
+    def shipped(name: str, reads: str, writes: str) -> Any:
+        return type(name, (Shipped,), {"__module__": Shipped.__module__})({"cbstate": {reads: Read(), writes: Write()}})
+
+    with pytest.raises(CycleError) as raised:
+        build_graph([shipped("A", "a", "b"), shipped("B", "b", "a")], PHASES)
+    assert raised.value.fix == (
+        "put them in the list as `in_order(A, B)`",
+        "put them in the list as `in_order(B, A)`",
+    )
+
+
+LOOPS = [
+    [("A", "a", "b"), ("B", "b", "a")],
+    [("A", "a", "b"), ("B", "b", "c"), ("C", "c", "a")],
+    [("C", "c", "a"), ("B", "b", "c"), ("A", "a", "b")],
+    [("A", "a", "b"), ("B", "b", "c"), ("C", "c", "d"), ("D", "d", "a")],
+]
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: "-".join(name for name, *_ in loop))
+def test_each_in_order_that_is_suggested_breaks_the_loop(loop: Any) -> None:
+    callbacks = {name: wants(name, reads, writes) for name, reads, writes in loop}
+    with pytest.raises(CycleError) as raised:
+        build_graph(list(callbacks.values()), PHASES)
+    lines = [line for fix in raised.value.fix for line in re.findall(r"`(in_order\(.*\))`", fix)]
+    assert 1 <= len(lines) <= 2
+    for line in lines:
+        group = eval(line, {"in_order": in_order, **callbacks})  # noqa: S307 - of the message's own text
+        build_graph([*callbacks.values(), group], PHASES)
+        rest = [callback for callback in callbacks.values() if callback not in tuple(group)]
+        build_graph([group, *rest], PHASES)
 
 
 # --- several, and later -----------------------------------------------------------------------------------------------
@@ -154,11 +226,11 @@ def test_all_problems_are_told_together(refused: Any) -> None:
         "Did you mean `loss`?\n"
         "  where: Decay.stateaccess  <@access>\n"
         "  fix:   name one of batch, grads, hold, loss, outputs, skip, stop, updates, xs, ys\n\n"
-        "2. CycleError: 2 callbacks must each run before the next, in a circle: Chicken -> Egg -> Chicken.\n"
+        "2. CycleError: 2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
         "  where: Chicken -> Egg: Chicken writes `cbstate.egg`, Egg reads it\n"
         "         Egg -> Chicken: Egg writes `cbstate.chicken`, Chicken reads it\n"
         "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
-        f"{CURES}\n\n"
+        f"{CHICKEN_OR_EGG}\n\n"
         "3. ConflictError: WarmUp and Decay both write `params` and no order is declared.\n"
         "  where: WarmUp.stateaccess  <@access>\n"
         "         Decay.stateaccess  <@access>\n"

@@ -161,6 +161,15 @@ def declare(name):
     return f'declare `{{"hyperparams": {{"{name}": Write()}}}}` in `stateaccess`'
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"), [("lr", "learning_rate"), ("beta1", "b1"), ("nesterv", "nesterov"), ("x", "")]
+)
+def test_an_argument_that_the_factory_does_not_have(name, meant):
+    with pytest.raises(DeclarationError) as raised:
+        inject(optax.adam, **{"learning_rate": 0.1, name: 0.1})
+    assert raised.value.what == f"`adam` has no argument `{name}`." + (f" Did you mean `{meant}`?" if meant else "")
+
+
 # The optimizer, the hyperparameter that is wanted, what the message says after "does not have.", and the fix.
 OPTIMIZERS = [
     (lambda: optax.sgd(0.1), "learning_rate", "", "write `{}` instead of `optax.sgd(...)`"),

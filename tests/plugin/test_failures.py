@@ -40,13 +40,13 @@ def test_a_conflict(sample):
 
 def test_a_cycle(sample):
     assert failure(sample, "kit.broken:cycle") == [
-        "CycleError: 2 callbacks must each run before the next, in a circle: Norm() -> Scale() -> Norm().",
+        "CycleError: 2 callbacks form a cycle: Norm() -> Scale() -> Norm().",
         "  where: Norm() -> Scale(): Norm writes `step.norm`, Scale reads it",
         "         Scale() -> Norm(): Scale writes `step.grads`, Norm reads it",
         "  why:   at BackwardEnd x TrainingPhase no order satisfies all of these",
-        "  fix:   declare `Read(previous=True)` in the reader that may see what an earlier moment left",
-        "     or: narrow a handler's access with `@on(..., access={...})` to what it really touches",
-        "     or: state the order of one pair with `in_order`, `runafter` or `resolveconflict`",
+        "  fix:   put them in the list as `in_order(Norm(), Scale())`",
+        "     or: in `Norm`, declare `Read(previous=True)` for what an earlier moment may have left",
+        "     or: in `Norm` or `Scale`, narrow a handler that touches less with `@on(..., access={...})`",
     ]
 
 

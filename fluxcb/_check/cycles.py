@@ -1,0 +1,120 @@
+"""The error for a cycle: the edges with their reasons, and the edits that break it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from fluxcb._declare.declared import Declared
+from fluxcb._declare.phases import BUILTIN_PHASES
+from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
+from fluxcb._errors import CycleError
+
+__all__ = ["cycle"]
+
+Pair = tuple[int, int]
+
+SHOWN = 2
+"""How many `in_order` lines a message suggests at most."""
+
+
+def cycle(
+    nodes: Sequence[int],
+    declared: Sequence[Declared],
+    relations: Mapping[Pair, Sequence[str]],
+    ordered: Collection[Pair],
+    runafter: Mapping[Pair, str],
+    moment: str,
+) -> CycleError:
+    """Return the error for a cycle.
+
+    Args:
+        nodes: The positions of its callbacks, in order; the first one is also the last.
+        declared: All callbacks.
+        relations: For each pair `(earlier, later)` of the moment, the reasons for that order.
+        ordered: The pairs that `in_order` states.
+        runafter: The pairs that `runafter` states, each with its reason.
+        moment: The moment.
+    """
+    edges = list(itertools.pairwise(nodes))
+    labels = [declared[i].label for i in nodes]
+    fixes = _Fixes(declared, relations, ordered, runafter)
+    return CycleError(
+        f"{len(edges)} callbacks form a cycle: {' -> '.join(labels)}.",
+        where=[f"{declared[i].label} -> {declared[j].label}: {'; '.join(relations[i, j])}" for i, j in edges],
+        why=f"at {moment} no order satisfies all of these",
+        fix=list(dict.fromkeys([*fixes.in_the_list(edges), *fixes.in_classes(edges)])),
+    )
+
+
+class _Fixes:
+    """What breaks a cycle; the arguments are those of `cycle`."""
+
+    def __init__(
+        self,
+        declared: Sequence[Declared],
+        relations: Mapping[Pair, Sequence[str]],
+        ordered: Collection[Pair],
+        runafter: Mapping[Pair, str],
+    ) -> None:
+        self._declared = declared
+        self._relations = relations
+        self._ordered = set(ordered)
+        self._runafter = runafter
+
+    def in_the_list(self, edges: Sequence[Pair]) -> list[str]:
+        """Return the edits of the callbacks list: users of callbacks that others wrote can make these."""
+        reversed_ = [(j, i) for i, j in edges if self._may_be_reversed((i, j))]
+        left = {pair: self._cycles_with(pair) for pair in reversed_}
+        best = sorted(pair for pair in reversed_ if left[pair] == min(left.values()))
+        best.sort(key=lambda pair: pair[0] > pair[1])  # first the order in which they are in the list
+        lines = [f"put them in the list as `in_order({self._labels(pair)})`" for pair in best[:SHOWN]]
+        return lines + [f"exchange the two in `in_order({self._labels(p)})`" for p in edges if p in self._ordered]
+
+    def in_classes(self, edges: Sequence[Pair]) -> Iterator[str]:
+        """Iterate over the edits of the user's own classes."""
+        for pair in edges:
+            if pair in self._runafter and self._is_users(pair[1]):
+                named = self._runafter[pair].rpartition(" ")[2]
+                yield f"remove `{named}` from `{self._class(pair[1])}.runafter()`"
+            for reason in self._relations[pair]:
+                asked, said, _ = reason.partition(" says RunFirst(")
+                if said:
+                    yield f"return `RunFirst` of the other callback from `{asked}`"
+        if readers := self._users([reader for pair in edges if self._may_be_reversed(pair) for reader in pair[1:]]):
+            yield f"in {readers}, declare `Read(previous=True)` for what an earlier moment may have left"
+        if classes := self._users([i for pair in edges if self._is_derived(pair) for i in pair]):
+            yield f"in {classes}, narrow a handler that touches less with `@on(..., access={{...}})`"
+
+    def _is_derived(self, pair: Pair) -> bool:
+        """Tell whether an edge follows from reads and writes alone."""
+        return all(" writes `" in reason for reason in self._relations[pair])
+
+    def _may_be_reversed(self, pair: Pair) -> bool:
+        """Tell whether the reader can run first: a stated order outweighs a derived one.
+
+        It cannot where it reads a value of the step that exists only once the writer has written it.
+        """
+        written = [name for reason in self._relations[pair] for name in re.findall(r" writes `step\.(\w+)", reason)]
+        return self._is_derived(pair) and set(written) <= {*ENGINE_STEP_NAMES, *step_names(BUILTIN_PHASES)}
+
+    def _is_users(self, i: int) -> bool:
+        return self._declared[i].cls.__module__.partition(".")[0] != "fluxcb"
+
+    def _users(self, positions: Sequence[int]) -> str:
+        """Return the names of the user's own classes among those of some callbacks, as `A` or `B`."""
+        return " or ".join(dict.fromkeys(f"`{self._class(i)}`" for i in sorted(positions) if self._is_users(i)))
+
+    def _class(self, i: int) -> str:
+        return self._declared[i].cls.__name__
+
+    def _cycles_with(self, stated: Pair) -> int:
+        """Return how many cycles there would be if `in_order` stated the order of one more pair."""
+        import networkx as nx
+
+        graph = nx.DiGraph([stated, *(pair for pair in self._relations if pair != stated[::-1])])
+        return sum(len(members) > 1 for members in nx.strongly_connected_components(graph))
+
+    def _labels(self, positions: Sequence[int]) -> str:
+        return ", ".join(self._declared[i].label for i in positions)

@@ -1,0 +1,476 @@
+"""For every class of error: a program that raises it, each fix that its message suggests, and the program so fixed.
+
+A case has the whole `fix` of its message, and for each line of it the program with that edit. Code between backticks
+is taken from the message itself, so that a message and what is tried here cannot drift apart.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import (
+    Append,
+    Callback,
+    Learner,
+    NoConflict,
+    NotDefined,
+    Read,
+    RunFirst,
+    Unresolvable,
+    Write,
+    _errors,
+    in_order,
+    on,
+)
+from fluxcb._check.source_audit import audit_source
+from fluxcb._declare.declared import declare
+from fluxcb.callbacks import Checkpointer, Recorder
+from fluxcb.checkpoints import load_params
+from fluxcb.events import BackwardEnd, Event, StepEnd
+from fluxcb.phases import TrainingPhase
+
+XS = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
+BATCHES = [(x, 3 * x) for x in np.split(XS, 4)]
+
+Fixed = Callable[..., Any]
+"""A program that is given the pieces of code in one line of a message."""
+
+
+@dataclass
+class Case:
+    """A program that raises an error, and for each line of the error's `fix` the program with that edit."""
+
+    kind: type[Exception]
+    broken: Callable[[], Any]
+    fixed: Mapping[str, Fixed]
+
+
+CASES: dict[str, Callable[[Path], Case]] = {}
+"""By name of the class and, where it has several, what they are about; each makes its case in an empty directory."""
+
+
+def case(function: Callable[[Path], Case]) -> Callable[[Path], Case]:
+    CASES[function.__name__] = function
+    return function
+
+
+def code(line: str) -> list[str]:
+    return re.findall(r"`(.+?)`", line)
+
+
+def evaluated(source: str, **names: Any) -> Any:
+    names = {"fluxcb": fluxcb, "Append": Append, "Read": Read, "Write": Write, "in_order": in_order, **names}
+    return eval(source, names)  # noqa: S307 - of the messages' own text
+
+
+def learner(*callbacks: Any, **options: Any) -> Learner:
+    model = (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"])
+    loss = options.pop("loss_fn", lambda outputs, ys: jnp.mean((outputs - ys) ** 2))
+    given = {"data": BATCHES, "callbacks": callbacks, "default_callbacks": False, **options}
+    return Learner(model, loss, optax.sgd(0.1), **given)
+
+
+def check(*callbacks: Any) -> Any:
+    return fluxcb.check(callbacks, default_callbacks=False)
+
+
+def made(name: str, access: Any, event: type[Event] = StepEnd, act: Any = None, **body: Any) -> type[Callback]:
+    """Return a class of callbacks with one handler."""
+
+    def handle(self, event, phase, learner):
+        if act is not None:
+            act(learner)
+
+    body = {"stateaccess": lambda self: access, "handle": on(event, TrainingPhase)(handle), **body}
+    return type(name, (Callback,), body)
+
+
+def passing() -> Any:
+    """Return a function that can be a handler, and does nothing."""
+
+    def passes(self, event, phase, learner): ...
+
+    return passes
+
+
+# --- declarations -----------------------------------------------------------------------------------------------------
+
+
+@case
+def DeclarationError(folder: Path) -> Case:  # noqa: N802 - the class's name
+    def define(name: str) -> type[Callback]:
+        return type("Printer", (Callback,), {name: lambda self: {"step": {"loss": Read()}}})
+
+    line = "rename it to `stateaccess`, or to something less alike if you mean another method"
+    return Case(fluxcb.DeclarationError, lambda: define("state_access"), {line: define})
+
+
+@case
+def AmbiguityError(folder: Path) -> Case:  # noqa: N802
+    def define(*added: Any) -> type[Callback]:
+        handlers = {f"handle{i}": decorator(passing()) for i, decorator in enumerate(added)}
+        return type("Watcher", (Callback,), handlers)
+
+    two = [on(StepEnd), on(Event, TrainingPhase)]
+
+    def fixed(source: str) -> Any:
+        return define(*two, evaluated(source.removeprefix("@"), on=on, StepEnd=StepEnd, TrainingPhase=TrainingPhase))
+
+    line = "add a handler for `@on(StepEnd, TrainingPhase)` that says what should happen there"
+    return Case(fluxcb.AmbiguityError, lambda: define(*two), {line: fixed})
+
+
+# --- sets of callbacks ------------------------------------------------------------------------------------------------
+
+
+@case
+def CheckError(folder: Path) -> Case:  # noqa: N802
+    def settled(answer: Callable[[Any, Any], Any]) -> Any:
+        access = {"cbstate": {"total": Write()}}
+        one = made("One", access, resolveconflict=answer, init=lambda self, learner: None)
+        return check(one(), made("Other", access)())
+
+    def fixed() -> None:
+        settled(lambda one, other: NoConflict())
+        settled(lambda one, other: RunFirst(one))
+        settled(lambda one, other: RunFirst(other))
+        for answer in (NotDefined(), Unresolvable()):  # which leave the conflict as it is
+            with pytest.raises(fluxcb.ConflictError):
+                settled(lambda one, other, answer=answer: answer)
+
+    line = "return NotDefined(), Unresolvable(), NoConflict(), or RunFirst(one of the two callbacks)"
+    return Case(fluxcb.CheckError, lambda: settled(lambda one, other: "first"), {line: fixed})
+
+
+@case
+def ConflictError(folder: Path) -> Case:  # noqa: N802
+    def pair(permission: Any = Write(), **body: Any) -> tuple[Callback, Callback]:  # noqa: B008
+        access = {"cbstate": {"total": permission}}
+        return made("Adds", access)(), made("Halves", access, **body)()
+
+    def ordered(source: str) -> Any:
+        adds, halves = pair()
+        return check(evaluated(source.replace("()", ""), in_order=in_order, Adds=adds, Halves=halves))
+
+    def after(method: str, returned: str) -> Any:
+        adds, _ = pair()
+        assert method == "Halves.runafter()"
+        body = {"runafter": lambda self: evaluated(returned, Adds=type(adds))}
+        return check(adds, pair(**body)[1])
+
+    return Case(
+        fluxcb.ConflictError,
+        lambda: check(*pair()),
+        {
+            "put them in the list as `in_order(Adds(), Halves())`": ordered,
+            "make `Halves.runafter()` return `(Adds,)`": after,
+            "declare `Append()` in both, if they only add what does not depend on order": lambda source: check(
+                *pair(evaluated(source))
+            ),
+        },
+    )
+
+
+@case
+def CycleError(folder: Path) -> Case:  # noqa: N802
+    def pair(previous: bool = False, **narrowed: Any) -> dict[str, Callback]:
+        ping = {"cbstate": {"ping": Write(), "pong": Read(previous=previous)}}
+        pong = {"cbstate": {"pong": Write(), "ping": Read()}}
+        return {"Ping": made("Ping", ping, **narrowed)(), "Pong": made("Pong", pong)()}
+
+    def ordered(source: str) -> Any:
+        both = pair()
+        return check(evaluated(source.replace("()", ""), **both))
+
+    def narrowed(*source: str) -> Any:
+        narrow = on(StepEnd, TrainingPhase, access={"cbstate": {"ping": Write()}})(passing())
+        return check(*pair(handle=narrow).values())
+
+    return Case(
+        fluxcb.CycleError,
+        lambda: check(*pair().values()),
+        {
+            "put them in the list as `in_order(Ping(), Pong())`": ordered,
+            "put them in the list as `in_order(Pong(), Ping())`": ordered,
+            "in `Ping` or `Pong`, declare `Read(previous=True)` for what an earlier moment may have left": (
+                lambda ping, pong, source: check(*pair(previous=evaluated(source).previous).values())
+            ),
+            "in `Ping` or `Pong`, narrow a handler that touches less with `@on(..., access={...})`": narrowed,
+        },
+    )
+
+
+@case
+def MissingStateError(folder: Path) -> Case:  # noqa: N802
+    show = made("HistoryPrinter", {"cbstate": {"history": Read()}})
+    return Case(
+        fluxcb.MissingStateError,
+        lambda: check(show()),
+        {
+            "add `Recorder()` to the callbacks, which creates it": lambda source: check(
+                show(), evaluated(source, Recorder=Recorder)
+            )
+        },
+    )
+
+
+class Watch(Callback):
+    """Reads what it does not declare, at some later step."""
+
+    access: Any = {"step": {"loss": Read()}}
+
+    def stateaccess(self):
+        return self.access
+
+    @on
+    def show(self, event: StepEnd, phase: TrainingPhase, learner):
+        if learner.progress.step % 1000 == 0:
+            print(learner.step.loss, learner.params)
+
+
+@case
+def UndeclaredAccessError(folder: Path) -> Case:  # noqa: N802
+    def audit(access: Any) -> None:
+        watch = Watch()
+        watch.access = access
+        problems = audit_source(declare([watch])[0]).problems
+        if problems:
+            raise problems[0]
+
+    def fixed(source: str, method: str) -> None:
+        assert method == "Watch.stateaccess"
+        audit({**Watch.access, **evaluated(source)})
+
+    line = 'add `{"params": Read()}` to `Watch.stateaccess`'
+    return Case(fluxcb.UndeclaredAccessError, lambda: audit(Watch.access), {line: fixed})
+
+
+@case
+def UnknownStateError(folder: Path) -> Case:  # noqa: N802
+    def reads(name: str) -> Any:
+        return check(made("Prints", {"step": {name: Read()}})())
+
+    names = "batch, grads, hold, loss, outputs, skip, stop, updates, xs, ys"
+    return Case(
+        fluxcb.UnknownStateError,
+        lambda: reads("lsos"),
+        {f"name one of {names}": lambda: [reads(name) for name in names.split(", ")]},
+    )
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+@case
+def AccessError(folder: Path) -> Case:  # noqa: N802
+    def run(access: Any) -> Any:
+        peeker = made("Peeker", access, act=lambda learner: (learner.step.loss, learner.params))
+        return learner(peeker()).fit(1)
+
+    declared = {"step": {"loss": Read()}}
+    line = 'add `{"params": Read()}` to `stateaccess`'
+    return Case(
+        fluxcb.AccessError, lambda: run(declared), {line: lambda source, method: run({**declared, **evaluated(source)})}
+    )
+
+
+@case
+def AccessError_misspelt(folder: Path) -> Case:  # noqa: N802
+    def run(access: Any, path: str) -> Any:
+        peeker = made("Peeker", access, act=lambda learner: evaluated(path, learner=learner))
+        return learner(peeker()).fit(1)
+
+    def fixed(path: str, before: str, access: str, method: str) -> Any:
+        assert (before, method) == ("learner.parms", "stateaccess")
+        return run(evaluated(access), path)
+
+    line = 'write `learner.params` instead of `learner.parms`, and add `{"params": Read()}` to `stateaccess`'
+    return Case(fluxcb.AccessError, lambda: run({}, "learner.parms"), {line: fixed})
+
+
+@case
+def TraceError(folder: Path) -> Case:  # noqa: N802
+    access = {"step": {"loss": Read(), "skip": Append()}}
+
+    def skip_if(learner):
+        if learner.step.loss > 100:
+            learner.step.skip = True
+
+    def skip_where(learner):
+        learner.step.skip = jnp.where(learner.step.loss > 100, True, False)
+
+    def look(learner):
+        if learner.step.loss > 100:
+            pass
+
+    def traced(act: Any) -> Any:
+        return learner(made("Skips", access, BackwardEnd, act)()).fit(1)
+
+    return Case(
+        fluxcb.TraceError,
+        lambda: traced(skip_if),
+        {
+            "stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value": (
+                lambda where, statement: traced(skip_where)
+            ),
+            "read the value in a host handler, at StepEnd": lambda: learner(
+                made("Looks", {"step": {"loss": Read()}}, StepEnd, look)()
+            ).fit(1),
+        },
+    )
+
+
+@case
+def DataError(folder: Path) -> Case:  # noqa: N802
+    class Again:
+        def __iter__(self):
+            return iter(BATCHES)
+
+    line = "give something that can be iterated again: a list, a dataset, a class with `__iter__`"
+    return Case(
+        fluxcb.DataError,
+        lambda: learner(data=(batch for batch in BATCHES)).fit(2),
+        {line: lambda method: [learner(data=data).fit(2) for data in (BATCHES, Again())]},
+    )
+
+
+@case
+def StateLostError(folder: Path) -> Case:  # noqa: N802
+    def fails(outputs, ys):
+        def weigh(x):
+            raise RuntimeError("the disk is full")
+
+        loss = jnp.mean((outputs - ys) ** 2)
+        return loss * jax.pure_callback(weigh, jax.ShapeDtypeStruct((), jnp.float32), jax.lax.stop_gradient(loss))
+
+    def broken() -> Any:
+        learner(Checkpointer(folder)).fit(1)
+        lost = learner(loss_fn=fails)
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            lost.fit(1)
+        return lost.params
+
+    def fixed() -> None:
+        new = learner(Checkpointer(folder))
+        new.restore(folder)
+        assert new.step == 4
+        new.fit(1)
+
+    return Case(fluxcb.StateLostError, broken, {"build a new Learner, and restore a checkpoint": fixed})
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@case
+def CheckpointError(folder: Path) -> Case:  # noqa: N802
+    run = folder / "run"
+
+    def broken() -> Any:
+        learner(Checkpointer(run)).fit(1)
+        return learner(Checkpointer(run)).fit(1)
+
+    def resumed(source: str) -> None:
+        again = learner(Checkpointer(run))
+        evaluated(source.replace("...", "2"), learner=again)
+        assert again.step == 8
+
+    def new_run() -> None:
+        learner(Checkpointer(folder / "other")).fit(1)
+        shutil.rmtree(run)
+        learner(Checkpointer(run)).fit(1)
+
+    return Case(
+        fluxcb.CheckpointError,
+        broken,
+        {
+            "continue that run: `learner.fit(..., resume=True)`": resumed,
+            "start a new run: use another directory, or delete this one": new_run,
+        },
+    )
+
+
+@case
+def CheckpointCorruptError(folder: Path) -> Case:  # noqa: N802
+    def broken() -> Any:
+        learner(Checkpointer(folder)).fit(1)
+        (folder / "4").rename(folder / "5")
+        return load_params(folder / "5")
+
+    def fixed() -> Any:
+        (folder / "5").rename(folder / "4")
+        return load_params(folder / "4")
+
+    return Case(_errors.CheckpointCorruptError, broken, {"give it back its name": fixed})
+
+
+@case
+def ResumeError(folder: Path) -> Case:  # noqa: N802
+    def broken() -> Any:
+        learner(Checkpointer(folder)).fit(1)
+        return learner(Recorder()).restore(folder)
+
+    def as_it_was() -> None:
+        learner(Checkpointer(folder)).restore(folder)
+
+    def allowed(call: str) -> None:
+        other = learner(Recorder())
+        evaluated(call.replace("(...)", "('callbacks', 'data')"), learner=other)
+        other.fit(1)
+
+    def params(call: str) -> None:
+        assert evaluated(call)["w"].shape == (1, 1)
+
+    path = str(folder)
+    return Case(
+        _errors.ResumeError,
+        broken,
+        {
+            "build the Learner as it was when the run began": as_it_was,
+            f"say what is meant to differ: `learner.restore({path!r}, allow=(...))`, of ('callbacks', 'data')": allowed,
+            f"take the parameters only: `fluxcb.checkpoints.load_params({path!r})`": params,
+        },
+    )
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def test_every_error_class_has_a_case():
+    """`FluxcbError` itself is raised only where a run was ended on purpose, which no edit of the program mends."""
+    classes = {name for name in _errors.__all__ if isinstance(getattr(_errors, name), type)}
+    assert {name.partition("_")[0] for name in CASES} == classes - {"FluxcbError"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_fix_that_is_suggested_works(name, tmp_path):
+    found = CASES[name](tmp_path)
+    with pytest.raises(found.kind) as raised:
+        found.broken()
+    assert type(raised.value) is found.kind
+    assert raised.value.fix == tuple(found.fixed)
+    for line, fixed in found.fixed.items():
+        fixed(*code(line))
+
+
+def test_an_error_that_holds_several_is_mended_by_the_fixes_of_all(tmp_path):
+    conflict, missing = (CASES[name](tmp_path) for name in ("ConflictError", "MissingStateError"))
+    adds = made("Adds", {"cbstate": {"total": Write()}})
+    show = made("HistoryPrinter", {"cbstate": {"history": Read()}})
+    other = made("Halves", {"cbstate": {"total": Write()}})
+    with pytest.raises(fluxcb.CheckError) as raised:
+        check(adds(), other(), show())
+    one, two = raised.value.problems
+    assert (one.fix, two.fix) == (tuple(conflict.fixed), tuple(missing.fixed))
+    (ordered,), (added,) = code(one.fix[0]), code(two.fix[0])
+    check(evaluated(ordered, Adds=adds, Halves=other), show(), evaluated(added, Recorder=Recorder))
