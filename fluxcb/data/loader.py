@@ -15,7 +15,7 @@ __all__ = ["ArrayLoader"]
 
 _WHERE = "fluxcb.data.ArrayLoader(arrays, batch_size)"
 
-_CURES = dict.fromkeys(
+_CURES: dict[str, str] = dict.fromkeys(
     ("x", "y", "xs", "ys", "inputs", "targets", "arrays"),
     "pass the arrays by position: `ArrayLoader(xs, ys, batch_size=32)`",
 )

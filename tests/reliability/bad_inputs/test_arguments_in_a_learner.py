@@ -100,8 +100,8 @@ def test_with_a_learner(callback, kind, first, refuses):
     [
         (
             lambda: cb.EarlyStopping(3, metric="acuracy"),
-            "EarlyStopping(('validation/acuracy', NumberSinceBest(n=3))) watches `validation/acuracy`, which no callback "
-            "provides.",
+            "EarlyStopping(('validation/acuracy', NumberSinceBest(n=3))) watches `validation/acuracy`, which no "
+            "callback provides.",
         ),
         (
             lambda: cb.EarlyStopping(3, phase="valid"),
