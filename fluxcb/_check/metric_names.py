@@ -36,10 +36,10 @@ class MetricNames:
         self._of_phase: dict[type[Phase], list[str]] = {phase: [] for phase in self.phases}
         run = {phase.name for phase in self.phases}
         for declared in self.declared:
-            others = [phase for phase in declared.callback.metric_phases() if phase.name not in run]
-            for phase in (*self.phases, *others):
+            own = {phase.name: phase for phase in declared.callback.metric_phases()}
+            for phase in (*self.phases, *(phase for name, phase in own.items() if name not in run)):
                 for name in _names(declared, "provided_metrics", phase) or ():
-                    if phase in self._of_phase:
+                    if phase.name not in own:  # else they are not made by the phase
                         self._of_phase[phase].append(name)
                     providers = self.providers.setdefault((phase.name, name), [])
                     if declared not in providers:  # two phases may have one name

@@ -281,7 +281,8 @@ def test_a_runner_with_the_name_of_a_phase_that_is_measured(refused):
     ):
         check(Metrics(), runner)
     check(Metrics(), InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))
-    check(Metrics(), InferenceRunner(BATCHES, ClassificationError(), name="validation"))
+    errors = InferenceRunner(BATCHES, ClassificationError(), name="validation")
+    check(Metrics(), errors, Watches("validation/error"), LogMetrics(), Monitors())
 
 
 def test_two_that_log_the_metrics(refused):
