@@ -36,10 +36,10 @@ class MetricNames:
         self._of_phase: dict[type[Phase], list[str]] = {phase: [] for phase in self.phases}
         run = {phase.name for phase in self.phases}
         for declared in self.declared:
-            others = [phase for phase in declared.callback.metric_phases() if phase.name not in run]
-            for phase in (*self.phases, *others):
+            own = {phase.name: phase for phase in declared.callback.metric_phases()}
+            for phase in (*self.phases, *(phase for name, phase in own.items() if name not in run)):
                 for name in _names(declared, "provided_metrics", phase) or ():
-                    if phase in self._of_phase:
+                    if phase.name not in own:  # else they are not made by the phase
                         self._of_phase[phase].append(name)
                     providers = self.providers.setdefault((phase.name, name), [])
                     if declared not in providers:  # two phases may have one name
@@ -78,7 +78,10 @@ class MetricNames:
 
     def _unprovided(self, declared: Declared, watched: Any) -> CheckError:
         nearest = self._nearest(watched)
-        fix = [f'write "{nearest}" as the metric' if nearest else "watch one of these metrics instead"]
+        fix = ["watch one of these metrics instead"]
+        if nearest:
+            alone = "" if nearest.startswith(f"{watched.phase}/") else ", without `phase=`"
+            fix = [f'write "{nearest}" as the metric{alone}']
         if any(phase.name == watched.phase for phase in self.phases):
             fix.append(f'add the metric: `Metrics(Metric(fn, name="{watched.metric}"))`')
         elif not any(phase == watched.phase for phase, _ in self.providers):
@@ -127,7 +130,10 @@ class MetricNames:
             yield MissingStateError(
                 f"{declared.label} watches `{watched}`, but the Learner has no data for {phase}.",
                 why="a metric that never has a value decides nothing",
-                fix=[f"give the Learner data for it: `{give}`", *(f'write "{name}" as the metric' for name in others)],
+                fix=[
+                    f"give the Learner data for it: `{give}`",
+                    *(f'write "{name}" as the metric, without `phase=`' for name in others),
+                ],
             )
 
     # -- names that two callbacks use -----------------------------------------------------------

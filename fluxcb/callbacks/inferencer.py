@@ -72,8 +72,11 @@ class Inferencer:
         return {}
 
     def statistics(self) -> Collection[str] | None:
-        """Return the names of the statistics that `after` returns, or None if they are not known before."""
-        return None
+        """Return the names of the statistics that `after` returns, or None if the names are made in a round.
+
+        Names that are known are checked when the Learner is built: those that other callbacks watch must exist.
+        """
+        return () if type(self).after is Inferencer.after else None
 
     def abandon(self) -> None:
         """Drop what was gathered: the round failed."""

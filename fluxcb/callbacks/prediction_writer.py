@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,10 @@ class PredictionWriter(Inferencer):
                 line = {"index": self._samples + row, **{c: _finite(array[row].tolist()) for c, array in rows.items()}}
                 self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._samples += samples
+
+    def statistics(self) -> Collection[str]:
+        """Return no names: it has no statistics."""
+        return ()
 
     def after(self) -> Mapping[str, float]:
         """Put the file in its place."""

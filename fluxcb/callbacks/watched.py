@@ -16,7 +16,8 @@ class Watched:
     """A metric that decides about something, by the name under which it is logged: `validation/loss`.
 
     A callback makes one with `Watched.named` from what its user wrote, declares `Read()` on `cbstate.metrics_epoch`,
-    and asks `at` at Trigger, behind the epoch's validation and every `InferenceRunner`.
+    and calls `at` at Trigger, after the epoch's validation and every `InferenceRunner`. It returns the metric from
+    `watched_metrics`, so that a metric that no callback provides is an error when the Learner is built.
 
     Attributes:
         phase: The phase's name; of an `InferenceRunner`, the runner's.
@@ -38,6 +39,9 @@ class Watched:
         ...
         ...     def stateaccess(self):
         ...         return {"cbstate": {"metrics_epoch": Read()}}
+        ...
+        ...     def watched_metrics(self):
+        ...         return (self.watched,)
         ...
         ...     @on(Trigger, AbstractTrainingPhase)
         ...     def show(self, event, phase, learner):

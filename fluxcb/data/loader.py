@@ -15,7 +15,7 @@ __all__ = ["ArrayLoader"]
 
 _WHERE = "fluxcb.data.ArrayLoader(arrays, batch_size)"
 
-_CURES = dict.fromkeys(
+_CURES: dict[str, str] = dict.fromkeys(
     ("x", "y", "xs", "ys", "inputs", "targets", "arrays"),
     "pass the arrays by position: `ArrayLoader(xs, ys, batch_size=32)`",
 )
@@ -48,7 +48,7 @@ class ArrayLoader:
 
     Raises:
         DataError: The arrays differ in their leading axis, are empty, or make no whole batch under `drop_last`.
-        DeclarationError: `batch_size` or `seed` is not a number that can be meant.
+        DeclarationError: `batch_size` is missing, or `batch_size` or `seed` is not a number that can be meant.
 
     Example:
         >>> loader = ArrayLoader((np.arange(5), np.arange(5) ** 2), 2, shuffle=False)
@@ -81,9 +81,11 @@ class ArrayLoader:
         import jax  # here and not above, so that importing fluxcb.data stays cheap
 
         if batch_size is None:
-            *more, batch_size = _ending_in_batch_size(more)
-        if more:
-            arrays = (arrays, *more)
+            *others, batch_size = _ending_in_batch_size(more)
+        else:
+            others = list(more)
+        if others:
+            arrays = (arrays, *others)
         self.batch_size = _whole_number("batch_size", batch_size, at_least=1)
         self.seed = _whole_number("seed", seed, at_least=0)
         self.shuffle = shuffle
@@ -184,10 +186,10 @@ class _Batches(Iterator[Any]):
 
 
 def _ending_in_batch_size(more: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments behind the first arrays, which end in the batch size.
+    """Return the arguments after the first arrays; the last one is the batch size.
 
     Raises:
-        DeclarationError: They end in arrays.
+        DeclarationError: The last argument is an array or a container, or there is none.
     """
     if more and not (isinstance(more[-1], list | tuple | Mapping) or getattr(more[-1], "shape", ())):
         return more

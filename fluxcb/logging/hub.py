@@ -308,10 +308,8 @@ class _UsedHub(MonitorHub):
 
     __slots__ = ("_user",)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        hub = object.__new__(MonitorHub)
-        hub.__dict__ = self.__dict__
-        return hub.__reduce_ex__(protocol)
+    def __reduce__(self) -> Any:
+        return MonitorHub, (self.limit,), self.__getstate__()
 
 
 def _made(name: str, make: Callable[..., Loggable], *args: Any) -> Loggable:

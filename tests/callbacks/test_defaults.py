@@ -1,3 +1,6 @@
+import json
+import re
+
 import pytest
 
 import fluxcb
@@ -7,9 +10,11 @@ from fluxcb.callbacks import (
     AccumulateGradients,
     DynamicLossScale,
     FitSummary,
+    LogMetrics,
     LossSpikeGuard,
     Metrics,
     MetricsPrinter,
+    Monitors,
     ParameterEMA,
     ProgressBar,
     Recorder,
@@ -20,6 +25,7 @@ from fluxcb.callbacks import (
     default_callbacks,
     with_defaults,
 )
+from fluxcb.logging import JSONLinesBackend
 
 
 class QuietBar(ProgressBar):
@@ -38,6 +44,46 @@ def test_defaults_are_added_behind_and_only_where_missing():
     assert added[:3] == given
     assert [type(c) for c in added[3:]] == [Recorder, StopOnNaNLoss, FitSummary]
     assert [type(c) for c in with_defaults([])] == [type(c) for c in default_callbacks()]
+
+
+@pytest.mark.parametrize(
+    ("given", "added"),
+    [
+        ([Monitors()], [LogMetrics]),
+        ([in_order(Monitors(), Recorder())], [LogMetrics]),
+        ([Monitors(), every(LogMetrics(steps=False), epochs=2)], []),
+        ([], []),
+    ],
+)
+def test_a_log_has_the_metrics_by_default(given, added):
+    logs = [c for c in with_defaults(given) if isinstance(c, LogMetrics)]
+    assert [type(c) for c in logs if c not in given] == added
+    fluxcb.check(given)
+
+
+def test_one_line_logs_the_metrics(build, tmp_path):
+    learner = build([Monitors(JSONLinesBackend(tmp_path / "log.jsonl"))], default_callbacks=True)
+    learner.fit(1)
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    metrics = learner.cbstate["metrics_epoch"]["training"]
+    assert [set(record) - {"step", "epoch", "time"} for record in records] == [
+        *[{"training/step/loss"}] * (len(records) - 1),
+        {"training/step/loss", "training/loss"},
+    ]
+    assert records[-1]["training/loss"] == metrics.last("loss")
+
+
+def test_a_log_that_would_be_empty_is_a_warning(build, tmp_path):
+    backend = JSONLinesBackend(tmp_path / "log.jsonl")
+    text = (
+        f"Monitors({backend!r}) has backends, but no callback logs anything, so the log will be empty. "
+        "Add `LogMetrics()` to the callbacks."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$") as caught:
+        learner = build([Metrics(), Monitors(backend)])
+    assert len(caught) == 1
+    learner.callbacks.add(LogMetrics())  # the fix, without a warning
+    build([Metrics(), Monitors()])  # without a backend, there is no log
 
 
 @pytest.mark.parametrize("bad", [3, "Recorder", Recorder, Recorder(), None])

@@ -301,7 +301,7 @@ def test_a_phase_without_data_is_an_error_at_construction(refused):
         "EarlyStopping(NumberSinceBest(n=3)) watches `validation/loss`, but the Learner has no data for validation.\n"
         "  why:   a metric that never has a value decides nothing\n"
         "  fix:   give the Learner data for it: `data=(training, validation)`\n"
-        '     or: write "training/loss" as the metric',
+        '     or: write "training/loss" as the metric, without `phase=`',
     ):
         build("loss", data=batches)
     # each of the fixes, and the sets in which the data comes from elsewhere

@@ -151,7 +151,8 @@ def test_the_nearest_name_that_works(metric, nearest):
     with pytest.raises(MissingStateError) as caught:
         check(*others, Watches(metric))
     assert f" Did you mean `{nearest}`?" in caught.value.what
-    assert caught.value.fix[0] == f'write "{nearest}" as the metric'
+    alone = "" if str(Watched.named(metric, None, "")).split("/")[0] == nearest.split("/")[0] else ", without `phase=`"
+    assert caught.value.fix[0] == f'write "{nearest}" as the metric{alone}'
     check(*others, Watches(nearest))
 
 
@@ -161,7 +162,7 @@ def test_a_phase_that_is_not_run(refused):
         "Watches(mine/loss) watches `mine/loss`, which no callback provides. Did you mean `training/loss`?\n"
         "  where: the callbacks provide `training/loss`, `validation/loss`\n"
         f"{WHY}"
-        '  fix:   write "training/loss" as the metric\n'
+        '  fix:   write "training/loss" as the metric, without `phase=`\n'
         '     or: add a callback that provides it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="mine")`',
     ):
         check(Metrics(), Watches("loss", PhaseOfMine))
@@ -280,7 +281,8 @@ def test_a_runner_with_the_name_of_a_phase_that_is_measured(refused):
     ):
         check(Metrics(), runner)
     check(Metrics(), InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))
-    check(Metrics(), InferenceRunner(BATCHES, ClassificationError(), name="validation"))
+    errors = InferenceRunner(BATCHES, ClassificationError(), name="validation")
+    check(Metrics(), errors, Watches("validation/error"), LogMetrics(), Monitors())
 
 
 def test_two_that_log_the_metrics(refused):

@@ -255,7 +255,7 @@ def test_two_fits_are_one_log_and_so_are_those_after_close(tmp_path):
 
 def test_the_log_of_another_run_is_an_error_before_the_first_step(tmp_path):
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
-    learner = testlearner(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")))
+    learner = testlearner(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")), Puts({}))
     with pytest.raises(DeclarationError, match=r"there is a log at .* already, and this run is a new one\."):
         learner.fit(1)
     assert learner.step == 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluxcb import DeclarationError, TraceError, when
+from fluxcb import DeclarationError, MissingStateError, TraceError, when
 from fluxcb import callbacks as cb
 from fluxcb.events import StepEnd
 from fluxcb.testing import EventLog, testlearner
@@ -100,15 +100,18 @@ def test_with_a_learner(callback, kind, first, refuses):
     [
         (
             lambda: cb.EarlyStopping(3, metric="acuracy"),
-            "EarlyStopping watches `validation/acuracy`, which has no value in epoch 1.",
+            "EarlyStopping(('validation/acuracy', NumberSinceBest(n=3))) watches `validation/acuracy`, which no "
+            "callback provides.",
         ),
         (
             lambda: cb.EarlyStopping(3, phase="valid"),
-            "EarlyStopping watches `valid/loss`, which has no value in epoch 1. Did you mean `validation`?",
+            "EarlyStopping(('valid/loss', NumberSinceBest(n=3))) watches `valid/loss`, which no callback provides. "
+            "Did you mean `validation/loss`?",
         ),
         (
             lambda: cb.ReduceLROnPlateau(metric="los"),
-            "ReduceLROnPlateau watches `validation/los`, which has no value in epoch 1. Did you mean `loss`?",
+            "ReduceLROnPlateau(0.1, patience=10, metric='validation/los') watches `validation/los`, which no callback "
+            "provides. Did you mean `validation/loss`?",
         ),
     ],
     ids=["metric", "phase", "plateau"],
@@ -116,6 +119,6 @@ def test_with_a_learner(callback, kind, first, refuses):
 def test_statistics_that_nobody_makes(callback, first, refuses):
     def make(log):
         trained_by = [log, cb.Metrics(), cb.Recorder(), callback()]
-        testlearner(*trained_by, batches=2, validation_batches=1).fit(1)
+        testlearner(*trained_by, batches=2, validation_batches=1)
 
-    refuses(make, DeclarationError, first)
+    refuses(make, MissingStateError, first)
