@@ -42,6 +42,10 @@ class ByPhase(Generic[T]):
             found = self.entries[name] = self.make()
         return found
 
+    def cbstate_part(self, name: str, *, writable: bool) -> T:
+        """Return what `cbstate.<entry>.<name>` is: the entry of a phase."""
+        return self.entry(name) if writable else self[name]
+
     def __getitem__(self, phase: Phase | type[Phase] | str) -> T:
         name = phase if isinstance(phase, str) else _name_of(phase)
         return self.entries[name] if name in self.entries else self.make()  # looking leaves no trace

@@ -25,9 +25,17 @@ class EpochValues:
     def cut(self, epoch: int) -> None:
         """Drop the values of epochs after this one."""
         for name, pairs in self.values.items():
-            if pairs[-1][0] > epoch:
+            if pairs and pairs[-1][0] > epoch:
                 self.values[name] = [pair for pair in pairs if pair[0] <= epoch]
         self.values = {name: pairs for name, pairs in self.values.items() if pairs}
+
+    def cbstate_part(self, name: str, *, writable: bool) -> list[tuple[int, float]]:
+        """Return what `cbstate.metrics_epoch.<phase>.<name>` is: the pairs of a metric.
+
+        Raises:
+            KeyError: It has none, and none are to be added.
+        """
+        return self.values.setdefault(name, []) if writable else self.values[name]
 
     def last(self, name: str) -> float:
         """Return a metric's latest value.
@@ -35,6 +43,8 @@ class EpochValues:
         Raises:
             KeyError: It has none.
         """
+        if not self.values[name]:
+            raise KeyError(name)
         return self.values[name][-1][1]
 
     def at(self, epoch: int) -> dict[str, float]:
@@ -109,6 +119,14 @@ class StepValues:
         for name, values in self.values.items():
             values.extend(columns.get(name) or [nan] * len(steps))
         self.steps.extend(steps)
+
+    def cbstate_part(self, name: str, *, writable: bool) -> list[float]:
+        """Return what `cbstate.metrics_step.<phase>.<name>` is: the values of a metric.
+
+        Raises:
+            KeyError: It has none.
+        """
+        return self.values[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return steps, values by metric, and the last step looked at."""
