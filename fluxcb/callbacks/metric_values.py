@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fluxcb._errors import did_you_mean
+
 __all__ = ["EpochValues", "StepValues"]
 
 
@@ -68,6 +70,9 @@ class EpochValues:
 
     def __getitem__(self, name: str) -> list[tuple[int, float]]:
         return self.values[name]
+
+    def __getattr__(self, name: str) -> list[tuple[int, float]]:  # `values.loss`
+        return _by_attribute(self, name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
@@ -139,6 +144,9 @@ class StepValues:
     def __getitem__(self, name: str) -> list[float]:
         return self.values[name]
 
+    def __getattr__(self, name: str) -> list[float]:  # `values.loss`
+        return _by_attribute(self, name)
+
     def __contains__(self, name: object) -> bool:
         return name in self.values
 
@@ -158,3 +166,10 @@ class StepValues:
 
     def __repr__(self) -> str:
         return f"StepValues({len(self.steps)} steps of {', '.join(self.values) or 'nothing'})"
+
+
+def _by_attribute(values: EpochValues | StepValues, name: str) -> Any:
+    held = vars(values).get("values", {})  # a copy that is being made has none yet
+    if name in held:
+        return held[name]
+    raise AttributeError(f"{type(values).__name__} has no `{name}`.{did_you_mean(name, held)}")

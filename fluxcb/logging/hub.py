@@ -138,7 +138,7 @@ class MonitorHub:
 
     def cbstate_part(self, name: str, *, writable: bool) -> _Named:
         """Return what `cbstate.monitors.<name>` is: this hub's methods for one name."""
-        return _Named(self, name)
+        return self[name]
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -177,6 +177,14 @@ class MonitorHub:
                 fix=f'ask before: `if "{name}" in learner.cbstate.monitors`',
             )
         return self._series[name]
+
+    def __getitem__(self, name: str) -> _Named:
+        return _Named(self, name)
+
+    def __getattr__(self, name: str) -> _Named:  # `monitors.loss`, of names that were put
+        if name.startswith("_") or name not in self._series:
+            raise AttributeError(f"{type(self).__name__} has no `{name}`.")
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._series
