@@ -7,7 +7,7 @@ from typing import Any
 
 from fluxcb._check.graph import CallbackGraph, moment_name
 from fluxcb._check.metric_names import MetricNames
-from fluxcb._declare.access import Append, Permission, Read, dotted, lookup, overlap, writes
+from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import Declared, Handler, declare
 from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
@@ -127,30 +127,61 @@ def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[s
 
 def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
     """Find shared state that is read, or appended to, and that no callback creates."""
-    written: dict[str, list[tuple[StatePath, Permission]]] = {}  # by the entry's name: others share nothing
+    # By the entry's name, because others share nothing.
+    created: dict[str, list[tuple[StatePath, Permission]]] = {}
+    appended: dict[str, list[tuple[StatePath, Permission]]] = {}
     for d in declared:
         for path, permission, _ in d.accesses():
-            if path[0] == "cbstate" and len(path) > 1 and writes(permission) and not _only_appends(d, path, permission):
-                written.setdefault(path[1], []).append((path, permission))
-    return [
-        _missing(d, path, where, [p for entries in written.values() for p, _ in entries])
-        for d in declared
-        for path, permission, where in d.accesses()
-        if path[0] == "cbstate"
-        and len(path) > 1
-        and (not writes(permission) or _only_appends(d, path, permission))
-        # An Append to a whole hub may add any name, but promises none.
-        and not any(
-            overlap(p, path) and not (isinstance(by, Append) and len(p) < len(path))
-            for p, by in written.get(path[1], ())
-        )
-    ]
+            if path == ("cbstate",) and isinstance(permission, Write) and d.cls.init is not Callback.init:
+                return []  # its `init` may create anything; a Learner looks again when it has run
+            if path[0] == "cbstate" and len(path) > 1 and writes(permission):
+                kind = appended if _only_appends(d, path, permission) else created
+                kind.setdefault(path[1], []).append((path, permission))
+    problems: list[CheckError] = []
+    for d in declared:
+        for path, permission, where in d.accesses():
+            if path[0] != "cbstate" or len(path) < 2 or getattr(permission, "optional", False):
+                continue
+            appends = _only_appends(d, path, permission)
+            if writes(permission) and not appends:
+                continue
+            exists = [entry for entry in created.get(path[1], ()) if overlap(entry[0], path)]
+            # An Append to a whole hub may add any name, but promises none.
+            promised = [
+                p
+                for p, by in (*exists, *appended.get(path[1], ()))
+                if overlap(p, path) and not (isinstance(by, Append) and len(p) < len(path))
+            ]
+            if exists and (promised or appends):
+                continue
+            if exists and path[1] in PROVIDERS:
+                problems.append(_unpromised(d, path, where, appended.get(path[1], ())))
+            else:
+                problems.append(_missing(d, path, where, [p for entries in created.values() for p, _ in entries]))
+    return problems
 
 
 def _only_appends(d: Declared, path: StatePath, permission: Permission) -> bool:
     """Tell whether a callback adds to a known hub that another creates: it has no `init` to create it in."""
-    appends = isinstance(permission, Append) and not permission.optional
-    return appends and path[1] in PROVIDERS and d.cls.init is Callback.init
+    if not isinstance(permission, Append):
+        return False
+    return permission.optional or (path[1] in PROVIDERS and d.cls.init is Callback.init)
+
+
+def _unpromised(
+    d: Declared, path: StatePath, where: str, appended: Iterable[tuple[StatePath, Permission]]
+) -> MissingStateError:
+    """Return the error for a name in a hub to which others may add names, but none declares this one."""
+    hint = did_you_mean(path[-1], {p[-1] for p, _ in appended if len(p) == len(path)})
+    return MissingStateError(
+        f"{d.label} reads `{dotted(path)}`, which no callback declares to write.{hint}",
+        where=where,
+        why=f"`Append()` on the whole of `{dotted(path[:2])}` does not say which names it adds",
+        fix=[
+            f"declare `Append()` on `{dotted(path)}` in the callback that writes it",
+            f"declare `Read()` on `{dotted(path[:2])}`, which runs after all callbacks that write to it",
+        ],
+    )
 
 
 def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePath]) -> CheckError:

@@ -198,6 +198,9 @@ class HandlerBackend:
             check_leaves(value, what, dotted(path), TraceError, where=self._handler.where)
         state.replace(path, value)
 
+    def hub(self, path: StatePath) -> None:
+        """Return None: what rides in the carry are pytrees."""
+
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names below `step`, `hyperparams`, `cbstate` or a part of it."""
         state = self._live()

@@ -11,8 +11,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
-from fluxcb._declare.phases import BUILTIN_PHASES
+from fluxcb._declare.access import Access, Append, Permission, Read, Write, dotted, line_to_add, writes
+from fluxcb._declare.phases import BUILTIN_PHASES, Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._errors import AccessError, nearest
 from fluxcb._typing import StatePath
@@ -45,6 +45,10 @@ class Backend(Protocol):
         """Iterate over the names that exist below a path."""
         ...
 
+    def hub(self, path: StatePath) -> Any:
+        """Return the shared object at a path if it has named parts (`cbstate_part`), else None."""
+        ...
+
 
 class _View:
     """A part of the Learner as one handler may see it; its own parts are made when somebody asks for them."""
@@ -67,13 +71,44 @@ class _View:
 
     def __getattr__(self, name: str) -> Any:  # only what no property or slot answers
         if name in self._parts:
-            object.__setattr__(self, name, self._parts[name]())
-            return getattr(self, name)
+            view = self._parts[name]()
+            if name in type(self).__slots__:
+                object.__setattr__(self, name, view)
+            return view
         if name.startswith("_"):
             raise AttributeError(name)
         if self._open is not None:
             return self._backend.read((*self._path, name), self._open)
-        raise self._refused(name, Read())
+        hub = self._backend.hub(self._path) if self._path[:1] == ("cbstate",) and len(self._path) > 1 else None
+        if hub is not None and hasattr(type(hub), name):
+            return self._method(hub, name)
+        raise self._refused(name, Read() if hub is None else self._granted())
+
+    def _method(self, hub: Any, method: str) -> Callable[..., Any]:
+        """Return a method of a hub whose first argument names a part, for the parts that are declared."""
+        permission = getattr(hub, "by_name", {}).get(method)
+        if permission is None:
+            raise AccessError(
+                f"{self._who} uses `{dotted((*self._path, method))}`, and its `stateaccess` declares only parts of "
+                f"`{dotted(self._path)}`.",
+                where=self._where,
+                why="order, conflicts and what leaves the device are derived from what is declared",
+                fix=[
+                    f"use a part that is declared: `learner.{dotted(self._path)}[{min(self._readable)!r}]`",
+                    f"declare the whole in `stateaccess`: `{line_to_add(self._path, self._granted())}`",
+                ],
+            )
+
+        def call(name: str, *args: Any, **kwargs: Any) -> Any:
+            if name not in self._readable:
+                raise self._refused(name, permission)
+            return getattr(self[name], method)(*args, **kwargs)
+
+        return call
+
+    def _granted(self) -> Permission:
+        """Return what is granted on a part, a permission to write if there is one."""
+        return next((permission for _, permission in self._writable.values()), Read())
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = self._writable.get(name)
@@ -90,17 +125,17 @@ class _View:
             fix="assign what should stand there instead",
         )
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
+    def __getitem__(self, name: str | Phase | type[Phase]) -> Any:
+        return getattr(self, _key(name))
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self, name, value)
+    def __setitem__(self, name: str | Phase | type[Phase], value: Any) -> None:
+        setattr(self, _key(name), value)
 
-    def __delitem__(self, name: str) -> None:
-        delattr(self, name)
+    def __delitem__(self, name: str | Phase | type[Phase]) -> None:
+        delattr(self, _key(name))
 
-    def __contains__(self, name: str) -> bool:
-        return name in set(self._names())
+    def __contains__(self, name: str | Phase | type[Phase]) -> bool:
+        return _key(name) in set(self._names())
 
     def __iter__(self) -> Iterator[str]:
         return iter(name for name in self._names() if name in self._readable or self._open)
@@ -130,10 +165,11 @@ class _View:
                 where=self._where,
                 fix="keep counts of your own in `learner.cbstate`",
             )
-        writing = isinstance(wanted, Write)
+        writing = writes(wanted)
+        verb = {Write: "write", Append: "append to"}.get(type(wanted), "read")
         known = self._known()
         meant = nearest(name, known) if name not in known else ""
-        what = f"may not {'write' if writing else 'read'} `{dotted(path)}`: its `stateaccess` does not declare it."
+        what = f"may not {verb} `{dotted(path)}`: its `stateaccess` does not declare it."
         fix = f"add `{line_to_add(path, wanted)}` to `stateaccess`"
         if meant:
             what += f" Did you mean `{meant}`?"
@@ -169,6 +205,11 @@ class _View:
     def __repr__(self) -> str:
         inside = dotted(self._path) or "learner"
         return f"<{inside} as {self._who} may see it: {', '.join(sorted(self._readable)) or 'nothing'}>"
+
+
+def _key(name: str | Phase | type[Phase]) -> str:
+    """Return the name of a part: state that is kept by phase is looked up by the phase as well."""
+    return name if isinstance(name, str) else getattr(name, "name", name)
 
 
 def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any:
@@ -237,7 +278,7 @@ def _make_view(
         if inside or opened is not None:
             readable.append(name)
     namespace = {
-        "__slots__": tuple(parts),
+        "__slots__": tuple(part for part in parts if part.isidentifier() and not part.startswith("__")),
         "_path": path,
         "_parts": parts,
         "_writable": writable,

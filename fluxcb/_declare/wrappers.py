@@ -154,7 +154,8 @@ def every(
 
     Args:
         callback: The callback.
-        steps: Period (steps), counted over the whole training.
+        steps: Period (steps), counted over the whole training. At StepBegin, the steps that have begun count, cancelled
+            ones included.
         epochs: Period (epochs).
         seconds: Period (seconds).
         traced: Schedule traced handlers, too; otherwise they run at every step.
@@ -190,7 +191,8 @@ def throttle(
     Args:
         callback: The callback.
         event: The event class; the callback's other handlers are left alone.
-        freq: Period, in epochs for EpochBegin, EpochEnd and Trigger, in steps for all others.
+        freq: Period, in epochs for EpochBegin, EpochEnd and Trigger, in steps for all others. At StepBegin, the steps
+            that have begun count, cancelled ones included.
         seconds: Period (seconds).
 
     Raises:

@@ -211,20 +211,32 @@ class HostBackend:
 
     def _read_shared(self, path: StatePath, permission: Permission) -> Any:
         value: Any = self._state.cbstate
+        writable = writes(permission)
         for position, part in enumerate(path[1:], 2):
             try:
-                value = value[part] if isinstance(value, Mapping) else getattr(value, part)
+                value = _part(value, part, writable=writable)
             except (KeyError, AttributeError):
-                raise MissingStateError(
-                    f"{self._declared.label} reads `{dotted(path[:position])}`, which nobody has created."
-                    f"{did_you_mean(part, value if isinstance(value, Mapping) else vars(value))}",
-                    where=self._declared.where,
-                    why="an entry exists once a callback's `init` (or a handler before this one) has assigned it",
-                    fix="create it in `init` of the callback that writes it",
-                ) from None
-        if writes(permission):
-            return self._as_used(value)
-        return value if getattr(permission, "borrow", False) else self._viewed(value, path)
+                raise self._nothing_at(path[:position], value) from None
+            if writable:
+                value = self._as_used(value)
+        return value if writable or getattr(permission, "borrow", False) else self._viewed(value, path)
+
+    def _nothing_at(self, path: StatePath, container: Any) -> MissingStateError:
+        label, where, name = self._declared.label, self._declared.where, path[-1]
+        hint = did_you_mean(name, _names(container))
+        if hasattr(container, "cbstate_part"):
+            return MissingStateError(
+                f"{label} reads `{dotted(path)}`, which has no value yet.{hint}",
+                where=where,
+                why=f"so far, `{dotted(path[:-1])}` has {', '.join(map(repr, _names(container))) or 'nothing'}",
+                fix=f'ask first: `if "{name}" in learner.{dotted(path[:-1])}`',
+            )
+        return MissingStateError(
+            f"{label} reads `{dotted(path)}`, which nobody has created.{hint}",
+            where=where,
+            why="an entry exists once a callback's `init` (or a handler before this one) has assigned it",
+            fix="create it in `init` of the callback that writes it",
+        )
 
     def _viewed(self, value: Any, path: StatePath) -> Any:
         return read_only(value, lambda: self._refusal(path))
@@ -274,11 +286,23 @@ class HostBackend:
         if path == ("data",):
             return iter(state.data)
         if path[0] == "cbstate" and not state.in_carry(path[1]):
-            value: Any = state.cbstate
-            for part in path[1:]:
-                value = value.get(part, {}) if isinstance(value, Mapping) else getattr(value, part, {})
-            return names_in(value)
+            return iter(_names(self._shared(path)))
         return names_in(below(state.live(path[:2]), path[2:]))
+
+    def hub(self, path: StatePath) -> Any:
+        """Return the shared object at a path if it has named parts (`cbstate_part`), else None."""
+        value = None if self._state.in_carry(path[1]) else self._shared(path)
+        return value if hasattr(value, "cbstate_part") else None
+
+    def _shared(self, path: StatePath) -> Any:
+        """Return the shared object at a path, or an empty mapping if there is none."""
+        value: Any = self._state.cbstate
+        try:
+            for part in path[1:]:
+                value = _part(value, part, writable=False)
+        except (KeyError, AttributeError):
+            return {}
+        return value
 
     # -- writing ----------------------------------------------------------------------------
 
@@ -316,7 +340,17 @@ class HostBackend:
     def _write_shared(self, path: StatePath, value: Any) -> None:
         target: Any = self._state.cbstate
         for part in path[1:-1]:
-            target = target.setdefault(part, {}) if isinstance(target, MutableMapping) else getattr(target, part)
+            if isinstance(target, MutableMapping):
+                target = target.setdefault(part, {})
+            else:
+                target = _part(target, part, writable=True)
+        if hasattr(target, "cbstate_part"):
+            raise AccessError(
+                f"{self._declared.label} assigns `{dotted(path)}`, a part of a {type(target).__name__}.",
+                where=self._declared.where,
+                why="the assignment would not reach the object that other callbacks read",
+                fix=f"change it in place, by methods of `learner.{dotted(path)}`",
+            )
         if isinstance(target, MutableMapping):
             target[path[-1]] = value
         else:
@@ -369,3 +403,21 @@ class HostBackend:
             why="the carry of a compiled step keeps its structure, shapes and dtypes",
             fix="assign what has the same structure, e.g. with `.astype(old.dtype)`",
         )
+
+
+def _part(value: Any, name: str, *, writable: bool) -> Any:
+    """Return the part of a shared object that a path names.
+
+    Raises:
+        KeyError, AttributeError: There is none.
+    """
+    if isinstance(value, Mapping):
+        return value[name]
+    if hasattr(value, "cbstate_part"):
+        return value.cbstate_part(name, writable=writable)
+    return getattr(value, name)
+
+
+def _names(value: Any) -> list[str]:
+    """Return the names of the parts of a shared object."""
+    return list(value) if hasattr(value, "cbstate_part") else list(names_in(value))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import networkx as nx
@@ -30,6 +30,7 @@ from fluxcb._run.model_methods import ModelMethods
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
 from fluxcb._run.showing import learner_html
+from fluxcb._run.state_view import StateView
 from fluxcb._tracebacks import entry_point
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
@@ -399,13 +400,13 @@ class Learner(ModelMethods):
         self._state.set_train_state(state)
 
     @property
-    def cbstate(self) -> Mapping[str, Any]:
-        """What callbacks share, by name: for looking at, in notebooks and tests."""
+    def cbstate(self) -> StateView:
+        """What callbacks share, as a mapping by name; entries are attributes as well. Only handlers write it."""
         state = self._state
         if state.built and state.carry["cbstate"]:
             self._parts.refuse_ahead("cbstate")
         riding = own_copy(state.carry["cbstate"]) if state.built else {}
-        return {**state.cbstate, **riding}
+        return StateView("cbstate", {**state.cbstate, **riding})
 
     @property
     def history(self) -> History:
@@ -424,12 +425,13 @@ class Learner(ModelMethods):
         return self._state.epoch
 
     @property
-    def hyperparams(self) -> dict[str, float]:
-        """The injected hyperparameters' values."""
+    def hyperparams(self) -> StateView:
+        """The values of the injected hyperparameters, as a mapping by name; they are attributes as well."""
         state = self._state
         self._parts.refuse_ahead("hyperparams")
         opt_state = state.live(("opt_state",))
-        return {name: float(state.hyperparams.get(opt_state, name)) for name in state.hyperparams.names}
+        values = {name: float(state.hyperparams.get(opt_state, name)) for name in state.hyperparams.names}
+        return StateView("hyperparams", values)
 
     @property
     def compile_counts(self) -> dict[str, int]:

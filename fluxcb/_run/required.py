@@ -17,7 +17,7 @@ from fluxcb._declare.access import Write, overlap, writes
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.state import PROVIDERS
-from fluxcb._errors import CheckError, DeclarationError, MissingStateError
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb.callbacks import Monitors
 
 __all__ = ["check_hyperparams", "check_watched_data", "refuse_shared", "require_created", "riding", "warn_empty_log"]
@@ -109,11 +109,17 @@ def require_created(graph: CallbackGraph, exists: Collection[str]) -> None:
             if getattr(permission, "optional", False):
                 continue
             if path[0] == "cbstate" and len(path) > 1 and path[1] not in exists:
-                writers = dict.fromkeys(d.label for d in graph.declared for p in d.access if p[:2] == path[:2])
-                init = f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers)}"
+                writers = dict.fromkeys(
+                    d.label
+                    for d in graph.declared
+                    for p, granted in d.access.items()
+                    if writes(granted) and (p[:2] == path[:2] or p == ("cbstate",))
+                )
+                init = f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers or [declared.label])}"
                 known = PROVIDERS.get(path[1])
                 raise MissingStateError(
-                    f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates.",
+                    f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates."
+                    f"{did_you_mean(path[1], exists)}",
                     where=declared.where,
                     why="shared state must exist before the first handler runs",
                     fix=f"add `{known}()` to the callbacks, which creates it" if known else init,

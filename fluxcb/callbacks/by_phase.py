@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar
 
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import DeclarationError, did_you_mean
 
 __all__ = ["ByPhase"]
 
@@ -28,6 +28,8 @@ class ByPhase(Generic[T]):
         >>> kept.entry("training").append(3)
         >>> kept[TrainingPhase], kept[TrainingPhase()], kept["validation"], list(kept)
         ([3], [3], [], ['training'])
+        >>> kept.training
+        [3]
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -42,9 +44,18 @@ class ByPhase(Generic[T]):
             found = self.entries[name] = self.make()
         return found
 
+    def cbstate_part(self, name: str, *, writable: bool) -> T:
+        """Return what `cbstate.<entry>.<name>` is: the entry of a phase."""
+        return self.entry(name) if writable else self[name]
+
     def __getitem__(self, phase: Phase | type[Phase] | str) -> T:
         name = phase if isinstance(phase, str) else _name_of(phase)
         return self.entries[name] if name in self.entries else self.make()  # looking leaves no trace
+
+    def __getattr__(self, name: str) -> T:  # `kept.training`
+        if not name.startswith("_") and (name in vars(self).get("entries", ()) or name in _phase_names(Phase)):
+            return self[name]
+        raise AttributeError(f"{type(self).__name__} has no `{name}`.{did_you_mean(name, _phase_names(Phase))}")
 
     def __contains__(self, phase: object) -> bool:
         return (phase if isinstance(phase, str) else _name_of(phase)) in self.entries
@@ -77,6 +88,11 @@ class ByPhase(Generic[T]):
 
     def __repr__(self) -> str:
         return f"ByPhase({self.entries!r})"
+
+
+def _phase_names(phase: type[Phase]) -> set[str]:
+    """Return the names of a phase and of all that are derived from it."""
+    return {phase.name}.union(*map(_phase_names, phase.__subclasses__()))
 
 
 def _filled(made: Any, saved: Any) -> Any:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.access import Append, Read, Write
 from fluxcb._declare.callback import Callback
+from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase, named_phase
+from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.inference_data import InferenceData
@@ -164,6 +167,24 @@ class InferenceRunner(Callback):
         names = self.provided_metrics(named_phase(self.inference_name))
         return None if names is None else [f"{self.inference_name}/{name}" for name in names]
 
+    # `init` may create the whole of `metrics_epoch`. The handler adds to one part: readers of that part run later.
+
+    def handlers(self) -> list[Entry]:
+        """Return the handlers, with the access that they have."""
+        return [self._narrowed(entry) for entry in super().handlers()]
+
+    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
+        """Return who handles a moment, with the access that it has."""
+        found = super().entry_for(event, phase)
+        return found and (found[0], self._narrowed(found[1]), found[2])
+
+    def _narrowed(self, entry: Entry) -> Entry:
+        if entry.access is not None:
+            return entry
+        access = self.stateaccess()
+        shared = {**access["cbstate"], "metrics_epoch": {self.inference_name: Append()}}
+        return replace(entry, access={**access, "cbstate": shared})
+
     def init(self, learner: Any) -> None:
         """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and entries there and in `cbstate.inference`."""
         if "metrics_epoch" not in learner.cbstate:
@@ -177,11 +198,11 @@ class InferenceRunner(Callback):
         """Go through the data, and note the statistics; of a round that fails, none is noted."""
         progress = learner.progress
         statistics = self._round(self.evaluate(learner), progress.epoch)
-        log, values = learner.cbstate.inference[self.inference_name], learner.cbstate.metrics_epoch
+        log = learner.cbstate.inference[self.inference_name]
         log.cut(progress.step - 1)  # where the Learner was set back, these steps come again
         log.add([progress.step], {name: [value] for name, value in statistics.items()})
         log.seen = progress.step
-        entry = values.entry(self.inference_name)
+        entry = learner.cbstate.metrics_epoch[self.inference_name]
         entry.cut(progress.epoch)
         for name, value in statistics.items():
             entry.add(name, progress.epoch, value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fluxcb._errors import did_you_mean
+
 __all__ = ["EpochValues", "StepValues"]
 
 
@@ -25,9 +27,17 @@ class EpochValues:
     def cut(self, epoch: int) -> None:
         """Drop the values of epochs after this one."""
         for name, pairs in self.values.items():
-            if pairs[-1][0] > epoch:
+            if pairs and pairs[-1][0] > epoch:
                 self.values[name] = [pair for pair in pairs if pair[0] <= epoch]
         self.values = {name: pairs for name, pairs in self.values.items() if pairs}
+
+    def cbstate_part(self, name: str, *, writable: bool) -> list[tuple[int, float]]:
+        """Return what `cbstate.metrics_epoch.<phase>.<name>` is: the pairs of a metric.
+
+        Raises:
+            KeyError: It has none, and none are to be added.
+        """
+        return self.values.setdefault(name, []) if writable else self.values[name]
 
     def last(self, name: str) -> float:
         """Return a metric's latest value.
@@ -35,6 +45,8 @@ class EpochValues:
         Raises:
             KeyError: It has none.
         """
+        if not self.values[name]:
+            raise KeyError(name)
         return self.values[name][-1][1]
 
     def at(self, epoch: int) -> dict[str, float]:
@@ -58,6 +70,9 @@ class EpochValues:
 
     def __getitem__(self, name: str) -> list[tuple[int, float]]:
         return self.values[name]
+
+    def __getattr__(self, name: str) -> list[tuple[int, float]]:  # `values.loss`
+        return _by_attribute(self, name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
@@ -110,6 +125,14 @@ class StepValues:
             values.extend(columns.get(name) or [nan] * len(steps))
         self.steps.extend(steps)
 
+    def cbstate_part(self, name: str, *, writable: bool) -> list[float]:
+        """Return what `cbstate.metrics_step.<phase>.<name>` is: the values of a metric.
+
+        Raises:
+            KeyError: It has none.
+        """
+        return self.values[name]
+
     def state_dict(self) -> dict[str, Any]:
         """Return steps, values by metric, and the last step looked at."""
         return {"steps": list(self.steps), "values": {n: list(v) for n, v in self.values.items()}, "seen": self.seen}
@@ -120,6 +143,9 @@ class StepValues:
 
     def __getitem__(self, name: str) -> list[float]:
         return self.values[name]
+
+    def __getattr__(self, name: str) -> list[float]:  # `values.loss`
+        return _by_attribute(self, name)
 
     def __contains__(self, name: object) -> bool:
         return name in self.values
@@ -140,3 +166,10 @@ class StepValues:
 
     def __repr__(self) -> str:
         return f"StepValues({len(self.steps)} steps of {', '.join(self.values) or 'nothing'})"
+
+
+def _by_attribute(values: EpochValues | StepValues, name: str) -> Any:
+    held = vars(values).get("values", {})  # a copy that is being made has none yet
+    if name in held:
+        return held[name]
+    raise AttributeError(f"{type(values).__name__} has no `{name}`.{did_you_mean(name, held)}")

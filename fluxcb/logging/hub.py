@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+from fluxcb._declare.access import Append, Permission, Read
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
 from fluxcb.logging.loggable_state import loggable_of, loggable_state
@@ -76,6 +77,12 @@ class MonitorHub:
     Source:
         tensorpack, `Monitors`.
     """
+
+    # Methods that take a name first, and what has to be declared of `cbstate.monitors.<name>` to call them.
+    by_name: ClassVar[Mapping[str, Permission]] = {
+        **dict.fromkeys(("put_scalar", "put_text", "put_image", "put_histogram", "put"), Append()),
+        **dict.fromkeys(("latest", "history"), Read()),
+    }
 
     _clock: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 0))
     _user: str | None = None
@@ -149,6 +156,10 @@ class MonitorHub:
                 stacklevel=4,
             )
 
+    def cbstate_part(self, name: str, *, writable: bool) -> _Named:
+        """Return what `cbstate.monitors.<name>` is: this hub's methods for one name."""
+        return self[name]
+
     # -- looking up -------------------------------------------------------------------------
 
     def latest(self, name: str) -> Any:
@@ -186,6 +197,14 @@ class MonitorHub:
                 fix=f'ask before: `if "{name}" in learner.cbstate.monitors`',
             )
         return self._series[name]
+
+    def __getitem__(self, name: str) -> _Named:
+        return _Named(self, name)
+
+    def __getattr__(self, name: str) -> _Named:  # `monitors.loss`, of names that were put
+        if name.startswith("_") or name not in self._series:
+            raise AttributeError(f"{type(self).__name__} has no `{name}`.")
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._series
@@ -310,6 +329,37 @@ class _UsedHub(MonitorHub):
 
     def __reduce__(self) -> Any:
         return MonitorHub, (self.limit,), self.__getstate__()
+
+
+class _Named:
+    """The methods of a hub for one name, as a callback gets them that declares only this name."""
+
+    def __init__(self, hub: MonitorHub, name: str) -> None:
+        self._hub, self.name = hub, name
+
+    def put_scalar(self, value: Any) -> None:
+        self._hub.put_scalar(self.name, value)
+
+    def put_text(self, text: str) -> None:
+        self._hub.put_text(self.name, text)
+
+    def put_image(self, image: Any) -> None:
+        self._hub.put_image(self.name, image)
+
+    def put_histogram(self, values: Any, bins: int = 64) -> None:
+        self._hub.put_histogram(self.name, values, bins)
+
+    def put(self, loggable: Loggable) -> None:
+        self._hub.put(self.name, loggable)
+
+    def latest(self) -> Any:
+        return self._hub.latest(self.name)
+
+    def history(self) -> list[tuple[int, float]]:
+        return self._hub.history(self.name)
+
+    def __repr__(self) -> str:
+        return f"<monitors: {self.name}>"
 
 
 def _made(name: str, make: Callable[..., Loggable], *args: Any) -> Loggable:

@@ -235,6 +235,11 @@ def test_every_name_on_the_right_exists(page):
 
 
 @PAGES
+def test_every_row_says_what_differs(page):
+    assert [row for name in TABLES[page] for row in table(page, name) if not all(row)] == []
+
+
+@PAGES
 def test_every_line_of_the_defects_says_both_sides_and_has_tests(page):
     rows = table(page, "defects")
     letter = "D" if page is TENSORPACK else "F"
