@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from fluxcb._check.graph import CallbackGraph, moment_name
 from fluxcb._declare.access import dotted, overlap, writes
 from fluxcb._declare.declared import Handler, Moment
 from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent
-from fluxcb._declare.phases import Phase
 from fluxcb._typing import StatePath
 
 __all__ = ["counts", "explain", "summary"]
@@ -109,7 +108,7 @@ def counts(graph: CallbackGraph) -> str:
     return ", ".join(numbers)
 
 
-def _count(things: Sequence[object] | set[type[Phase]] | dict[tuple[int, int], object], what: str) -> str:
+def _count(things: Sized, what: str) -> str:
     return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
 
 

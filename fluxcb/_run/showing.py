@@ -83,7 +83,7 @@ def _parameters(parts: Assembly) -> str:
     return f"{count:,} in {len(leaves):,} array{'' if len(leaves) == 1 else 's'}, {_bytes(size)}"
 
 
-def _bytes(size: int) -> str:
+def _bytes(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if size < 10_000:
             return f"{size:,.0f} {unit}"
