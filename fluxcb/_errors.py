@@ -22,7 +22,7 @@ FluxcbError
 `CancelStep`, `CancelEpoch` and `CancelFitting` are control flow, not errors: see `_declare/control.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "UndeclaredAccessError",
     "UnknownStateError",
     "did_you_mean",
+    "nearest",
 ]
 
 
@@ -161,9 +162,15 @@ class ResumeError(CheckpointError):
     """A checkpoint does not fit the Learner that is to go on from it."""
 
 
-def did_you_mean(name: str, known: Any) -> str:
-    """Return `` Did you mean `x`?`` for the nearest of the known names, or an empty string."""
+def nearest(name: str, known: Iterable[Any]) -> str:
+    """Return the known name that is most like a name, or an empty string if none is."""
     import difflib
 
     close = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.6)
-    return f" Did you mean `{close[0]}`?" if close else ""
+    return close[0] if close else ""
+
+
+def did_you_mean(name: str, known: Iterable[Any]) -> str:
+    """Return `` Did you mean `x`?`` for the nearest of the known names, or an empty string."""
+    meant = nearest(name, known)
+    return f" Did you mean `{meant}`?" if meant else ""

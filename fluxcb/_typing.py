@@ -41,7 +41,11 @@ class BatchSource(Protocol):
 
 
 class ModelAdapter(Protocol):
-    """What the step needs of a model, whatever library it was written in."""
+    """What the step needs of a model, whatever library it was written in.
+
+    An adapter may also have `held`: the `(params, model_state)` that `init` returns whatever its arguments are, or
+    None. `load_model` then checks that a checkpoint has the same arrays.
+    """
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)`; `xs` is an example of the model's input."""
@@ -52,5 +56,5 @@ class ModelAdapter(Protocol):
         ...
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return a fresh model of the user's kind that holds these arrays."""
+        """Return a fresh model of the user's kind that holds these arrays, ready for inference."""
         ...

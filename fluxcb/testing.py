@@ -16,6 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import CheckError, ConflictError
 from fluxcb._run.checking import check
 from fluxcb._tools.laws import Laws
+from fluxcb._tracebacks import entry_point
 
 if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 
+@entry_point
 def testlearner(
     *callbacks: Any,
     batches: int = 4,

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fluxcb"
 
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
-SHARED = frozenset({"_errors", "_typing"})
+SHARED = frozenset({"_errors", "_tracebacks", "_typing"})
 DECLARE = SHARED | {"_declare"}
 CHECK = DECLARE | {"_check"}
 COMPILE = CHECK | {"_compile"}
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     # the stages, in reading order
     "_errors": frozenset(),
     "_typing": frozenset(),
+    "_tracebacks": frozenset({"_errors"}),
     "_declare": SHARED,
     "_draw": SHARED,
     "_check": DECLARE | {"_draw"},
@@ -34,8 +35,8 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_run": COMPILE | {"callbacks", "checkpoints", "data", "models", "plots"},  # the Learner adds default callbacks
     # the library is written against what a third party has: declarations, never the engine
     "callbacks": DECLARE | {"checkpoints", "data", "logging", "models", "plots", "stopping"},
-    "checkpoints": SHARED,
-    "data": SHARED,
+    "checkpoints": SHARED | {"models"},  # `load_model` returns one
+    "data": DECLARE,
     "logging": DECLARE,
     "models": SHARED,
     "plots": DECLARE,

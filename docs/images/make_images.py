@@ -24,7 +24,6 @@ from fluxcb.callbacks import ClipGradients, LearningRate, Metrics, ParameterEMA,
 from fluxcb.events import BackwardEnd, EpochEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 
-
 # -- the demo -----------------------------------------------------------------------------------
 
 

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fluxcb._check.conflicts import Overlaps, conflict, overlapping_pairs, settle
+from fluxcb._check.conflicts import Overlaps, Settlement, conflict, overlapping_pairs, settle
 from fluxcb._check.shown import ShownText
+from fluxcb._check.sorting import reachable, topological
 from fluxcb._declare.access import dotted
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import Declared, Handler, Moment
@@ -220,7 +221,7 @@ class CallbackGraph:
             for pair, paths in (((i, j), shared.a_before_b), ((j, i), shared.b_before_a)):
                 if any(written[0] == "cbstate" for written, _ in paths) and pair[::-1] not in before:
                     before.add(pair)
-        return [self.declared[i] for i in _topological(range(len(self.declared)), before, key=lambda i: (i,))[0]]
+        return [self.declared[i] for i in topological(range(len(self.declared)), before, key=lambda i: (i,))[0]]
 
     # -- deriving it ------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class CallbackGraph:
         for pair, reasons in relations.items():
             self.edges.setdefault(pair, Edge()).at[moment] = reasons
         by_position = {h.declared.position: h for h in handlers}
-        order, loops = _topological(by_position, relations, key=_tie_break(by_position, event))
+        order, loops = topological(by_position, relations, key=_tie_break(by_position, event))
         for members in loops:
             self._report_cycle(members, relations, moment)
         self.orders[moment] = tuple(by_position[i] for i in order)
@@ -276,7 +277,6 @@ class CallbackGraph:
     def _relate_anew(self, handlers: Sequence[Handler]) -> tuple[Relations, list[Conflict]]:
         at = {handler.declared.position: index for index, handler in enumerate(handlers)}
         relations: Relations = {}
-        conflicts: list[Conflict] = []
         for (i, j), reason in [*self._runafter.items(), *((pair, "in_order") for pair in self._ordered)]:
             if i in at and j in at:
                 relations.setdefault((i, j), []).append(reason)
@@ -284,11 +284,20 @@ class CallbackGraph:
         candidates = dict.fromkeys(overlaps)
         for k in (at[i] for i in self._outspoken & at.keys()):  # those may have something to say about anybody
             candidates.update(dict.fromkeys((min(k, m), max(k, m)) for m in range(len(handlers)) if m != k))
+        clashes: dict[tuple[int, int], Conflict] = {}
+        free: list[tuple[int, int]] = []
         for a, b in sorted(candidates):
-            clash = self._relate_pair(handlers[a], handlers[b], overlaps.get((a, b)), relations)
+            answer = self._resolve(handlers[a], handlers[b], relations)
+            if isinstance(answer, Conflict):
+                clashes[a, b] = answer
+            elif answer.first is None and (a, b) in overlaps:
+                free.append((a, b))
+        after = reachable(relations)
+        for a, b in free:
+            clash = self._relate_pair(handlers[a], handlers[b], overlaps[a, b], relations, after)
             if clash is not None:
-                conflicts.append(self._known(clash))
-        return relations, conflicts
+                clashes[a, b] = clash
+        return relations, [self._known(clashes[pair]) for pair in sorted(clashes)]
 
     def _known(self, clash: Conflict) -> Conflict:
         for known in self.conflicts:  # found at another moment, beside other handlers
@@ -298,10 +307,9 @@ class CallbackGraph:
         self.conflicts.append(clash)
         return clash
 
-    def _relate_pair(self, a: Handler, b: Handler, shared: Overlaps | None, relations: Relations) -> Conflict | None:
-        """Note who of a pair runs first and why; return the conflict if nobody knows."""
+    def _resolve(self, a: Handler, b: Handler, relations: Relations) -> Settlement | Conflict:
+        """Note what both callbacks and the registry say about a pair; return it, or the conflict if they disagree."""
         i, j = a.declared.position, b.declared.position
-        forward, backward = (i, j), (j, i)
         try:
             settlement = settle(a.declared, b.declared)
         except CheckError as error:
@@ -309,11 +317,29 @@ class CallbackGraph:
                 self.problems.append(error)
             return Conflict(a, b, None, error=error)
         if settlement.first in ("a", "b"):
-            relations.setdefault(forward if settlement.first == "a" else backward, []).append(settlement.reason)
+            relations.setdefault((i, j) if settlement.first == "a" else (j, i), []).append(settlement.reason)
+        return settlement
+
+    def _relate_pair(
+        self, a: Handler, b: Handler, shared: Overlaps, relations: Relations, after: dict[int, int]
+    ) -> Conflict | None:
+        """Note the order of a pair that follows from its reads and writes; return the conflict if nothing tells it.
+
+        Args:
+            a: The handler of the callback that is earlier in the list.
+            b: The other one.
+            shared: What they share.
+            relations: Where the order is noted.
+            after: Which positions are stated to come after each position, through others also; see `reachable`.
+        """
+        forward = a.declared.position, b.declared.position
+        backward = forward[::-1]
         # What is stated outweighs what is derived from reads and writes.
-        if shared is None or settlement.first == "any" or forward in relations or backward in relations:
+        if forward in relations or backward in relations:
             return None
-        if shared.both_write:
+        # Only statements settle a conflict: if one reads what the other computes, their order is known, but not which
+        # of their writes to a third place should remain.
+        if shared.both_write and not any(after.get(i, 0) >> j & 1 for i, j in (forward, backward)):
             return Conflict(a, b, shared)
         for pair, paths, writer, reader in (
             (forward, shared.a_before_b, a, b),
@@ -377,49 +403,3 @@ def _tie_break(handlers: dict[int, Handler], event: type[Event]) -> Any:
         return lambda i: (f"{handlers[i].declared.cls.__module__}.{handlers[i].declared.cls.__qualname__}", i)
     # Who may cancel comes last: a cancel skips the rest of the moment, which then is nobody.
     return lambda i: (("control",) in handlers[i].access, i)
-
-
-def _topological(
-    nodes: Iterable[int], edges: Iterable[tuple[int, int]], *, key: Any
-) -> tuple[list[int], list[set[int]]]:
-    """Sort topologically, ties by key.
-
-    Returns:
-        The order, and the members of each loop; the order holds these too, within a loop by key.
-    """
-    import heapq
-
-    waiting = dict.fromkeys(nodes, 0)
-    after: dict[int, list[int]] = {i: [] for i in waiting}
-    for i, j in edges:
-        if i in waiting and j in waiting:
-            after[i].append(j)
-            waiting[j] += 1
-    heap = [(key(i), i) for i, number in waiting.items() if number == 0]
-    heapq.heapify(heap)
-    order: list[int] = []
-    loops: list[set[int]] = []
-    while waiting:
-        if not heap:
-            looping = _first_loops(waiting, after)
-            loops += [members for members in looping if not any(members <= known for known in loops)]
-            first = min((i for members in looping for i in members), key=key)
-            heap.append((key(first), first))
-        _, i = heapq.heappop(heap)
-        order.append(i)
-        del waiting[i]
-        for j in after[i]:
-            if j in waiting:
-                waiting[j] -= 1
-                if waiting[j] == 0:
-                    heapq.heappush(heap, (key(j), j))
-    return order, sorted(loops, key=min)
-
-
-def _first_loops(left: Iterable[int], after: dict[int, list[int]]) -> list[set[int]]:
-    """Return the members of the loops that wait for nothing but themselves, among the nodes that are left."""
-    import networkx as nx
-
-    left = set(left)
-    graph = nx.DiGraph((i, j) for i in left for j in after[i] if j in left)
-    return [c for c in nx.strongly_connected_components(graph) if all(i in c for j in c for i in graph.predecessors(j))]

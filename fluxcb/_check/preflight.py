@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph, moment_name
+from fluxcb._check.metric_names import MetricNames
 from fluxcb._declare.access import Append, Permission, Read, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import Declared, Handler, declare
@@ -69,6 +70,8 @@ def derive_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGra
     unknown = _unknown_paths(declared, types)
     graph = CallbackGraph(declared, ordered, types)
     graph.problems = [*unknown, *graph.problems, *_missing_state(declared), *_used_too_early(graph)]
+    names = MetricNames(declared, graph.phases)
+    graph.problems += [*names.unprovided(), *names.doubled(graph.problems)]
     return graph
 
 

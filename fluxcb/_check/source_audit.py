@@ -6,6 +6,7 @@ follow, it says so, and claims nothing of the callback that would need it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,9 @@ from fluxcb._check.source.grants import NAMESPACES, Doubt, Grants, Refusal
 from fluxcb._check.source.reader import Reader
 from fluxcb._check.source.touches import Reading, Runs, Touch
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
-from fluxcb._declare.callback import Callback
+from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared, Handler
+from fluxcb._declare.dispatch import source_of
 from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb._declare.schedules import Predicate
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
@@ -24,6 +26,8 @@ from fluxcb._errors import CheckError, FluxcbError, UndeclaredAccessError, Unkno
 from fluxcb._typing import StatePath
 
 __all__ = ["SourceAudit", "audit_source"]
+
+_WHY_UNUSED = "what is declared decides about order, conflicts and what leaves the device, used or not"
 
 _Refused = dict[StatePath, list[tuple[Touch, Refusal]]]
 
@@ -90,7 +94,7 @@ def audit_source(declared: Sequence[Declared]) -> SourceAudit:
         judged = [_judged(scope) for scope in scopes]
         audit.problems += _problems(callback, scopes, [refused for refused, _ in judged])
         audit.unclear += [f"{callback.label}: {text}" for _, doubts in judged for text in doubts]
-        audit.unused += _unused(callback, scopes, [bool(doubts) for _, doubts in judged])
+        audit.unused += _unused(callback, scopes, [bool(doubts) for _, doubts in judged], reader)
     audit.problems = _once(audit.problems)
     audit.unclear, audit.unused = list(dict.fromkeys(audit.unclear)), list(dict.fromkeys(audit.unused))
     return audit
@@ -242,7 +246,7 @@ def _base(verb: str) -> str:
 # -- unused access -----------------------------------------------------------------------------
 
 
-def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[bool]) -> Iterator[str]:
+def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[bool], reader: Reader) -> Iterator[str]:
     """Yield a text for each permission that nothing uses, as far as everything was followed."""
     if not _only_schedules(declared.callback):
         return
@@ -252,10 +256,20 @@ def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[boo
         everything = [touch for scope in scopes for touch in scope.touches()]
         for path, permission in _untouched(declared.access, everything):
             nowhere.add(path)
+            granted = f"{declared.label} declares {type(permission).__name__}() on `{dotted(path)}`"
+            unmarked = _unmarked_user(declared.callback, path, reader)
+            if unmarked is not None:
+                yield _advice(
+                    f"{granted}, and only `{cls}.{unmarked.__name__}` touches it, which is not marked with `@on`.",
+                    where=[f"{cls}.{unmarked.__name__}  {source_of(unmarked)}", declared.where],
+                    why="the engine calls only methods that are marked, so this method never runs",
+                    fix=[f"put `@on` above `def {unmarked.__name__}`", f"take it out of `{cls}.stateaccess`"],
+                )
+                continue
             yield _advice(
-                f"{declared.label} declares {type(permission).__name__}() on `{dotted(path)}`, and nothing in its "
-                "source touches it.",
+                f"{granted}, and nothing in its source touches it.",
                 where=declared.where,
+                why=_WHY_UNUSED,
                 fix=f"take it out of `{cls}.stateaccess`",
             )
     for scope, doubt in zip(scopes, doubtful, strict=True):
@@ -267,6 +281,7 @@ def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[boo
                     f"The handler `{cls}.{scope.handler.name}` declares {type(permission).__name__}() on "
                     f"`{dotted(path)}` in its own access, and does not touch it.",
                     where=scope.handler.where,
+                    why=_WHY_UNUSED,
                     fix="take it out of the `access` in its `@on`",
                 )
 
@@ -293,6 +308,19 @@ def _only_schedules(callback: Callback) -> bool:
     return not isinstance(getattr(callback, "callback", None), Callback)
 
 
-def _advice(what: str, *, where: str, fix: str) -> str:
-    why = "what is declared decides about order, conflicts and what leaves the device, used or not"
+def _unmarked_user(callback: Callback, path: StatePath, reader: Reader) -> Any:
+    """Return a method that takes what handlers take, is none, and touches a path; None if there is no such method."""
+    callback = unwrap(callback)
+    cls = type(callback)
+    handlers = {entry.name for entry in callback.handlers()}
+    for name in dict.fromkeys(name for base in cls.__mro__ if base not in (Callback, object) for name in vars(base)):
+        function = getattr(cls, name)
+        if inspect.isfunction(function) and name not in handlers and function.__code__.co_argcount == 4:
+            reading = reader.read(getattr(callback, name), before=2, me=callback)
+            if any(_uses(touch, path) for touch in reading.touches):
+                return function
+    return None
+
+
+def _advice(what: str, *, where: Sequence[str] | str, why: str, fix: Sequence[str] | str) -> str:
     return str(FluxcbError(what, where=where, why=why, fix=fix))

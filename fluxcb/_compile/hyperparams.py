@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from fluxcb._compile.optimizers import origin_of
+from fluxcb._declare.access import Read, Write, line_to_add
 from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
 from fluxcb._typing import PyTree
 
@@ -78,9 +80,11 @@ class HyperparamIndex:
 
     Args:
         opt_state: The state (arrays or their specs).
+        optimizer: The optimizer, for messages.
     """
 
-    def __init__(self, opt_state: PyTree) -> None:
+    def __init__(self, opt_state: PyTree, optimizer: Any = None) -> None:
+        self._optimizer = optimizer
         self._places: dict[str, list[int]] = {}
         self._scheduled: set[str] = set()
         for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
@@ -105,13 +109,7 @@ class HyperparamIndex:
         """
         places = self._places.get(name, [])
         if not places:
-            known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
-            raise MissingStateError(
-                f"{who} needs `hyperparams.{name}`, which this optimizer does not have.{known}",
-                where=where,
-                why="only hyperparameters that optax injected live on the device and can change without a recompile",
-                fix=f"build the optimizer with `fluxcb.inject(optax.adam, {name}=...)` instead of `optax.adam(...)`",
-            )
+            raise self._missing(name, writing=writing, who=who, where=where)
         if len(places) > 1:
             raise MissingStateError(
                 f"{who} needs `hyperparams.{name}`, which this optimizer has {len(places)} times.",
@@ -124,8 +122,27 @@ class HyperparamIndex:
                 f"{who} writes `hyperparams.{name}`, which an optax schedule inside the optimizer sets at each update.",
                 where=where,
                 why="what is written would be replaced at the next update",
-                fix=f"inject a number and give the schedule to a `Scheduler`: `fluxcb.inject(optax.adam, {name}=1e-3)`",
+                fix="inject a number and give the schedule to a `Scheduler`: "
+                f"`{origin_of(self._optimizer, (name,)).call(name)}`",
             )
+
+    def _missing(self, name: str, *, writing: bool, who: str, where: str) -> MissingStateError:
+        origin = origin_of(self._optimizer, self.names)
+        meant = origin.meant(name)
+        known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
+        hint = f" Did you mean `{meant}`?" if meant not in ("", name) else ""
+        steps = [origin.injecting(meant)] if meant not in ("", *self.names) else []
+        if hint:
+            path = ("hyperparams", meant)
+            steps.append(f"declare `{line_to_add(path, Write() if writing else Read())}` in `stateaccess`")
+        if not meant:
+            steps = [f"declare one that it can have: {', '.join(f'`{n}`' for n in origin.arguments)}"]
+        return MissingStateError(
+            f"{who} needs `hyperparams.{name}`, which this optimizer does not have.{known}{hint}",
+            where=where,
+            why="only hyperparameters that optax injected live on the device and can change without a recompile",
+            fix=", and ".join(steps),
+        )
 
     def get(self, opt_state: PyTree, name: str) -> Any:
         """Return a hyperparameter's array."""

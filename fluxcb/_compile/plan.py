@@ -29,6 +29,8 @@ class HostCall:
         learner: Its protected learner.
         schedules: When it is due; empty for always.
         cancels: Whether it may cancel at any step, not only at those that a traced handler stopped.
+        begins: Whether its periods count the steps that have begun: it handles StepBegin, or it handles StepEnd on the
+            same schedules as its callback's handler of StepBegin, and ends what that one has begun.
         asks: Where in a window its clock is asked: 0 at each step, AT_END at the last one only, IN_SYNC at the last one
             if the train state is that of this step.
     """
@@ -38,6 +40,7 @@ class HostCall:
     learner: Any
     schedules: tuple[Schedule, ...]
     cancels: bool
+    begins: bool = False
     asks: int = 0
 
 
@@ -138,8 +141,16 @@ class Plan:
             self.proxy(handler.declared, handler.access),
             tuple(schedule.for_handler() for schedule in handler.schedules),
             ("control",) in handler.access and not at_stopped_steps_only,
+            begins=_begins(handler),
         )
         return call if self._adapted is None or issubclass(handler.event, TracedEvent) else self._adapted(call)
+
+
+def _begins(handler: Handler) -> bool:
+    if not issubclass(handler.event, StepEnd):
+        return issubclass(handler.event, StepBegin)
+    first = handler.declared.handler(StepBegin, handler.phase)
+    return first is not None and first.schedules == handler.schedules
 
 
 def _inside_epoch(call: HostCall) -> bool:

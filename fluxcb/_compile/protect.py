@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, writes
-from fluxcb._declare.state import FIRST_LEVEL, PROGRESS, UNDECLARED
-from fluxcb._errors import AccessError, did_you_mean
+from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
+from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
+from fluxcb._errors import AccessError, nearest
 from fluxcb._typing import StatePath
 
 __all__ = ["Backend", "make_proxy"]
 
 # First-level names that have parts; permission on the whole name opens all of them.
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
+
+BUILTIN_PHASES = (TrainingPhase, ValidationPhase, LossTrainingPhase)
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # which everybody may read
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
@@ -129,19 +132,41 @@ class _View:
                 where=self._where,
                 fix="keep counts of your own in `learner.cbstate`",
             )
-        verb = "write" if isinstance(wanted, Write) else "read"
-        known = self._readable | set(self._writable)
-        if not self._path:
-            known |= set(FIRST_LEVEL) - {"*"}
-        hint = did_you_mean(name, known) if name not in known else ""
-        granted = name in self._readable
-        what = f"declares only to read `{dotted(path)}`, and writes it" if granted and verb == "write" else None
+        writing = isinstance(wanted, Write)
+        known = self._known()
+        meant = nearest(name, known) if name not in known else ""
+        what = f"may not {'write' if writing else 'read'} `{dotted(path)}`: its `stateaccess` does not declare it."
+        fix = f"add `{line_to_add(path, wanted)}` to `stateaccess`"
+        if meant:
+            what += f" Did you mean `{meant}`?"
+            there = (*self._path, meant)
+            fix = f"write `learner.{dotted(there)}` instead of `learner.{dotted(path)}`"
+            part = not self._path and meant in NAMESPACES  # permissions are for its own parts
+            if not (meant in self._writable if writing else meant in self._readable or part):
+                fix += f", and add `{line_to_add(there, wanted)}` to `stateaccess`"
+        elif not self._path and name not in FIRST_LEVEL:
+            what = f"{'writes' if writing else 'reads'} `{name}`, which is no part of the state."
+            own = line_to_add(("cbstate", name), Write())
+            fix = (
+                f"for a value of your own, create `learner.cbstate.{name}` in `init`, and add `{own}` to `stateaccess`"
+            )
+        elif writing and name in self._readable:
+            what = f"declares only to read `{dotted(path)}`, and writes it."
         return AccessError(
-            f"{self._who} {what or f'may not {verb} `{dotted(path)}`: its `stateaccess` does not declare it'}.{hint}",
+            f"{self._who} {what}",
             where=self._where,
             why="order, conflicts and what leaves the device are derived from what is declared",
-            fix=f"add `{line_to_add(path, wanted)}` to `stateaccess`",
+            fix=fix,
         )
+
+    def _known(self) -> set[str]:
+        """Return the names that exist here, as far as that is known, whether or not the handler may see them."""
+        known = self._readable | set(self._writable)
+        if not self._path:
+            return known | set(FIRST_LEVEL) - {"*"}
+        if self._path == ("step",):
+            known |= {*ENGINE_STEP_NAMES, *step_names(BUILTIN_PHASES)}
+        return known | set(self._names())
 
     def __repr__(self) -> str:
         inside = dotted(self._path) or "learner"

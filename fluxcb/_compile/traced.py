@@ -363,7 +363,7 @@ class TraceState:
                 raise self._needs_value(handler, error) from error
             error.add_note(f"while tracing {handler.where}, at {event!r} x {type(self.phase).__name__}")
             raise
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"while tracing {handler.where}, at {event!r} x {type(self.phase).__name__}")
             raise
         finally:

@@ -79,14 +79,22 @@ class WindowPlan:
     batch_size: int
 
 
-def bound_at(calls: Iterable[HostCall], step: int, epoch: int) -> int | None:
-    """Return the first step after `step` at which one of these calls may be due, or None if none ever is."""
+def bound_at(calls: Iterable[HostCall], step: int, epoch: int, cancelled: int) -> int | None:
+    """Return the first step after `step` at which one of these calls may be due, or None if none ever is.
+
+    Args:
+        calls: The calls.
+        step: Number of a step.
+        epoch: Number of the epoch.
+        cancelled: How many steps have begun and were cancelled; no others are, up to the one that is returned.
+    """
     first: int | None = None
     for call in calls:
         due: int | None = step + 1
         for schedule in call.schedules:  # due when all are: the latest of their next times bounds from below
-            nearest = schedule.next_due(step, epoch)
-            due = None if nearest is None or due is None else max(due, nearest)
+            more = cancelled if call.begins and schedule.periodic else 0
+            nearest = schedule.next_due(step + more, epoch)
+            due = None if nearest is None or due is None else max(due, nearest - more)
         if due is not None and (first is None or due < first):
             first = due
     return first

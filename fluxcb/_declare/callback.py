@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
+from fluxcb._declare.access import normalise, overlap, writes
 from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
 from fluxcb._declare.events import Event
-from fluxcb._declare.handlers import check_signature, entries_of, is_handler
+from fluxcb._declare.handlers import check_signature, entries_of, is_handler, refuse_unmarked
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule
@@ -18,7 +21,10 @@ from fluxcb._errors import DeclarationError
 
 __all__ = ["Callback", "unwrap"]
 
-_DECLARATIONS = ("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict")
+_DECLARATIONS = (
+    *("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict"),
+    *("provided_metrics", "metric_phases", "watched_metrics", "logged_names"),
+)
 
 
 class Callback:
@@ -35,6 +41,10 @@ class Callback:
         main_thread: Whether its host handlers run by themselves, on the thread that called `fit`, also where others run
             on threads (`ThreadExecutor`): for signals, windows of a desktop, and for handlers that run an epoch.
         chief_only: Whether its host handlers run on process 0 only, under `jax.distributed`; `init` runs on all.
+        validates_with: Name of the `cbstate` entry whose `params` this callback puts in the place of `params` for the
+            epochs whose EpochBegin it handles, or None. Checkpoints record it, and `learner.predict` follows it.
+        measured_with: If the callback measures other data itself: by the name of the statistics, the `cbstate` entry
+            whose `params` it measures, or None for `params`. Checkpoints record it.
 
     Example:
         >>> from fluxcb import Callback, Read, on
@@ -54,6 +64,8 @@ class Callback:
     name: str | None = None
     main_thread: bool = False
     chief_only: bool = False
+    validates_with: str | None = None
+    measured_with: Mapping[str, str | None] = MappingProxyType({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -74,6 +86,7 @@ class Callback:
             if not is_handler(function):  # an undecorated override of a handler is one
                 check_signature(function, f"{cls.__name__}.{name}  {source_of(function)}")
         cls.on = table
+        refuse_unmarked(cls)
 
     # What a callback declares; each has a default that says nothing.
 
@@ -105,6 +118,54 @@ class Callback:
                 where=_place(type(self)),
                 fix="define `load_state_dict(self, state)` next to `state_dict`",
             )
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the callback writes: paths of files and directories, or addresses of services as text.
+
+        The default callback `FitSummary` lists them at the end of a fit, without the paths that do not exist.
+        """
+        return ()
+
+    # Which names it uses; construction compares them, so that a misspelt or doubled name is an error there.
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
+        """Return the names of the metrics that this callback writes to `cbstate.metrics_epoch` for a phase.
+
+        Return None if the names are not known; then no name is refused for that phase. That is the default for
+        callbacks that declare to write `cbstate.metrics_epoch`. The default for all others is no names.
+
+        Args:
+            phase: One of the phases that the Learner runs, or one that `metric_phases` returned.
+        """
+        del phase
+        return None if self._writes("metrics_epoch") else ()
+
+    def metric_phases(self) -> Collection[type[Phase]]:
+        """Return phases that this callback provides metrics for, although no Learner runs them.
+
+        An `InferenceRunner` keeps its statistics under a name of its own, as if the name were that of a phase.
+        """
+        return ()
+
+    def watched_metrics(self) -> Iterable[Any]:
+        """Return the metrics that this callback looks up, as `fluxcb.callbacks.Watched`."""
+        return ()
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the names under which this callback puts values into `cbstate.monitors`.
+
+        Return None if the names are made while training. That is the default for callbacks that declare to append to
+        `cbstate.monitors`. The default for all others is no names.
+
+        Args:
+            metrics: For each phase that the Learner runs, the names of its metrics as far as they are known.
+        """
+        del metrics
+        return None if self._writes("monitors") else ()
+
+    def _writes(self, entry: str) -> bool:
+        access = normalise(self.stateaccess(), owner=f"{type(self).__name__}.stateaccess", where=_place(type(self)))
+        return any(writes(permission) and overlap(path, ("cbstate", entry)) for path, permission in access.items())
 
     # What the engine asks; wrappers answer for the callback they wrap.
 

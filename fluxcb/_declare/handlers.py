@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fluxcb._declare.dispatch import Entry, Pair, check_pair, source_of
-from fluxcb._declare.events import HostEvent
+from fluxcb._declare.events import Event, HostEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
 from fluxcb._declare.signatures import runs_later
 from fluxcb._errors import DeclarationError
 
-__all__ = ["check_options", "check_signature", "entries_of", "is_handler", "on"]
+__all__ = ["check_options", "check_signature", "entries_of", "is_handler", "on", "refuse_unmarked"]
 
 _MARK = "__fluxcb_on__"
 
@@ -178,20 +179,8 @@ def _annotation(function: Any, parameter: inspect.Parameter, default: type, fram
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return default
-    if not isinstance(annotation, str):
-        return annotation
-    names: dict[str, Any] = {}
-    outer: types.FrameType | None = frame
-    # Local classes live in the frames that enclose the class body; callers in other modules do not enclose it.
-    while outer is not None and outer.f_globals is function.__globals__ and outer.f_code.co_name != "<module>":
-        for name, value in outer.f_locals.items():
-            names.setdefault(name, value)
-        outer = outer.f_back
-    value: Any = annotation
     try:
-        while isinstance(value, str):  # a quoted annotation is a string within a string if they are postponed
-            value = eval(value, function.__globals__, names)  # noqa: S307 - the user's own annotation
-        return value
+        return _evaluated(annotation, function, frame)
     except Exception as error:
         raise DeclarationError(
             f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` "
@@ -201,7 +190,111 @@ def _annotation(function: Any, parameter: inspect.Parameter, default: type, fram
         ) from error
 
 
+def _evaluated(annotation: Any, function: Any, frame: types.FrameType | None) -> Any:
+    """Return what an annotation stands for; names are looked up in the module and in the frames around the class."""
+    if not isinstance(annotation, str):
+        return annotation
+    names: dict[str, Any] = {}
+    # Local classes live in the frames that enclose the class body; callers in other modules do not enclose it.
+    while frame is not None and frame.f_globals is function.__globals__ and frame.f_code.co_name != "<module>":
+        for name, value in frame.f_locals.items():
+            names.setdefault(name, value)
+        frame = frame.f_back
+    value: Any = annotation
+    while isinstance(value, str):  # a quoted annotation is a string within a string if they are postponed
+        value = eval(value, function.__globals__, names)  # noqa: S307 - the user's own annotation
+    return value
+
+
 def _members(annotation: Any) -> tuple[Any, ...]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return annotation if isinstance(annotation, tuple) else (annotation,)
+
+
+# -- handlers without `@on` ----------------------------------------------------------------------
+
+
+def refuse_unmarked(cls: type) -> None:
+    """Refuse a method that is written like a handler but is not marked with `@on`, so that it would never run.
+
+    Such a method names an event class, and a phase class or four parameters: `(self, event: StepEnd, phase, learner)`.
+    These methods are left alone:
+
+    - a helper that another method of the class refers to, as in `self.show(event, phase, learner)`;
+    - a method whose event is annotated with `Event` itself, which names no moment;
+    - an override, which is a handler if the overridden method is one;
+    - all methods of a class that defines `handlers` or `entry_for` and so chooses its handlers itself.
+
+    Raises:
+        DeclarationError: There is such a method.
+    """
+    own = vars(cls)
+    if "handlers" in own or "entry_for" in own:
+        return
+    for name, function in own.items():
+        events = _unmarked_events(function)
+        if not events or any(name in vars(base) for base in cls.__mro__[1:]) or _is_called(name, cls):
+            continue
+        raise DeclarationError(
+            f"`{cls.__name__}.{name}` is written like a handler of {' | '.join(e.__name__ for e in events)}, "
+            "but it is not marked with `@on`.",
+            where=f"{cls.__name__}.{name}  {source_of(function)}",
+            why="the engine calls only methods that are marked, so this method would never run",
+            fix=[
+                f"put `@on` above `def {name}`",
+                f"annotate the parameter as `{_event_parameter(function)}: Event` if other code calls this method",
+            ],
+        )
+
+
+def _event_parameter(function: Any) -> str:
+    return function.__code__.co_varnames[1]
+
+
+def _unmarked_events(function: Any) -> tuple[type[Event], ...]:
+    """Return the events that an unmarked method is annotated with, if it is written like a handler."""
+    # Nearly all methods end here. It is cheap, because it happens for each method of each callback class.
+    if not inspect.isfunction(function) or is_handler(function) or function.__code__.co_argcount < 3:
+        return ()
+    event, phase = _named_classes(function, 1, Event), _named_classes(function, 2, Phase)
+    if not event or Event in event or not (phase or function.__code__.co_argcount == 4):
+        return ()
+    return event
+
+
+def _named_classes(function: Any, position: int, base: type) -> tuple[Any, ...]:
+    """Return the classes that a parameter is annotated with if all of them are subclasses of `base`, else none."""
+    annotation = function.__annotations__.get(function.__code__.co_varnames[position])
+    if annotation is None:
+        return ()
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals is not function.__globals__:  # the frame of the `class` statement
+        frame = frame.f_back
+    try:
+        members = _members(_evaluated(annotation, function, frame))
+    except Exception:  # without its class, nothing can be said of the annotation
+        return ()
+    return members if all(isinstance(member, type) and issubclass(member, base) for member in members) else ()
+
+
+def _is_called(name: str, cls: type) -> bool:
+    """Tell whether a method of the class, or of a base class, refers to `self.<name>`."""
+    methods = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
+    return any(_refers(method.__code__, method.__code__.co_varnames[:1], name) for method in methods)
+
+
+def _refers(code: types.CodeType, owner: tuple[str, ...], name: str) -> bool:
+    if name in code.co_names and any(_attributes(code, owner, name)):
+        return True
+    return any(_refers(inner, owner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
+
+
+def _attributes(code: types.CodeType, owner: tuple[str, ...], name: str) -> Iterator[bool]:
+    """Yield, for each attribute of that name that is loaded, whether it is loaded from the method's own object."""
+    loaded: Any = None
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval == name:
+            yield loaded in owner
+        value = instruction.argval  # two names where one instruction loads both (Python 3.13)
+        loaded = value[-1] if isinstance(value, tuple) and value else value

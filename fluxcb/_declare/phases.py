@@ -4,6 +4,7 @@ A phase owns `step(learner, emit)`, which is traced into one XLA program. A GAN,
 update is a new phase with its own step; every callback works with it unchanged.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ __all__ = [
     "Phase",
     "TrainingPhase",
     "ValidationPhase",
+    "named_phase",
     "split_batch",
 ]
 
@@ -87,6 +89,12 @@ class AbstractValidationPhase(Phase):
     """Base of all phases that only measure."""
 
     name = "validation"
+
+
+@functools.cache
+def named_phase(name: str) -> type[Phase]:
+    """Return a phase class that only has a name: for metrics that are kept as if that were the name of a phase."""
+    return type(name, (Phase,), {"name": name, "__module__": __name__})
 
 
 def split_batch(batch: Any) -> tuple[Any, Any]:

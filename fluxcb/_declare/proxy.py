@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.callback import Callback
@@ -109,6 +110,26 @@ class ProxyCallback(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hand the state to the wrapped callback."""
         self.callback.load_state_dict(state)
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the wrapped callback writes."""
+        return self.callback.output_locations()
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
+        """Return the metrics that the wrapped callback provides."""
+        return self.callback.provided_metrics(phase)
+
+    def metric_phases(self) -> Collection[type[Phase]]:
+        """Return the phases of the wrapped callback's own."""
+        return self.callback.metric_phases()
+
+    def watched_metrics(self) -> Iterable[Any]:
+        """Return the metrics that the wrapped callback watches."""
+        return self.callback.watched_metrics()
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the names under which the wrapped callback logs."""
+        return self.callback.logged_names(metrics)
 
     def handlers(self) -> list[Entry]:
         """Return the wrapped callback's handlers, and those of this class."""

@@ -2,6 +2,10 @@
 
 Step schedules speak of step numbers: step 1 is the first step ever taken, so `EverySteps(10)` is
 due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts calls.
+
+A handler of StepBegin may cancel its step, which then is not finished and has no number. Periods (`periodic`) at
+StepBegin therefore count the steps that have begun. Else a handler that cancels step 10 would be due again at the next
+batch, which would be step 10 as well, and would cancel all that follow.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DeclarationError
@@ -51,7 +55,12 @@ class Schedule:
     """When something is due; use one of the subclasses.
 
     `str(schedule)` says it in words, for lists of callbacks; a subclass that has none is shown by its repr.
+
+    Attributes:
+        periodic: Whether it counts steps, so that at StepBegin it counts those that have begun.
     """
+
+    periodic: ClassVar[bool] = False
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
         """Tell whether it is due.
@@ -117,6 +126,8 @@ class EverySteps(Schedule):
     """
 
     steps: int
+
+    periodic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         positive(self.steps, "The period of `EverySteps` (steps)")
@@ -205,23 +216,34 @@ class Periodic(Schedule):
     Args:
         steps: Period (steps), or None.
         epochs: Period (epochs), or None.
+        remaining: For handlers of steps, which run at the last step of the fit's last epoch: how many steps of the
+            epoch remain when they run there. None for handlers that run in the whole epoch.
     """
 
     steps: int | None = None
     epochs: int | None = None
+    remaining: int | None = field(default=None, compare=False)
+
+    periodic: ClassVar[bool] = True
 
     def __str__(self) -> str:
         given = [_period(self.steps, "step")] if self.steps is not None else []
-        given += [_period(self.epochs, "epoch"), "in the fit's last epoch"] if self.epochs is not None else []
+        last = "in the fit's last epoch" if self.remaining is None else "at the fit's last step"
+        given += [_period(self.epochs, "epoch"), last] if self.epochs is not None else []
         return " and ".join(given) or "never"
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether one of the periods is over, or the epoch is the last one (unknown if the fit counts steps)."""
+        """Tell whether one of the periods is over, or the fit ends (unknown if it counts steps)."""
         if self.steps is not None and step % self.steps == 0:
             return True
         if self.epochs is None or epoch == 0:
             return False
-        return epoch % self.epochs == 0 or epoch == learner.progress.epochs
+        if epoch % self.epochs == 0:
+            return True
+        progress = learner.progress
+        if epoch != progress.epochs:
+            return False
+        return self.remaining is None or progress.steps_in_epoch - progress.step_in_epoch == self.remaining
 
     def next_due(self, step: int, epoch: int) -> int | None:
         """Return the next step where any may be due: only a learner knows which epoch is the last one."""

@@ -72,6 +72,7 @@ PROGRESS: Mapping[str, str] = {
     "epochs": "number of the epoch this fit ends with, 0 where unknown (host only)",
     "steps_in_epoch": "steps this epoch will have, 0 where unknown (host only)",
     "batch_size": "examples in the batch of the step at hand, 0 between steps (host only)",
+    "compiled": "whether the step was already compiled when the current epoch began or resumed (host only)",
 }
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {

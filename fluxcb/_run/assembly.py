@@ -33,7 +33,14 @@ from fluxcb._run.engine import Engine
 from fluxcb._run.evaluating import Evaluator
 from fluxcb._run.feed import Feed
 from fluxcb._run.given import as_list_of_phases, check_params, concrete, first_opt_state, own_params, sources, together
-from fluxcb._run.required import check_hyperparams, refuse_shared, require_created, riding
+from fluxcb._run.required import (
+    check_hyperparams,
+    check_watched_data,
+    refuse_shared,
+    require_created,
+    riding,
+    warn_empty_log,
+)
 from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.timeline import recorded_timeline
 from fluxcb._typing import Batch, ModelAdapter, PyTree
@@ -129,7 +136,7 @@ class Assembly:
         params = own_params(params)
         check_params(params)
         opt_state = own_copy(first_opt_state(state.optimizer, params))
-        state.hyperparams = HyperparamIndex(opt_state)
+        state.hyperparams = HyperparamIndex(opt_state, state.optimizer)
         state.carry = {
             "params": params,
             "model_state": own_copy(model_state),
@@ -153,6 +160,7 @@ class Assembly:
         state = self.state
         graph = build_graph(items, self.phases)
         refuse_shared(graph, self)
+        check_watched_data(graph, self.feeds)
         if state.built:
             check_hyperparams(graph, state.hyperparams)
         self._items = items
@@ -171,7 +179,7 @@ class Assembly:
                 declared.callback.init(plan.proxy(declared, declared.access))
             except FluxcbError:
                 raise
-            except Exception as error:
+            except BaseException as error:
                 error.add_note(f"raised in the `init` of {declared.label}")
                 raise
             if state.handed:
@@ -179,6 +187,7 @@ class Assembly:
         moved = {name: own_copy(state.cbstate.pop(name)) for name in riding(graph, state.cbstate)}
         state.carry = together({**state.carry, "cbstate": moved})
         require_created(graph, {*state.cbstate, *moved})
+        warn_empty_log(graph)
         self.engine.check(graph)
         self._dry_run(plan)
         for declared in graph.declared:

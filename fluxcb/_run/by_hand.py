@@ -17,8 +17,10 @@ from fluxcb._declare.declared import Declared, declare
 from fluxcb._declare.events import ComputeEnd, EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepBegin
 from fluxcb._declare.phases import Emit, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
+from fluxcb._run.fitting import describe_error
 from fluxcb._run.learner import Learner
 from fluxcb._run.loop_values import announced, handed_over
+from fluxcb._tracebacks import entry_point
 
 __all__ = ["CallbacksHook", "callbacks_as_hook"]
 
@@ -27,6 +29,7 @@ _THERE = ("step", "cbstate", "progress", "control", "key", "callbacks")
 _IN_STEP = ("batch", "skip")
 
 
+@entry_point
 def callbacks_as_hook(callbacks: Iterable[Any], values: Mapping[str, Any], *, key: Any = 0) -> CallbacksHook:
     """Make callbacks a hook for a training loop of your own, which keeps its model, optimizer and step function.
 
@@ -108,6 +111,7 @@ class CallbacksHook:
         """What the callbacks share, by name."""
         return self._learner.cbstate
 
+    @entry_point
     def before_training(self, step: int = 0, epoch: int = 0) -> None:
         """Emit FitBegin.
 
@@ -120,6 +124,7 @@ class CallbacksHook:
         with contextlib.suppress(CancelEpoch, CancelStep):
             self._emit(FitBegin())
 
+    @entry_point
     def before_epoch(self) -> None:
         """Emit EpochBegin; a loop that does not call it has its epochs begin with their first `after_step`."""
         self._set(epoch=self._learner.epoch + 1, step_in_epoch=0)
@@ -127,6 +132,7 @@ class CallbacksHook:
         with contextlib.suppress(CancelStep):
             self._emit(EpochBegin())
 
+    @entry_point
     def after_step(self, step: int, values: Mapping[str, Any]) -> None:
         """Emit what belongs to a step that the loop has finished.
 
@@ -153,6 +159,7 @@ class CallbacksHook:
             self._set(step=int(step) - 1, step_in_epoch=self._parts.state.step_in_epoch + int(step) - 1 - last)
         self._learner.run_step(self._phase, batch)
 
+    @entry_point
     def after_epoch(self) -> None:
         """Emit EpochEnd and Trigger.
 
@@ -166,14 +173,18 @@ class CallbacksHook:
             self._emit(EpochEnd())
         self._learner.trigger()
 
+    @entry_point
     def after_training(self) -> None:
         """Emit FitEnd; one callback's failure does not stop the others'.
 
         Raises:
             Exception: What failed.
         """
+        self._end(FitEnd())
+
+    def _end(self, event: FitEnd) -> None:
         self._in_epoch = False
-        engine, event = self._parts.engine, FitEnd()
+        engine = self._parts.engine
         failures: list[Exception] = []
         for call in engine.plan.calls(FitEnd, type(self._phase)):
             try:
@@ -190,13 +201,13 @@ class CallbacksHook:
     def __enter__(self) -> CallbacksHook:
         try:
             self.before_training()
-        except BaseException:
-            self.after_training()
+        except BaseException as error:
+            self._end(_end_of(error))
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        self.after_training()
+        self._end(_end_of(error))
         if not isinstance(error, CancelFitting):
             return False
         self.stop_reason = str(error) or "CancelFitting"
@@ -210,6 +221,13 @@ class CallbacksHook:
         for name, value in counters.items():
             setattr(state, name, value)
         state.set_counters()
+
+
+def _end_of(error: BaseException | None) -> FitEnd:
+    """Return the event that ends a training which this exception leaves."""
+    if isinstance(error, CancelFitting):
+        return FitEnd("stopped", str(error) or "CancelFitting", advice=error.advice)
+    return FitEnd() if error is None else FitEnd("failed", describe_error(error), error=error)
 
 
 class _LoopPhase(TrainingPhase):
@@ -231,7 +249,7 @@ def _phase_of(names: tuple[str, ...]) -> TrainingPhase:
 def _refuse_foreign(declared: Declared, phase: type[Phase], names: Iterable[str]) -> None:
     """Refuse a callback that touches what stays with the loop, or acts inside its step."""
     for path, permission, where in declared.accesses():
-        kept = path[0] not in _THERE
+        kept = path[0] not in _THERE and (path != ("data",) or writes(permission))  # there are no sources to read
         overwrites = path[0] == "step" and writes(permission) and (len(path) == 1 or path[1] in (*names, *_IN_STEP))
         if kept or overwrites:
             raise DeclarationError(

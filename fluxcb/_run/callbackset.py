@@ -12,6 +12,7 @@ from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._run.measuring import Timings
+from fluxcb._tracebacks import entry_point
 
 __all__ = ["CallbackSet"]
 
@@ -158,6 +159,7 @@ class CallbackSet:
         """
         return self._trace(path, max_events)
 
+    @entry_point
     def set(self, callbacks: Iterable[Any]) -> None:
         """Replace all callbacks, defaults included.
 
@@ -173,6 +175,7 @@ class CallbackSet:
         self._install(items)
         self._items = items
 
+    @entry_point
     def add(self, *callbacks: Any) -> None:
         """Add callbacks at the end of the list.
 
@@ -181,6 +184,7 @@ class CallbackSet:
         """
         self.set([*self._items, *callbacks])
 
+    @entry_point
     def replace(self, callback: Callback) -> None:
         """Put a callback in the place of the one of its class.
 
@@ -198,6 +202,7 @@ class CallbackSet:
         old = self.get(type(unwrap(callback)))
         self.set(_exchanged(self._items, old, [callback]))
 
+    @entry_point
     def remove(self, callback: Callback | type[Callback]) -> None:
         """Remove a callback, given as an instance or by class.
 

@@ -8,11 +8,13 @@ from typing import Any
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import build_graph
 from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
+from fluxcb._tracebacks import entry_point
 from fluxcb.callbacks import with_defaults
 
 __all__ = ["check"]
 
 
+@entry_point
 def check(
     callbacks: Iterable[Any],
     *,

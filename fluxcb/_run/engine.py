@@ -128,7 +128,7 @@ class Engine:
             if call is not None and isinstance(event, StepBegin | StepEnd):
                 self._check_cancel(call, event)
             raise
-        except Exception as error:
+        except BaseException as error:  # KeyboardInterrupt and SystemExit too
             if call is not None:
                 error.add_note(self._note(call, event, phase))
             raise
@@ -146,8 +146,9 @@ class Engine:
         if isinstance(event, StepBegin):
             number += 1
         epoch, learner = state.epoch, call.learner
-        for schedule in call.schedules:  # noqa: SIM110 - asked at every step, where a generator costs more than the loop
-            if not schedule.due(number, epoch, learner):
+        cancelled = state.cancelled_of(phase) if call.begins else 0
+        for schedule in call.schedules:  # asked at every step, where a generator costs more than the loop
+            if not schedule.due(number + cancelled if schedule.periodic else number, epoch, learner):
                 return False
         return True
 
@@ -213,6 +214,8 @@ class Engine:
         if not inside and state.fit.at is not None and state.fit.at.phase == type(phase).name:
             at, state.fit.at = state.fit.at, None
         outer = state.step_in_epoch if at is None else at.outer, state.steps_in_epoch, state.window, state.batch_size
+        cancelled = state.cancelled_in_epoch
+        outer_compiled, state.compiled = state.compiled, self.steps(phase).compiled
         if not trains and not inside:
             state.outer_step_in_epoch = outer[0]
         self.running += 1
@@ -224,6 +227,8 @@ class Engine:
             self.running -= 1
             if not trains:  # the training epoch before or around it keeps its counts
                 state.step_in_epoch, state.steps_in_epoch, state.window, state.batch_size = outer
+                state.cancelled_in_epoch = cancelled
+                state.compiled = outer_compiled
                 if state.alive:
                     state.set_counters()
 
@@ -235,6 +240,7 @@ class Engine:
             number = state.epoch + (1 if type(phase).trains else 0)
             feed.begin_epoch(max(number, 1), goes_on=goes_on)
             state.epoch, state.step_in_epoch = number, 0
+            state.cancelled_in_epoch = 0
         state.steps_in_epoch = expected_steps(feed, limit, goes_on)
         if state.built:
             state.set_counters()

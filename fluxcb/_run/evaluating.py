@@ -122,15 +122,22 @@ class Evaluation:
             MissingStateError: The phase's step does not compute one of the names.
             FluxcbError: The step or a traced handler is wrong.
         """
-        engine = self._engine
-        step = engine.programs.traced(
-            engine.setup(self._phase), engine.plan, self._phase, engine.state, batch, checked=False
-        )
+        step = self._step(batch)
         self._require(step)
         names = tuple(name for name in self._names if name != "batch")
         values = self._function(step, names)(self._carry(step), batch) if names else {}
         self._batches += 1
         return {**values, "batch": batch} if "batch" in self._names else values
+
+    def computed(self, batch: Batch) -> tuple[str, ...]:
+        """Return the names of all values that there are of a batch like this."""
+        return (*self._step(batch).step_specs, "batch")
+
+    def _step(self, batch: Batch) -> TracedStep:
+        engine = self._engine
+        return engine.programs.traced(
+            engine.setup(self._phase), engine.plan, self._phase, engine.state, batch, checked=False
+        )
 
     def _require(self, step: TracedStep) -> None:
         known = [*step.step_specs, "batch"]

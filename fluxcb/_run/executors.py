@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from fluxcb._declare.extras import library
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 
@@ -93,17 +94,19 @@ class DaskExecutor(Executor):
 
     Handlers share memory, so the client's workers must be threads of this process; the dashboard then shows them.
 
-    Needs `pip install fluxcb[dask]`.
+    Needs `pip install 'fluxcb[dask]'`.
 
     Args:
         client: A `distributed.Client(processes=False)`; None starts one for each fit.
 
     Raises:
-        DeclarationError: `client` is none, or its workers are other processes.
+        DeclarationError: Dask is not installed, `client` is not a client, or its workers are other processes.
     """
 
     def __init__(self, client: Any = None) -> None:
-        if client is not None:
+        if client is None:
+            library("distributed", extra="dask", owner="DaskExecutor")
+        else:
             addresses = _addresses(client)
             if not addresses or not all(address.startswith("inproc://") for address in addresses):
                 raise DeclarationError(
@@ -142,9 +145,8 @@ class _DaskThreads:
     def __init__(self, client: Any) -> None:
         self._own: Any = None
         if client is None:
-            from distributed import Client  # pyright: ignore[reportMissingImports]  # an extra
-
-            client = self._own = Client(processes=False, dashboard_address=None)  # a dashboard would need a port
+            distributed = library("distributed", extra="dask", owner="DaskExecutor")
+            client = self._own = distributed.Client(processes=False, dashboard_address=None)  # no port for a dashboard
         self._executor = client.get_executor(pure=False)
 
     def submit(self, job: Callable[[], None], /) -> concurrent.futures.Future[Any]:

@@ -160,7 +160,7 @@ class Feed:
             if batch is None and goes_on and not self._one_shot:
                 self._begin_pass()
                 batch = self._pull()
-        except Exception as error:
+        except BaseException as error:
             if not isinstance(error, FluxcbError):
                 error.add_note(f"raised by `{self.name}`, when a batch was pulled from it")
             raise

@@ -12,9 +12,10 @@ from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.engine import refuse_rewinds
+from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.rewinding import Rewinding, WayBack
 
-__all__ = ["FitLength", "run_fit"]
+__all__ = ["FitLength", "describe_error", "run_fit"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,12 @@ class FitLength:
                 positive(value, what)
 
     def limit(self, done: int) -> int | None:
-        """Return how many steps the next epoch may have, with `done` steps of the fit finished."""
+        """Return how many steps the next epoch may have, from its first step on.
+
+        Args:
+            done: Steps of this fit that ran before that epoch. Negative if the fit began in the middle of the epoch:
+                then the epoch has as many more steps, which an earlier fit ran.
+        """
         bounds = [self.steps_per_epoch, self.steps - done if self.steps is not None else None]
         return min((b for b in bounds if b is not None), default=None)
 
@@ -75,7 +81,8 @@ def run_fit(parts: Assembly, phase: Phase, length: FitLength, *, resumes: bool) 
         KeyboardInterrupt: Ctrl-C was pressed.
     """
     fit = parts.state.fit
-    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), _steps_done(parts, phase))
+    # After a restore in the middle of an epoch, the rest of that epoch is the first of `length.epochs`.
+    began = (fit.epoch, fit.step) if resumes else (_epochs_done(parts, phase), parts.state.step)
     ended = fit.ended if resumes else None
     fit.epoch, fit.step = began
     if length.epochs is not None:
@@ -101,10 +108,14 @@ def _run(
     """
     engine, fit = parts.engine, parts.state.fit
     reason: str | None = None
+    advice = ""
     failure: BaseException | None = None
     way: WayBack | None = None
     fit.ended, fit.restored = None, False
     engine.fit_phase, engine.stopped, engine.accepts = phase, False, rewinding.accepts
+    # Only the epoch that the fit resumes, whose EpochBegin is not emitted again, is announced here.
+    resumed = fit.at is not None and fit.at.phase == type(phase).name
+    parts.state.compiled = not resumed or engine.steps(phase).compiled
     try:
         try:
             with contextlib.suppress(CancelEpoch, CancelStep):  # where none runs, they skip the rest of the moment
@@ -114,10 +125,11 @@ def _run(
                 raise CancelFitting(ended)
             _train(parts, phase, length)
         except RewindFitting as asked:
-            way = rewinding.way_back(asked)
+            way, advice = rewinding.way_back(asked), asked.advice
             fit.ended = reason = rewinding.refusal if way is None else None
         except CancelFitting as cancel:
             fit.ended = reason = str(cancel) or "CancelFitting"
+            advice = cancel.advice
         if way is None:
             if engine.interrupt.requested:
                 engine.stop(engine.interrupt.reason, None)
@@ -129,7 +141,7 @@ def _run(
         failure = error
     engine.fit_phase, engine.accepts = None, refuse_rewinds
     parts.state.snapshots.forget()
-    failures = _end(parts, phase)
+    failures = _end(parts, phase, _end_event(engine.interrupt, way, failure, reason, advice))
     if way is not None and failure is None and not failures:
         return way, None
     for error in [e for e in failures if not isinstance(e, Exception)]:  # Ctrl-C again, or sys.exit
@@ -152,14 +164,33 @@ def _run(
     return None, reason
 
 
+def _end_event(
+    interrupt: Interrupt, way: WayBack | None, failure: BaseException | None, reason: str | None, advice: str
+) -> FitEnd:
+    """Return the event that says how the fit ended."""
+    if way is not None:
+        return FitEnd("rewinding", str(way.asked))
+    ended_by_interrupt = reason == interrupt.reason if failure is None else isinstance(failure, KeyboardInterrupt)
+    if interrupt.requested and ended_by_interrupt:
+        return FitEnd("interrupted", interrupt.reason, error=failure)
+    if failure is not None:
+        return FitEnd("failed", describe_error(failure), error=failure)
+    return FitEnd("finished" if reason is None else "stopped", reason, advice=advice)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's class and message, as `learner.stop_reason` has it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def _epochs_done(parts: Assembly, phase: Phase) -> int:
     """Return how many epochs have been finished: all but one that is to be gone on with."""
     state, at = parts.state, parts.state.fit.at
     return state.epoch - (at is not None and at.phase == type(phase).name)
 
 
-def _steps_done(parts: Assembly, phase: Phase) -> int:
-    """Return how many steps had been run when the epoch at hand began, or when the last one ended."""
+def _first_step(parts: Assembly, phase: Phase) -> int:
+    """Return how many training steps ran before the first step of the epoch that runs next."""
     state, at = parts.state, parts.state.fit.at
     return state.step - (at.step_in_epoch if at is not None and at.phase == type(phase).name else 0)
 
@@ -171,7 +202,7 @@ def _train(parts: Assembly, phase: Phase, length: FitLength) -> None:
         at = state.fit.at
         if at is None or at.phase == type(phase).name:
             # The callbacks may have exchanged the data at Trigger, so it is looked up anew.
-            done, before = _steps_done(parts, phase) - fit.step, state.step
+            done, before = _first_step(parts, phase) - fit.step, state.step
             engine.run_epoch(phase, parts.feed(phase), limit=length.limit(done), goes_on=stream)
             if engine.stopped:
                 return
@@ -200,10 +231,9 @@ def _validate(parts: Assembly, phase: Phase) -> None:
         state.fit.at = None
 
 
-def _end(parts: Assembly, phase: Phase) -> list[BaseException]:
+def _end(parts: Assembly, phase: Phase, event: FitEnd) -> list[BaseException]:
     """Run every FitEnd handler, whatever the others do; return what they raised, Ctrl-C as well."""
     failures: list[BaseException] = []
-    event = FitEnd()
     for call in parts.engine.plan.calls(FitEnd, type(phase)):
         try:
             parts.engine.run_calls((call,), event, phase)

@@ -21,6 +21,8 @@ from fluxcb._errors import DataError, DeclarationError
 from fluxcb._typing import Batch, LossFn, PyTree
 
 __all__ = [
+    "FIT_CURES",
+    "LEARNER_CURES",
     "as_key",
     "as_list_of_phases",
     "as_loss",
@@ -32,6 +34,37 @@ __all__ = [
     "sources",
     "together",
 ]
+
+_VALIDATION = ("validation_data", "val_data", "valid_data", "val_loader", "validation_loader", "val_dataloaders")
+_ARRAYS = ("x", "y", "xs", "ys", "batch_size", "batchsize")
+
+LEARNER_CURES = {
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "n_epochs"), "pass the epochs to `fit`: `learner.fit(10)`"),
+    **dict.fromkeys(("steps", "num_steps", "max_steps"), "pass the steps to `fit`: `learner.fit(steps=1000)`"),
+    **dict.fromkeys(_VALIDATION, "pass it with the training data: `data=(training, validation)`"),
+    **dict.fromkeys(_ARRAYS, "pass a loader of batches: `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"),
+    **dict.fromkeys(
+        ("learning_rate", "lr"), "pass it to the optimizer: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+    ),
+    **dict.fromkeys(("metrics", "metric"), "add the metrics to the callbacks: `callbacks=[Metrics(accuracy)]`"),
+    **dict.fromkeys(
+        ("logger", "loggers"), 'add `Monitors` to the callbacks: `callbacks=[Monitors(CSVBackend("log.csv"))]`'
+    ),
+    "params": "write `Learner.from_loss(params, loss_fn, optimizer)`",
+    "model": "write `Learner(model, loss_fn, optimizer)`",
+}
+"""What to write instead of arguments that a Learner does not have."""
+
+_DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))`, then write `learner.fit(10)`"
+
+FIT_CURES = {
+    **dict.fromkeys(("data", "train_data", "training_data", "train_loader", "train_dataloaders", "datamodule"), _DATA),
+    **dict.fromkeys((*_VALIDATION, *_ARRAYS, "*"), _DATA),
+    "callbacks": "pass the callbacks to the Learner: `Learner(..., callbacks=[...])`",
+    "verbose": "leave it out; `Learner(..., default_callbacks=False)` prints nothing",
+    "ckpt_path": "write `resume=True`; the `Checkpointer` among the callbacks knows the folder",
+}
+"""What to write instead of arguments that `Learner.fit` does not have."""
 
 _SEEDED = {"threefry2x32": 1, "rbg": 2, "unsafe_rbg": 2}
 """How often JAX's own implementations of random keys repeat the two words of a seed."""

@@ -105,7 +105,9 @@ class HostBackend:
             return lambda view: getattr(state, name)
         if path[0] == "step" and len(path) == 2:
             return self._step_reader(path, permission)
-        if path[0] == "cbstate" and len(path) == 2 and (writes(permission) or getattr(permission, "borrow", False)):
+        if path[0] == "cbstate" and len(path) == 2 and writes(permission):
+            return self._own_reader(path, permission)
+        if path[0] == "cbstate" and len(path) == 2 and getattr(permission, "borrow", False):
             return self._live_reader(path, permission)
         return lambda view: self._value(path, permission)
 
@@ -131,6 +133,30 @@ class HostBackend:
             return shared[name] if name in shared else self._value(path, permission)
 
         return read
+
+    def _own_reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
+        """Return what reads an entry that the callback may write; see `_as_used`."""
+        state, name = self._state, path[1]
+        known: tuple[Any, Any] = None, None  # an entry, and what the callback gets for it
+
+        def read(view: Any) -> Any:
+            nonlocal known
+            shared = state.cbstate
+            if name not in shared:
+                return self._value(path, permission)
+            value = shared[name]
+            held, used = known
+            if held is not value:
+                used = self._as_used(value)
+                known = value, used
+            return used
+
+        return read
+
+    def _as_used(self, value: Any) -> Any:
+        """Return an entry as this callback gets it: one that has `used_by` is told which callback uses it."""
+        used_by = getattr(value, "used_by", None)
+        return used_by(self._declared.label) if callable(used_by) else value
 
     def _read_step(self, path: StatePath, permission: Permission) -> Any:
         window, name = self._state.window, path[1]
@@ -196,7 +222,9 @@ class HostBackend:
                     why="an entry exists once a callback's `init` (or a handler before this one) has assigned it",
                     fix="create it in `init` of the callback that writes it",
                 ) from None
-        return value if writes(permission) or getattr(permission, "borrow", False) else self._viewed(value, path)
+        if writes(permission):
+            return self._as_used(value)
+        return value if getattr(permission, "borrow", False) else self._viewed(value, path)
 
     def _viewed(self, value: Any, path: StatePath) -> Any:
         return read_only(value, lambda: self._refusal(path))

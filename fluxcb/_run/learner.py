@@ -18,19 +18,22 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.choosing import choose_engine
 from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
-from fluxcb._run.fitting import FitLength, run_fit
-from fluxcb._run.given import as_key, as_loss, as_optimizer
+from fluxcb._run.fitting import FitLength, describe_error, run_fit
+from fluxcb._run.given import FIT_CURES, LEARNER_CURES, as_key, as_loss, as_optimizer
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
+from fluxcb._run.model_methods import ModelMethods
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.resuming import restore_run, resume_run
 from fluxcb._run.showing import learner_html
+from fluxcb._tracebacks import entry_point
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.models import adapt
@@ -40,7 +43,7 @@ __all__ = ["Learner"]
 WINDOW_BYTES = 64 * 2**20
 
 
-class Learner:
+class Learner(ModelMethods):
     """A model, a loss, an optimizer and data, trained by a loop that callbacks fill.
 
     Construction checks the callbacks against each other, runs their `init`, and dry-runs the
@@ -88,6 +91,8 @@ class Learner:
         True
     """
 
+    @entry_point
+    @explained(LEARNER_CURES)
     def __init__(
         self,
         model: Any,
@@ -118,6 +123,8 @@ class Learner:
         self._begin(parts, callbacks, default_callbacks)
 
     @classmethod
+    @entry_point
+    @explained(LEARNER_CURES)
     def from_loss(
         cls,
         params: PyTree,
@@ -189,6 +196,8 @@ class Learner:
 
     # -- training ---------------------------------------------------------------------------
 
+    @entry_point
+    @explained(FIT_CURES)
     def fit(
         self,
         epochs: int | None = None,
@@ -239,7 +248,7 @@ class Learner:
             try:
                 self.stop_reason = run_fit(parts, phase, length, resumes=resume and state.fit.restored)
             except BaseException as error:
-                self.stop_reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self.stop_reason = describe_error(error)
                 raise
             finally:
                 parts.fitting = False
@@ -247,10 +256,12 @@ class Learner:
                 state.epochs = state.last_step = state.steps_in_epoch = 0
         return self.history
 
+    @entry_point
     def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
         """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.
 
-        What `fit` is then told counts from there, unless it is told to `resume`: then from where the run began.
+        After it, `fit(steps=n)` trains `n` more steps, and `fit(n)` trains `n` more epochs, of which the rest of an
+        interrupted epoch is the first. With `resume=True`, both count from where the run began.
 
         Args:
             path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
@@ -265,6 +276,7 @@ class Learner:
         self._parts.ensure_built(self._parts.training_phase())
         restore_run(self._parts, path, allow)
 
+    @entry_point
     def run_epoch(self, phase: Phase, *, steps: int | None = None) -> int:
         """Run one epoch of a phase, for loops written by hand; emits EpochBegin, the steps' events and EpochEnd.
 
@@ -296,6 +308,7 @@ class Learner:
             raise KeyboardInterrupt
         return ran
 
+    @entry_point
     def run_step(self, phase: Phase, batch: Batch) -> dict[str, Any]:
         """Run one step of a phase on a batch of yours; emits StepBegin, the traced events and StepEnd.
 
@@ -316,6 +329,7 @@ class Learner:
         self._parts.ensure_built(phase, batch)
         return self._parts.engine.run_single(phase, batch)
 
+    @entry_point
     def emit(self, event: Event, phase: Phase) -> None:
         """Emit a host event of your own from a loop written by hand.
 
@@ -338,6 +352,7 @@ class Learner:
         self._parts.ensure_built(phase)
         self._parts.engine.emit(event, phase)
 
+    @entry_point
     def trigger(self) -> None:
         """Emit the Trigger that follows a training epoch, for loops written by hand."""
         phase = self._parts.training_phase()
@@ -371,29 +386,9 @@ class Learner:
 
     @property
     def params(self) -> PyTree:
-        """A copy of the parameters."""
+        """A copy of the parameters that are trained; averages of them are in `cbstate`."""
         self._parts.refuse_ahead("params")
         return own_copy(self._state.live(("params",)))
-
-    @property
-    def model(self) -> Any:
-        """A fresh model of your kind with the trained parameters; the one you passed in is never changed."""
-        if self._parts.adapter is None:
-            raise DeclarationError(
-                "This Learner has no model: it was built with `Learner.from_loss`.", fix="use `learner.params`"
-            )
-        self._parts.refuse_ahead("model")
-        carry = self._state.carry
-        return self._parts.adapter.rebuild(own_copy(carry["params"]), own_copy(carry["model_state"]))
-
-    def set_model(self, model: Any) -> None:
-        """Train on with another model's parameters; it must have the same structure.
-
-        Raises:
-            DeclarationError: Its parameters have another structure, shape or dtype.
-        """
-        self._parts.refuse_while_running("set_model(...)")
-        self._parts.exchange_model(model)
 
     @property
     def state(self) -> PyTree:
@@ -462,7 +457,8 @@ class Learner:
         return {"traces": programs.traces, "compiles": programs.compiles}
 
     def __repr__(self) -> str:
-        return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks>"
+        stopped = f"; the last fit stopped: {self.stop_reason}" if self.stop_reason is not None else ""
+        return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks{stopped}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": learner_html(self._parts, self.stop_reason)}

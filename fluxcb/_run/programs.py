@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -19,11 +19,33 @@ from fluxcb._declare.schedules import positive
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.feed import batch_differences
 from fluxcb._run.state import HostState
-from fluxcb._typing import Batch, PyTree, Rows
+from fluxcb._typing import Batch, PyTree, Rows, StatePath
 
 __all__ = ["Programs", "StepsPerCall", "signature"]
 
 StepsPerCall = int | Literal["auto"]
+
+
+class _Key(NamedTuple):
+    """What a program was compiled for.
+
+    Attributes:
+        step: The traced step.
+        each: Paths of what is fetched for each step.
+        last: Paths of what is fetched for the last step of a window.
+        steps: Length of the buffer (steps).
+        by_hand: Names of the values that a step run by hand returns; empty for the steps of an epoch.
+        rows: Whether the batches are rows of arrays on the device.
+        places: How and where the carry lies.
+    """
+
+    step: TracedStep
+    each: tuple[StatePath, ...]
+    last: tuple[StatePath, ...]
+    steps: int
+    by_hand: tuple[str, ...]
+    rows: bool
+    places: Any
 
 
 def signature(batch: Batch) -> Any:
@@ -63,7 +85,7 @@ class Programs:
         self.window_bytes = positive(window_bytes, "`window_bytes`")
         self._steps: dict[Any, tuple[Any, TracedStep]] = {}
         self._windows: dict[TracedStep, tuple[PhasePlan, WindowPlan]] = {}
-        self._compiled: dict[Any, Program] = {}
+        self._compiled: dict[_Key, Program] = {}
         self._first: dict[Phase, PyTree] = {}
         self.traces = 0
         self.compiled: list[Program] = []
@@ -172,7 +194,7 @@ class Programs:
             names = tuple(name for name in dict.fromkeys(wanted) if name in step.step_specs)
         # Compiled for where the arrays are, too: a callback may have moved them.
         places = layout or tuple(leaf.sharding for leaf in jax.tree.leaves(state.carry))
-        key = (step, tuple(fetch.each), tuple(fetch.last), steps, names, isinstance(batches, Rows), places)
+        key = _Key(step, tuple(fetch.each), tuple(fetch.last), steps, names, isinstance(batches, Rows), places)
         if key not in self._compiled:
             with state.meter.span(
                 f"compile the step of {type(phase).__name__}", "compile", program=kind, steps_per_call=steps
@@ -191,6 +213,24 @@ class Programs:
             self.compiled.append(self._compiled[key])
             self.compiles += 1
         return self._compiled[key]
+
+    def has(self, setup: StepSetup, plan: Plan, phase: Phase, state: HostState) -> bool:
+        """Return whether a program is compiled that runs the steps of an epoch, for batches of some shape.
+
+        Args:
+            setup: Model, loss, optimizer, handlers.
+            plan: Whose handlers the program was compiled for.
+            phase: The phase.
+            state: Whose carry the program takes.
+        """
+        content = setup.model, _traced_content(plan, phase), state.signature
+        for (of, _), (held, step) in self._steps.items():
+            if of is phase and held == content:
+                fetch = self.windows(plan, phase, step, state).fetch
+                wanted = step, tuple(fetch.each), tuple(fetch.last), ()
+                if any((key.step, key.each, key.last, key.by_hand) == wanted for key in self._compiled):
+                    return True
+        return False
 
     def has_windows(self, step: TracedStep) -> bool:
         """Tell whether a window program of this step has been compiled already."""

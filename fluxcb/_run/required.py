@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 
 from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.metric_names import MetricNames
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import Write
+from fluxcb._declare.access import Write, overlap, writes
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.state import PROVIDERS
-from fluxcb._errors import DeclarationError, MissingStateError
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError
+from fluxcb.callbacks import Monitors
 
-__all__ = ["check_hyperparams", "refuse_shared", "require_created", "riding"]
+__all__ = ["check_hyperparams", "check_watched_data", "refuse_shared", "require_created", "riding", "warn_empty_log"]
 
 
 def refuse_shared(graph: CallbackGraph, owner: object) -> None:
@@ -52,6 +55,47 @@ def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> Non
             if path[0] == "hyperparams" and len(path) > 1:
                 writing = isinstance(permission, Write)
                 hyperparams.require(path[1], writing=writing, who=declared.label, where=declared.where)
+
+
+def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
+    """Check that metrics which callbacks watch belong to phases that have data, if the Learner has any data.
+
+    Args:
+        graph: The graph.
+        has_data: Names of the phases that have data.
+
+    Raises:
+        CheckError: A phase has no data, and no callback can assign its data.
+    """
+    if not has_data:
+        return  # for loops written by hand, which bring their own batches
+    written = [path for d in graph.declared for path, permission in d.access.items() if writes(permission)]
+    names = {phase.name for phase in graph.phases}
+    filled = {name for name in names if any(overlap(path, ("data", name)) for path in written)}
+    problems = list(MetricNames(graph.declared, graph.phases).without_data(has_data, filled))
+    if problems:
+        raise CheckError.of(problems)
+
+
+def warn_empty_log(graph: CallbackGraph) -> None:
+    """Warn if a `Monitors` has backends, but no callback logs anything."""
+    for declared in graph.declared:
+        monitors = unwrap(declared.callback)
+        if not isinstance(monitors, Monitors) or not monitors.backends:
+            continue
+        others = [d for d in graph.declared if d is not declared]
+        if any(
+            writes(permission) and overlap(path, ("cbstate", "monitors"))
+            for other in others
+            for path, permission in other.access.items()
+        ):
+            continue
+        warnings.warn(
+            f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
+            "Add `LogMetrics()` to the callbacks.",
+            UserWarning,
+            stacklevel=6,  # where the Learner is built
+        )
 
 
 def require_created(graph: CallbackGraph, exists: Collection[str]) -> None:

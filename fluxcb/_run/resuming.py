@@ -15,6 +15,7 @@ from fluxcb._declare.callback import unwrap
 from fluxcb._errors import CheckpointError, DeclarationError, ResumeError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.snapshots import DIFFERENCES
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks.checkpointer import Checkpointer
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import ResumeWarning, name_of, newest_good
@@ -34,8 +35,11 @@ def resume_run(parts: Assembly) -> None:
     found = _checkpointers(parts)
     if len(found) != 1:
         raise CheckpointError(
-            f"`fit(resume=True)` needs a Checkpointer that says which run goes on; there {_count(len(found))}.",
-            fix=["add `Checkpointer(directory)` to the callbacks", "`learner.restore(path)` before `fit`"],
+            f"`fit(resume=True)` continues the run of a Checkpointer, and this Learner has {len(found) or 'none'}.",
+            fix=[
+                "keep one Checkpointer in the callbacks" if found else 'add `Checkpointer("runs/1")` to the callbacks',
+                "to continue from a checkpoint that exists, call `learner.restore(path)` before `fit`",
+            ],
         )
     newest = _newest(found[0].folder)
     if newest is not None:
@@ -107,7 +111,7 @@ def restore_run(
         warnings.warn(
             f"The run goes on from {folder}, and not everything is as it was: {'; '.join(inexact)}",
             ResumeWarning,
-            stacklevel=3,
+            stacklevel=stacklevel_of_user(),
         )
 
 
@@ -117,7 +121,3 @@ def _compared(manifest: Manifest, trees: Mapping[str, Any], allow: Collection[st
         return dict(trees)
     saved = {name.split(".")[0] for name in manifest.trees["cbstate"]}
     return {**trees, "cbstate": {name: entry for name, entry in trees["cbstate"].items() if name in saved}}
-
-
-def _count(number: int) -> str:
-    return "is none" if number == 0 else f"are {number}"

@@ -11,6 +11,7 @@ from fluxcb._errors import CheckpointCorruptError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.resuming import own_checkpointer, restore_run
 from fluxcb._run.snapshots import DIFFERENCES
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks.checkpointer import Checkpointer
 from fluxcb.checkpoints.run_folder import Entry, ResumeWarning, whole
 
@@ -101,7 +102,7 @@ class Rewinding:
         warnings.warn(
             f"The run goes back from step {step} to the checkpoint {way.entry.path}: {way.asked}",
             ResumeWarning,
-            stacklevel=4,
+            stacklevel=stacklevel_of_user(),
         )
 
 

@@ -19,6 +19,7 @@ from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, DeclarationError, ResumeError
+from fluxcb._run.averages import averages_by_name, validated_average
 from fluxcb._run.encoding import Decoder, Encoder
 from fluxcb._run.feed import Feed
 from fluxcb._run.state import HostState, Position
@@ -138,6 +139,7 @@ class Snapshots:
             at = list(astuple(fit.at))
         host = {
             "progress": {name: getattr(state, name) for name in ("step", "epoch", "step_in_epoch")},
+            "cancelled": [state.cancelled, state.cancelled_in_epoch],
             "at": at,
             "fit": {name: getattr(fit, name) for name in _FIT},
             "key": encoder.encode(state.run_key, "the run's key"),
@@ -148,7 +150,8 @@ class Snapshots:
                 for name, feed in self._parts.feeds.items()
             },
         }
-        return Snapshot(state.step, state.epoch, trees, host, encoder.arrays, self.about())
+        average, averages = validated_average(graph, self._parts.phases), averages_by_name(graph, self._parts.phases)
+        return Snapshot(state.step, state.epoch, trees, host, encoder.arrays, self.about(), average, averages)
 
     def about(self) -> dict[str, Any]:
         """Return what the run is made of."""
@@ -217,6 +220,7 @@ class Snapshots:
         state.carry = carry
         for name, value in progress.items():
             setattr(state, name, value)
+        state.cancelled, state.cancelled_in_epoch = host.get("cancelled", (0, 0))
         state.set_counters(**dict.fromkeys(COUNTERS[len(progress) :], 0))
         for name in state.cbstate:
             if name in host["cbstate"]:
@@ -248,7 +252,7 @@ class Snapshots:
                 where=error.where,
                 fix=error.fix or "construct it with the arguments it had when the checkpoint was written",
             ) from error
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised in `load_state_dict` of {label}")
             raise
 

@@ -17,6 +17,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.plan import IN_SYNC
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.access import dotted
+from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, MissingStateError, StateLostError
 from fluxcb._run.measuring import Meter
 from fluxcb._run.window import Window
@@ -71,10 +72,13 @@ class HostState:
         step: Finished training steps.
         epoch: Number of the epoch at hand.
         step_in_epoch: Finished steps of the epoch at hand.
+        cancelled: How many training steps have begun and were cancelled at StepBegin.
+        cancelled_in_epoch: The same for an epoch that does not train.
         epochs: Number of the epoch this fit ends with; 0 where unknown.
         last_step: Number of the training step this fit ends with; 0 where unknown.
         steps_in_epoch: Steps this epoch will have; 0 where unknown.
         batch_size: Examples in the batch of the step at hand; 0 between steps.
+        compiled: Whether the step was already compiled when the current epoch began or resumed.
         open: Which clocks may be asked at the moment at hand; see `HostCall.asks`.
         window: The window whose handlers run, or None between windows.
         ahead: Whether the train state is ahead of the step whose handlers run.
@@ -93,6 +97,8 @@ class HostState:
         self.cbstate: dict[str, Any] = {}
         self.step = self.epoch = self.step_in_epoch = self.batch_size = 0
         self.epochs = self.last_step = self.steps_in_epoch = 0
+        self.cancelled = self.cancelled_in_epoch = 0
+        self.compiled = True
         self.window: Window | None = None
         self.ahead = False
         self.open = IN_SYNC
@@ -294,6 +300,10 @@ class HostState:
         if self.window is not None:  # who reads it at this step sees the new value
             self.window.overwritten.add(root)
         self.carry = _with(self.carry, root, value)
+
+    def cancelled_of(self, phase: Phase) -> int:
+        """Return how many steps were cancelled at StepBegin: of the training, or of the epoch where none train."""
+        return self.cancelled if type(phase).trains else self.cancelled_in_epoch
 
     def in_carry(self, name: str) -> bool:
         """Tell whether a `cbstate` entry rides in the carry."""

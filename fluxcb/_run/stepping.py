@@ -162,6 +162,14 @@ class Steps:
         return window.by_hand()
 
     @property
+    def compiled(self) -> bool:
+        """Whether the step has been compiled. Batches of another shape than before may still need another program."""
+        engine, phase = self._engine, self._phase
+        return self.caller.usual is not None or engine.programs.has(
+            engine.setup(phase), engine.plan, phase, self._state
+        )
+
+    @property
     def _slow(self) -> bool:
         """Whether a step takes so long, or is so new, that nothing is won by running ahead of its handlers."""
         return not 0 < self.caller.step_seconds < self.caller.window_seconds / 2
@@ -178,14 +186,15 @@ class Steps:
         if caller.step_seconds:
             longest = caller.longest(idle=not ahead)
             length = max(1, min(longest, int(caller.window_seconds / caller.step_seconds)))
-        due = bound_at(self._live_calls, number, epoch)
+        cancelled = self._state.cancelled_of(self._phase)
+        due = bound_at(self._live_calls, number, epoch, cancelled)
         if due is not None:
             if due == number + 1:
                 return 1, True
             length = min(length, due - number - 1)
         plan = caller.plan
         for bound in plan.bounds if plan is not None else ():
-            due = bound_at((bound.call,), number, epoch)
+            due = bound_at((bound.call,), number, epoch, cancelled)
             if due is not None:
                 length = min(length, due - number)
         return length, False
@@ -200,8 +209,14 @@ class Steps:
         state.window, state.batch_size = window, leading_axis(window.batches[0])
         try:
             self._engine.run_calls(self._plan.begin, _STEP_BEGIN, self._phase)
-        except CancelStep:
-            return False
+        except Cancel as cancel:
+            if self._trains:
+                state.cancelled += 1
+            else:
+                state.cancelled_in_epoch += 1
+            if isinstance(cancel, CancelStep):
+                return False
+            raise
         finally:
             state.window, state.batch_size = None, 0
         window.overwritten.clear()  # what was written is what the step began with
@@ -230,10 +245,10 @@ class Steps:
                 state.lose(error)
             raise
         plan = window.plan = self.caller.plan_of(window.program)
-        end = self._number() + ahead + window.length
+        end, cancelled = self._number() + ahead + window.length, state.cancelled_of(self._phase)
         kept: list[StatePath] = []
         for bound in plan.bounds:
-            if bound_at((bound.call,), end - 1, state.epoch) == end:
+            if bound_at((bound.call,), end - 1, state.epoch, cancelled) == end:
                 window.blocks |= bound.blocks
                 kept += bound.keeps
         if not window.blocks:  # the device may go on before these handlers have run, so they get copies
@@ -335,8 +350,9 @@ class Steps:
 
     def _until_due(self, plan: WindowPlan, left: int) -> int:
         """Return how many steps come before the next at which some handler may be due, at most those left."""
-        number = self._number()
-        due = bound_at((*plan.begin, *plan.end, *plan.trigger), number, self._state.epoch)
+        number, state = self._number(), self._state
+        calls = (*plan.begin, *plan.end, *plan.trigger)
+        due = bound_at(calls, number, state.epoch, state.cancelled_of(self._phase))
         return left if due is None else min(left, due - number - 1)
 
     def _finish(self, pending: Window | None, feed: Feed, error: BaseException) -> None:

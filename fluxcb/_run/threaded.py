@@ -209,7 +209,7 @@ class ThreadedEngine(Engine):
             except AccessError as refusal:
                 refusal.__context__ = error
                 return refusal
-        elif isinstance(error, Exception) and not isinstance(error, Cancel):
+        elif not isinstance(error, Cancel):
             error.add_note(self._note(call, event, phase))
         return error
 
@@ -289,8 +289,8 @@ class _Emission:
         error = self._raised.get(i)
         if error is None:
             self._finish(i)
-        elif not isinstance(error, Exception):  # Ctrl-C, not the handler's doing
-            raise error
+        elif not isinstance(error, Exception):  # KeyboardInterrupt and SystemExit do not wait for other handlers
+            raise self._engine.explained(error, self._moment.calls[i], self._event, self._phase)
 
     def _work(self, i: int) -> None:
         """Run one handler, on whatever thread."""

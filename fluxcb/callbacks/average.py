@@ -12,7 +12,9 @@ from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitEnd, TracedEvent, UpdateEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
+from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule, positive
+from fluxcb._errors import ConflictError
 from fluxcb.callbacks.arguments import number_between
 
 __all__ = ["ParameterEMA", "StochasticWeightAveraging"]
@@ -38,6 +40,7 @@ class _ParameterAverage(Callback):
 
     def __init__(self, *, validate: bool) -> None:
         self.validate = validate
+        self.validates_with = self.entry if validate else None
         self._training_params: Any = None  # while a validation has the average
         self._restored: list[Any] | None = None  # their leaves, behind a pause in the middle of it
 
@@ -48,6 +51,19 @@ class _ParameterAverage(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {**_averaging(self.entry), "params": Write() if self.validate else Read()}
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Refuse another average that also replaces the parameters for validation."""
+        # No order would help: the first to restore would put back what the training had, and the second one the first
+        # one's average. Two averages of one entry are an ordinary conflict.
+        if isinstance(other, _ParameterAverage) and other.entry != self.entry and self.validate and other.validate:
+            raise ConflictError(
+                f"{self!r} and {other!r} both replace the parameters for validation.",
+                where=[f"{type(callback).__name__}(validate=True)" for callback in (self, other)],
+                why="one validation can use only one average",
+                fix=f"pass `validate=False` to {type(self).__name__} or to {type(other).__name__}; it still averages",
+            )
+        return NotDefined()
 
     # Without validation the host handlers are not there at all, so that they order and conflict with nobody.
 
@@ -130,7 +146,8 @@ class ParameterEMA(_ParameterAverage):
     After each update, `ema <- decay * ema + (1 - decay) * params`, from the parameters at the start. With
     `debias=True` the start has no weight: `ema` is the average from zero divided by `1 - decay**n`, after `n` updates.
     `cbstate.ema["params"]` always is the average itself. Steps that are no updates (`step.skip`,
-    `step.hold`) leave it alone.
+    `step.hold`) leave it alone. If validation runs with the average, `learner.model`, `learner.predict` and
+    `fluxcb.checkpoints.load_model` use the average as well.
 
     Args:
         decay: Weight of the past, at least 0 and below 1.
@@ -198,7 +215,9 @@ class StochasticWeightAveraging(_ParameterAverage):
     parameter sets in it so far. Until `start`, `cbstate.swa["params"]` are the parameters themselves. Steps that were
     skipped or held (`step.skip`, `step.hold`) are no updates. The learning rate stays what the optimizer or a
     `Scheduler` makes it; the paper's is constant or cyclic from `start` on. Batch statistics stay those of the
-    training: a network with batch normalisation needs a pass over the data with the average before it is used.
+    training: a network with batch normalisation needs a pass over the data with the average before it is used. If
+    validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` use the
+    average as well.
 
     Args:
         start: Number of the first update whose parameters count, at least 1.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
@@ -25,6 +27,7 @@ class BestSaver(SnapshotSaver):
 
     mode: ClassVar[str]
 
+    @explained()
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -49,6 +52,10 @@ class BestSaver(SnapshotSaver):
         """Return what it reads: everything, so it runs after all who write."""
         access = super().stateaccess()
         return {**access, "cbstate": {"metrics_epoch": access["*"]}}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that it looks at."""
+        return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far with its step; its checkpoint is on disk before any later one says so."""
@@ -76,7 +83,9 @@ class BestSaver(SnapshotSaver):
             learner.snapshots.request(self._take)
 
     def _take(self, snapshot: Snapshot) -> None:
-        self.write(snapshot, self.best[1] if self.best is not None else None)
+        # What is loaded later are the parameters that had this value.
+        measured = replace(snapshot, average=snapshot.averages.get(self._watched.phase))
+        self.write(measured, self.best[1] if self.best is not None else None)
 
     def unsaved(self) -> None:
         """Take the best that is on disk for the best again."""
@@ -99,7 +108,8 @@ class MinSaver(BestSaver):
     value that is smaller than all before it is saved: of equal ones the first, and never NaN. What was the best is part
     of a run's checkpoints, so a resumed run does not overwrite a better one.
 
-    `fluxcb.checkpoints.load_params("runs/1/min-validation-loss")` reads the parameters.
+    `fluxcb.checkpoints.load_model("runs/1/min-validation-loss", model)` returns the model, and `load_params` its
+    parameters. They are those that were measured: with a `ParameterEMA` that validates, the average.
 
     Args:
         folder: The directory of the run; the checkpoint is in `min-validation-loss` in it.
@@ -122,8 +132,8 @@ class MinSaver(BestSaver):
         A copy of the train state on the host for each save; see `Checkpointer`.
 
     Raises:
-        DeclarationError: No path, or no name of a metric. At the first Trigger: the metric does not exist.
-        MissingStateError: There is no `Metrics` (when the Learner is built).
+        DeclarationError: No path, or no name of a metric.
+        MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
         CheckpointError: The directory is another run's, or cannot be written to; a save failed.
 
     Example:

@@ -13,6 +13,7 @@ from fluxcb._declare.events import Event, FitStopping, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched
@@ -67,6 +68,8 @@ class Checkpointer(SnapshotSaver):
     Raises:
         DeclarationError: No path, more than one period, a number that is not positive, `keep_best` with a period within
             epochs.
+        MissingStateError: With `keep_best`, no callback provides the metric, or its phase has no data (when the Learner
+            is built).
         CheckpointError: The directory is another run's, or cannot be written to (when a fit begins); a save failed
             (at the next event).
 
@@ -96,6 +99,7 @@ class Checkpointer(SnapshotSaver):
         FluxTraining.jl, `Checkpointer`; tensorpack, `ModelSaver`. On orbax-checkpoint.
     """
 
+    @explained()
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -132,6 +136,10 @@ class Checkpointer(SnapshotSaver):
         """Return what it reads: everything, so it runs after all who write."""
         access = super().stateaccess()
         return {**access, "cbstate": {"metrics_epoch": access["*"]}} if self.keep_best else access
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that says which checkpoints are the best, if these are kept."""
+        return (self._watched,) if self.keep_best else ()
 
     def entry_for(
         self, event: type[Event], phase: type[Phase]
@@ -171,6 +179,10 @@ class Checkpointer(SnapshotSaver):
         self._files.last, self._files.found = None, here[-1] if here else None  # if the fit ends at once
         if not kept and learner.progress.step == 0:
             learner.snapshots.request(self._take_first)
+
+    def how_to_continue(self) -> str:
+        """Return the call that continues the run in the directory."""
+        return "`learner.fit(..., resume=True)`"
 
     def _take_first(self, snapshot: Snapshot) -> None:
         self._take(snapshot)

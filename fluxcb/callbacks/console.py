@@ -5,14 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fluxcb.logging.consoles import console_for, print_line
+from fluxcb.logging.consoles import console_for, in_notebook, print_line, print_lines
 
-__all__ = ["aligned", "console_for", "is_plain", "print_line", "print_table"]
+__all__ = ["aligned", "console_for", "in_notebook", "is_plain", "print_line", "print_table", "show_block"]
 
 
 def is_plain(console: Any) -> bool:
-    """Tell whether plain lines are wanted: in files, pipes, notebooks and terminals without a cursor."""
+    """Return whether text has no style: in files, pipes, notebooks and terminals without a cursor."""
     return console.is_jupyter or not console.is_terminal or console.is_dumb_terminal
+
+
+def show_block(console: Any, lines: Sequence[str], style: str | None = None) -> None:
+    """Show a block of text once, for example what a fit says when it ends.
+
+    In a terminal the block stands above the live bar. In a file, a pipe or a notebook, it follows what was printed
+    before. The block is printed in one write and flushed, so that no other output can come between its lines.
+
+    Args:
+        console: The console of `console_for`.
+        lines: The lines, without line ends.
+        style: Their rich style in a terminal, e.g. `bold`; plain text has none.
+    """
+    print_lines(console, lines, None if is_plain(console) else style)
 
 
 def print_table(console: Any, header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str]) -> None:

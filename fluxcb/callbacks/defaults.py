@@ -7,7 +7,10 @@ from typing import Any
 
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
+from fluxcb.callbacks.fit_summary import FitSummary
+from fluxcb.callbacks.log_metrics import LogMetrics
 from fluxcb.callbacks.metrics import Metrics
+from fluxcb.callbacks.monitors import Monitors
 from fluxcb.callbacks.nan_loss import StopOnNaNLoss
 from fluxcb.callbacks.printer import MetricsPrinter
 from fluxcb.callbacks.progress import ProgressBar
@@ -21,23 +24,26 @@ def default_callbacks() -> list[Callback]:
 
     Example:
         >>> default_callbacks()
-        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
     """
-    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
 
 
 def with_defaults(callbacks: Any) -> Any:
     """Return a list of callbacks with the defaults behind it whose class it does not have yet.
 
-    Classes are looked for inside wrappers and `in_order` groups, and subclasses count. What is no list of callbacks
-    comes back unchanged, for the check of the declarations to report.
+    Classes are looked for inside wrappers and `in_order` groups, and subclasses count. Where there is a `Monitors`, a
+    `LogMetrics` is one of the defaults. What is no list of callbacks comes back unchanged, for the check of the
+    declarations to report.
 
     Args:
         callbacks: Callback instances, and `in_order(...)` groups of them.
 
     Example:
         >>> with_defaults([Recorder(), Metrics()])
-        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
+        >>> with_defaults([Monitors()])[-1]
+        LogMetrics()
     """
     if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | Callback):
         return callbacks
@@ -46,4 +52,7 @@ def with_defaults(callbacks: Any) -> Any:
     if not all(isinstance(member, Callback) for member in flat):
         return items
     present = [unwrap(member) for member in flat]
-    return items + [d for d in default_callbacks() if not any(isinstance(callback, type(d)) for callback in present)]
+    defaults = default_callbacks()
+    if any(isinstance(callback, Monitors) for callback in present):
+        defaults.append(LogMetrics())  # without it, the log would have no metrics
+    return items + [d for d in defaults if not any(isinstance(callback, type(d)) for callback in present)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Append, Read
@@ -11,6 +11,7 @@ from fluxcb._declare.control import CancelFitting
 from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.watched import Watched, phase_name
 from fluxcb.stopping.criterion import Criterion, Mode
@@ -34,6 +35,7 @@ class EarlyStopping(Callback):
     Args:
         *criteria: Each a criterion; or a number `n` for `NumberSinceBest(n)`: no better value for `n` epochs; or a pair
             of the name of another metric and one of these. The first that is done ends the fit.
+        patience: One more criterion: `EarlyStopping(patience=3)` is `EarlyStopping(3)` (epochs).
         metric: The metric that criteria without a name of their own look at: `loss`, or as it is logged,
             `training/loss`.
         phase: The phase whose values count where the metric's name does not say it: class, instance or name;
@@ -54,9 +56,8 @@ class EarlyStopping(Callback):
 
     Raises:
         DeclarationError: No criterion, or something that is none; a metric or phase without a name; two phases for one
-            metric; a criterion that needs training losses where those of training are what it judges. At the first
-            Trigger: the metric does not exist.
-        MissingStateError: There is no `Metrics` (when the Learner is built).
+            metric; a criterion that needs training losses where those of training are what it judges.
+        MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -71,21 +72,29 @@ class EarlyStopping(Callback):
         ... )
         >>> history = learner.fit(100)
         >>> learner.epoch, learner.stop_reason
-        (4, 'validation/loss: the last 2 were no better than 0')
+        (4, 'validation/loss: no improvement on 0 for 2 epochs')
 
     Source:
         FluxTraining.jl, `EarlyStopping`, where a number means `Patience`; Keras, `EarlyStopping`.
     """
 
+    @explained({"min_delta": "write a criterion of `fluxcb.stopping`, e.g. `EarlyStopping(PQ(2))`"})
     def __init__(
         self,
         *criteria: Criterion | int | tuple[str, Criterion | int],
+        patience: int | None = None,
         metric: str = "loss",
         phase: Phase | type[Phase] | str | None = None,
         mode: Mode = "min",
         train_metric: str | None = None,
         train_phase: Phase | type[Phase] | str | None = None,
     ) -> None:
+        if patience is not None:
+            if not isinstance(patience, int):
+                raise DeclarationError(
+                    f"`patience` of `EarlyStopping` must be a number of epochs, not {patience!r}.", fix=_EXAMPLE
+                )
+            criteria = (*criteria, patience)
         if not criteria:
             raise DeclarationError("`EarlyStopping` was given no criterion.", fix=_EXAMPLE)
         if mode not in ("min", "max"):
@@ -108,6 +117,15 @@ class EarlyStopping(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"cbstate": {"metrics_epoch": Read()}, "control": Append()}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metrics that the criteria look at, and those of training that some of them need."""
+        needed = [
+            training
+            for criterion, training in zip(self.criteria, self._training, strict=True)
+            if criterion.needs_training and training is not None
+        ]
+        return (*self._watched, *needed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what each criterion has seen."""

@@ -10,12 +10,12 @@ from typing import Any
 from fluxcb._declare.access import Append
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd
+from fluxcb._declare.extras import library
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import number_above
 from fluxcb.callbacks.statistics_sent import warn_once
-from fluxcb.logging.backend import library
 
 __all__ = ["GPUUtilizationTracker"]
 

@@ -8,9 +8,9 @@ from typing import Any
 from fluxcb._declare.access import Append
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
+from fluxcb._declare.extras import library
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
-from fluxcb.logging.backend import library
 
 __all__ = ["HostMemoryTracker"]
 

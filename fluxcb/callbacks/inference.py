@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.access import Append, Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
-from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase, ValidationPhase, named_phase
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.inference_data import InferenceData
@@ -113,12 +114,17 @@ class InferenceRunner(Callback):
                 fix='e.g. `average="ema"`',
             )
         self.average = average
+        self.measured_with = {name: average}
         self._data = InferenceData(data, repr(self))
 
     @property
     def data(self) -> Any:
         """The data."""
         return self._data.source
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the inferencers write."""
+        return [place for inferencer in self.inferencers for place in inferencer.output_locations()]
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
@@ -136,6 +142,27 @@ class InferenceRunner(Callback):
                 "monitors": Append(optional=True),
             },
         }
+
+    def metric_phases(self) -> Collection[type[Phase]]:
+        """Return a phase of this runner's name."""
+        return (named_phase(self.inference_name),)
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
+        """Return the names of the statistics for the phase of this runner's name, or None if they are not known."""
+        if phase.name != self.inference_name:
+            return ()
+        names: list[str] = []
+        for inferencer in self.inferencers:
+            statistics = inferencer.statistics()
+            if statistics is None:
+                return None
+            names += statistics
+        return names
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the names under which the statistics are logged."""
+        names = self.provided_metrics(named_phase(self.inference_name))
+        return None if names is None else [f"{self.inference_name}/{name}" for name in names]
 
     def init(self, learner: Any) -> None:
         """Create `cbstate.metrics_epoch`, if there is no `Metrics`, and entries there and in `cbstate.inference`."""
@@ -185,7 +212,7 @@ class InferenceRunner(Callback):
             for number, batch in enumerate(self._data.batches(epoch), 1):
                 try:
                     values = evaluate(batch)
-                except Exception as error:
+                except BaseException as error:
                     error.add_note(f"raised when {self!r} computed batch {number} of its data")
                     raise
                 # The device computes this batch while the host looks at the one before.
@@ -206,7 +233,7 @@ class InferenceRunner(Callback):
 
         try:
             on_host = jax.device_get(dict(values))
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised when {self!r} computed batch {number} of its data")
             raise
         for inferencer in self.inferencers:
@@ -244,7 +271,7 @@ class InferenceRunner(Callback):
     def _call(self, inferencer: Inferencer, method: str, *arguments: Any) -> Any:
         try:
             return getattr(inferencer, method)(*arguments)
-        except Exception as error:
+        except BaseException as error:
             error.add_note(f"raised in `{method}` of {inferencer!r}, of {self!r}")
             raise
 

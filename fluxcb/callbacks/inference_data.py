@@ -67,7 +67,7 @@ class InferenceData:
                 batch = next(iterator)
             except StopIteration:
                 break
-            except Exception as error:
+            except BaseException as error:
                 error.add_note(f"raised by the data of {self._owner}, when batch {count + 1} was pulled from it")
                 raise
             if declared is not None and count == declared:

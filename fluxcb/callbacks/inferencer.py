@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DeclarationError
@@ -51,6 +52,10 @@ class Inferencer:
             fix='return names of step values, e.g. `("outputs", "ys")`',
         )
 
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the inferencer writes: paths of files and directories."""
+        return ()
+
     def before(self) -> None:
         """Begin a round."""
 
@@ -65,6 +70,10 @@ class Inferencer:
     def after(self) -> Mapping[str, float]:
         """End a round, and return its statistics: numbers by name."""
         return {}
+
+    def statistics(self) -> Collection[str] | None:
+        """Return the names of the statistics that `after` returns, or None if they are not known before."""
+        return None
 
     def abandon(self) -> None:
         """Drop what was gathered: the round failed."""
@@ -102,6 +111,10 @@ class ScalarStats(Inferencer):
         for name in self.names or (None,):
             checked_name(name, "ScalarStats", "the names of step values")
         self.before()
+
+    def statistics(self) -> Collection[str] | None:
+        """Return the names."""
+        return self.names if type(self).after is ScalarStats.after else None
 
     def fetches(self) -> Sequence[str]:
         """Return the names."""
@@ -170,6 +183,10 @@ class ClassificationError(Inferencer):
         self.wrong_vector_name = wrong_vector_name
         self.summary_name = checked_name(summary_name, "ClassificationError", "the name of its statistic")
         self.before()
+
+    def statistics(self) -> Collection[str] | None:
+        """Return the name of the share of errors."""
+        return (self.summary_name,) if type(self).after is ClassificationError.after else None
 
     def fetches(self) -> Sequence[str]:
         """Return the name of the vector, or what it is computed from."""
@@ -255,6 +272,11 @@ class BinaryClassificationStats(Inferencer):
         self.threshold = threshold
         self.prefix = f"{checked_name(prefix, 'BinaryClassificationStats', 'a prefix of names')}_" if prefix else ""
         self.before()
+
+    def statistics(self) -> Collection[str] | None:
+        """Return the names of precision and recall."""
+        names = (f"{self.prefix}precision", f"{self.prefix}recall")
+        return names if type(self).after is BinaryClassificationStats.after else None
 
     def fetches(self) -> Sequence[str]:
         """Return the names of predictions and labels."""

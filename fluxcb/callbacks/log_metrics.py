@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Append, Read
@@ -64,6 +64,15 @@ class LogMetrics(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {**(_OF_STEP if self.steps else {}), **_OF_EPOCH}
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
+        """Return the metrics' names with their phase in front."""
+        return [
+            f"{phase.name}{part}/{name}"
+            for phase, names in metrics.items()
+            for part in (["", "/step"] if self.steps and issubclass(phase, AbstractTrainingPhase) else [""])
+            for name in names
+        ]
 
     def handlers(self) -> list[Entry]:
         """Return the handlers that this instance has."""

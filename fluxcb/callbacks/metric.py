@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from fluxcb._declare.signatures import accepts
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import accepts, explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import number_between
 
@@ -22,6 +23,7 @@ class AbstractMetric:
     Attributes:
         name: What the metric is called in `cbstate.metrics_epoch`, in tables and in logs.
         needs: Names of the step values that `update` reads.
+        phases: The phase classes in which the metric is computed; `(Phase,)` stands for all of them.
 
     Example:
         >>> import jax.numpy as jnp
@@ -45,6 +47,7 @@ class AbstractMetric:
 
     name: str = "metric"
     needs: tuple[str, ...] = ("loss",)
+    phases: tuple[type[Phase], ...] = (Phase,)
 
     def init(self) -> Any:
         """Return the state of a metric that has seen nothing."""
@@ -94,17 +97,29 @@ class Metric(AbstractMetric):
         fn: `fn(outputs, ys) -> float[]`, the mean over the batch.
         name: What it is called; the function's name by default.
         needs: Names of the step values that are passed to `fn`, in order.
+        phase: The phase, or a tuple of the phases, in which the metric is computed: classes, which include their
+            subclasses, or instances. In other phases it is neither computed nor reported. By default, all phases.
 
     Raises:
-        DeclarationError: `fn` cannot be called with what it needs, or has no name and none is given.
+        DeclarationError: `fn` cannot be called with what it needs, or has no name and none is given; `phase` is not a
+            phase.
 
     Example:
+        >>> from fluxcb.phases import ValidationPhase
         >>> Metric(accuracy), Metric(lambda aux: aux["kl"], name="kl", needs=("aux",))
         (Metric(accuracy), Metric(kl))
+        >>> Metric(accuracy, phase=ValidationPhase)
+        Metric(accuracy, phase=ValidationPhase)
     """
 
+    @explained()
     def __init__(
-        self, fn: Callable[..., Any], name: str | None = None, needs: tuple[str, ...] = ("outputs", "ys")
+        self,
+        fn: Callable[..., Any],
+        name: str | None = None,
+        needs: tuple[str, ...] = ("outputs", "ys"),
+        *,
+        phase: Phase | type[Phase] | tuple[Phase | type[Phase], ...] = Phase,
     ) -> None:
         if not callable(fn):
             raise DeclarationError(
@@ -129,6 +144,7 @@ class Metric(AbstractMetric):
         self.fn = fn
         self.name = called
         self.needs = tuple(needs)
+        self.phases = _phase_classes(phase)
 
     def init(self) -> Any:
         """Return the sum, its compensation and the number of samples: three zeros, float32[]."""
@@ -169,7 +185,22 @@ class Metric(AbstractMetric):
         return state[0] / state[2]
 
     def __repr__(self) -> str:
-        return f"Metric({self.name})"
+        names = [phase.__name__ for phase in self.phases]
+        if names == ["Phase"]:
+            return f"Metric({self.name})"
+        shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
+        return f"Metric({self.name}, phase={shown})"
+
+
+def _phase_classes(phase: Any) -> tuple[type[Phase], ...]:
+    given = phase if isinstance(phase, tuple) else (phase,)
+    classes = tuple(type(member) if isinstance(member, Phase) else member for member in given)
+    if not classes or not all(isinstance(member, type) and issubclass(member, Phase) for member in classes):
+        raise DeclarationError(
+            f"`phase` of `Metric` must be a phase class, or a tuple of phase classes, not {phase!r}.",
+            fix="e.g. `Metric(accuracy, phase=ValidationPhase)`",
+        )
+    return classes
 
 
 class Loss(Metric):

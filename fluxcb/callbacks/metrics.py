@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from fluxcb._declare.events import ComputeEnd, EpochBegin, EpochEnd, Event, Step
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySteps, Schedule
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric
@@ -39,7 +41,8 @@ class Metrics(Callback):
     between as new as the last 256 steps. `Loss()` is always among the metrics.
 
     A step whose update was skipped (`step.skip`) does not count in the epoch's values, which one NaN would spoil; its
-    own values stand in `metrics_step`. The `Loss()` that is added by itself passes over phases that compute no loss.
+    own values stand in `metrics_step`. The `Loss()` that is added by itself passes over phases that compute no loss. A
+    `Metric(fn, phase=ValidationPhase)` is computed and reported in that phase only.
 
     Args:
         *metrics: Metrics (`Metric(fn)`, `SmoothLoss()`, your own `AbstractMetric`) or functions of `(outputs, ys)`.
@@ -75,16 +78,16 @@ class Metrics(Callback):
         FluxTraining.jl, `Metrics`, `Metric` and `AbstractMetric`; tensorpack's `InferenceRunner` for weighted means.
     """
 
+    @explained()
     def __init__(self, *metrics: Any) -> None:
         given = tuple(_as_metric(metric) for metric in metrics)
         self._own_loss = not any(isinstance(metric, Loss) for metric in given)
         self._given = given
         self.metrics: tuple[AbstractMetric, ...] = (Loss(), *given) if self._own_loss else given
-        names = [metric.name for metric in self.metrics]
-        for name in names:
-            if names.count(name) > 1:
+        for one, other in itertools.combinations(self.metrics, 2):
+            if one.name == other.name and _share_a_phase(one, other):
                 raise DeclarationError(
-                    f"Two metrics are called `{name}`.",
+                    f"Two metrics are called `{one.name}`.",
                     why="their values are kept by name",
                     fix='rename one: `Metric(fn, name="...")`',
                 )
@@ -96,6 +99,10 @@ class Metrics(Callback):
             **self._traced_access(),
             "cbstate": {"metrics_now": Write(), "metrics_epoch": Write(), "metrics_step": Write()},
         }
+
+    def provided_metrics(self, phase: type[Phase]) -> Collection[str]:
+        """Return the names of the metrics that are computed in a phase."""
+        return [metric.name for metric in self.metrics if issubclass(phase, metric.phases)]
 
     def _traced_access(self) -> Mapping[str, Any]:
         step = dict.fromkeys(("batch", "skip", *self._needs), Read())
@@ -165,9 +172,7 @@ class Metrics(Callback):
         }
         new, row = self._updated(packing.unpack(held), phase, learner)
         learner.step.metrics = {
-            metric.name: row[i]
-            for i, metric in enumerate(self.metrics)
-            if self._has_what_it_needs(metric, phase, learner)
+            metric.name: row[i] for i, metric in enumerate(self.metrics) if self._is_computed(metric, phase, learner)
         }
         new = packing.pack(new)
         if "skip" in learner.step:
@@ -211,7 +216,7 @@ class Metrics(Callback):
         samples = leading_axis(learner.step.batch)
         states, there, row = [], [], []
         for metric, state in zip(self.metrics, held["states"], strict=True):
-            active = self._has_what_it_needs(metric, phase, learner)
+            active = self._is_computed(metric, phase, learner)
             value = jnp.float32(jnp.nan)
             if active:
                 state = _checked(metric, state, metric.update(state, learner.step, samples))
@@ -228,7 +233,9 @@ class Metrics(Callback):
         new = {"seen": held["seen"] + counted, "used": held["used"] + counted, "states": tuple(states)}
         return new, jnp.stack(row)
 
-    def _has_what_it_needs(self, metric: AbstractMetric, phase: Phase, learner: Any) -> bool:
+    def _is_computed(self, metric: AbstractMetric, phase: Phase, learner: Any) -> bool:
+        if not isinstance(phase, metric.phases):
+            return False
         missing = [name for name in metric.needs if name not in learner.step]
         if not missing:
             return True
@@ -304,6 +311,11 @@ class Metrics(Callback):
 
 def _as_metric(metric: Any) -> AbstractMetric:
     if isinstance(metric, AbstractMetric):
+        if not isinstance(metric.phases, tuple):
+            raise DeclarationError(
+                f"`phases` of the metric `{metric.name}` must be a tuple of phase classes, not {metric.phases!r}.",
+                fix="e.g. `phases = (ValidationPhase,)`",
+            )
         return metric
     if isinstance(metric, type) and issubclass(metric, AbstractMetric):
         raise DeclarationError(
@@ -314,6 +326,10 @@ def _as_metric(metric: Any) -> AbstractMetric:
     raise DeclarationError(
         f"`Metrics` takes metrics and functions of outputs and targets, not {metric!r}.", fix="e.g. `Metrics(accuracy)`"
     )
+
+
+def _share_a_phase(one: AbstractMetric, other: AbstractMetric) -> bool:
+    return any(issubclass(a, b) or issubclass(b, a) for a in one.phases for b in other.phases)
 
 
 def _checked(metric: AbstractMetric, old: Any, new: Any) -> Any:

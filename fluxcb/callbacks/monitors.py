@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.access import Append, Read
@@ -12,6 +13,7 @@ from fluxcb._declare.events import EpochEnd, Event, FitBegin, FitEnd, StepEnd, T
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.delivery import Delivery
@@ -86,6 +88,7 @@ class Monitors(Callback):
         tensorpack, `Monitors`; FluxTraining.jl, `LoggerBackend`.
     """
 
+    @explained()
     def __init__(self, *backends: LoggerBackend, history: int = 10_000) -> None:
         self._delivery = Delivery(backends)
         self._hub = MonitorHub(history)
@@ -99,16 +102,26 @@ class Monitors(Callback):
         """The backends."""
         return self._delivery.backends
 
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the backends write."""
+        return [place for backend in self.backends for place in backend.output_locations()]
+
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"cbstate": {"monitors": Append()}}
+
+    def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str]:
+        """Return no names: it logs nothing itself."""
+        return ()
 
     def init(self, learner: Any) -> None:
         """Create `cbstate.monitors`; from another instance, which this one replaces, what was put is taken over."""
         if "monitors" in learner.cbstate:
             found = learner.cbstate.monitors
-            if isinstance(found, MonitorHub) and found is not self._hub and not len(self._hub):
+            another = isinstance(found, MonitorHub) and found.pending is not self._hub.pending
+            if another and not len(self._hub):
                 self._hub.load_state_dict(found.state_dict())
+        self._hub.forget_users()
         learner.cbstate.monitors = self._hub
         progress = learner.progress
         self._hub.follow(lambda: (progress.step, progress.epoch))

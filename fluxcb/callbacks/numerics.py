@@ -11,9 +11,12 @@ from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import BackwardEnd, Event, StepEnd, Trigger, UpdateEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.resolution import Resolution, RunFirst
 from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError
+from fluxcb.callbacks.accumulate import AccumulateGradients
 from fluxcb.callbacks.finite import finite_leaves
+from fluxcb.callbacks.gradients import ClipGradients, GradientNoise
 from fluxcb.callbacks.loss_scale import DynamicLossScale
 from fluxcb.callbacks.loss_spikes import LossSpikeGuard
 from fluxcb.callbacks.skip import SkipNonFinite
@@ -29,6 +32,10 @@ class CheckNumerics(Callback):
     At every step, gradients are checked before the update, which is not applied if one is bad: the parameters stay
     those of the last good step. Parameters are checked after it. Steps that `SkipNonFinite`, `DynamicLossScale` or
     `LossSpikeGuard` skip are in their hands, and no error. At a `Trigger`, only the parameters are looked at.
+
+    The check runs before `AccumulateGradients`, `ClipGradients` and `GradientNoise`. It therefore names the leaf of the
+    batch that failed: a sum over batches would keep the NaN, and clipping by the global norm would spread it to all
+    leaves.
 
     Args:
         at: `"step"` for every step, or `"trigger"` for every `Trigger`, after each epoch unless a schedule says
@@ -98,6 +105,11 @@ class CheckNumerics(Callback):
     def runafter(self) -> tuple[type[Callback], ...]:
         """Return those whose skipped steps are no error; their flags have to stand first."""
         return (SkipNonFinite, DynamicLossScale, LossSpikeGuard)
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Run before the callbacks that would add up a NaN or spread it to other leaves."""
+        changes = isinstance(other, AccumulateGradients | ClipGradients | GradientNoise)
+        return RunFirst(self) if changes else super().resolveconflict(other)
 
     # The handlers of the other way are not there at all, so that they order, fetch and wait for nothing.
 

@@ -136,12 +136,17 @@ _AT_FIT_BEGIN = Entry(FitBegin, Phase, "begin", function=PeriodicTrigger.begin)
 
 
 class PeriodicCallback(Scheduled):
-    """Run a callback's host handlers only every so many steps or epochs, and in the last epoch.
+    """Run a callback's host handlers only every so many steps or epochs, and at the end of the fit.
 
     It makes a callback act more rarely, and at no other times: Trigger still comes after epochs. The handlers of steps
     run at steps whose number is a multiple of `every_k_steps`, those of epochs, and Trigger, where the number of
-    finished steps is. With `every_k_epochs` all of them run in every k-th epoch, and in the last one of the fit, so
-    that e.g. the final parameters are saved; a fit that counts steps does not know its last epoch.
+    finished steps is.
+
+    With `every_k_epochs`, all handlers run in every k-th epoch. They also run at the end of the fit, so that the final
+    parameters are saved, for example. In the last epoch, the handlers of StepBegin and StepEnd run at its last step
+    only, and those of EpochBegin, EpochEnd and Trigger run as ever. A fit that counts steps does not know which epoch
+    is the last one. Data without a length does not tell which step is the last one: there, handlers of steps do not run
+    in the last epoch, and nor do they if its last step is never reached, because steps were cancelled.
 
     Args:
         callback: The callback.
@@ -172,8 +177,8 @@ class PeriodicCallback(Scheduled):
         epoch 5
 
     Source:
-        tensorpack, `PeriodicCallback`; there, handlers before and after a step ran on different steps, and in the last
-        epoch not all handlers did.
+        tensorpack, `PeriodicCallback`; there, handlers before and after a step run at different steps, and whether the
+        last epoch's begin is handled depends on the epoch before.
     """
 
     def __init__(self, callback: Callback, every_k_steps: int | None = None, every_k_epochs: int | None = None) -> None:
@@ -188,13 +193,17 @@ class PeriodicCallback(Scheduled):
         self.every_k_steps, self.every_k_epochs = steps, epochs
         self._schedule = Periodic(steps, epochs)
         # A period in steps alone is one that windows know of.
-        self._of_steps = self._schedule if steps is None or epochs is not None else EverySteps(steps)
+        alone = EverySteps(steps) if steps is not None and epochs is None else None
+        self._at_begin = alone or Periodic(steps, epochs, remaining=1)
+        self._at_end = alone or Periodic(steps, epochs, remaining=0)
 
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
         """Return the periods, for host handlers inside the fit."""
         if issubclass(event, TracedEvent | FitBegin | FitStopping | FitEnd):
             return None
-        return self._of_steps if issubclass(event, StepBegin | StepEnd) else self._schedule
+        if issubclass(event, StepBegin):
+            return self._at_begin
+        return self._at_end if issubclass(event, StepEnd) else self._schedule
 
     def __repr__(self) -> str:
         given = {"every_k_steps": self.every_k_steps, "every_k_epochs": self.every_k_epochs}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from fluxcb._declare.access import Read, Write
@@ -11,6 +11,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.watched import Watched
 
@@ -46,10 +47,9 @@ class ReduceLROnPlateau(Callback):
         A few Python operations per epoch; a reduction writes one number to the device. Nothing is recompiled.
 
     Raises:
-        DeclarationError: A number is out of its range, a mode unknown, or two phases are named. At the first
-            Trigger: the metric does not exist.
-        MissingStateError: There is no `Metrics`, or the optimizer was not built with `fluxcb.inject` (when the Learner
-            is built).
+        DeclarationError: A number is out of its range, a mode unknown, or two phases are named.
+        MissingStateError: No callback provides the metric, its phase has no data, or the optimizer was not built with
+            `fluxcb.inject` (when the Learner is built).
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -70,6 +70,7 @@ class ReduceLROnPlateau(Callback):
         PyTorch, `torch.optim.lr_scheduler.ReduceLROnPlateau`; Keras, `ReduceLROnPlateau`, whose `patience` is one more.
     """
 
+    @explained()
     def __init__(
         self,
         factor: float = 0.1,
@@ -100,6 +101,10 @@ class ReduceLROnPlateau(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"cbstate": {"metrics_epoch": Read()}, "hyperparams": {"learning_rate": Write()}}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that it looks at."""
+        return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and the counts."""

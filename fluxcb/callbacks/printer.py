@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -11,25 +10,37 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, FitBegin, FitEnd, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
-from fluxcb.callbacks.console import aligned, console_for, is_plain, print_line
+from fluxcb.callbacks.console import console_for
+from fluxcb.callbacks.epoch_table import EpochTable, open_table
 from fluxcb.logging.consoles import text_file
 
 __all__ = ["MetricsPrinter"]
 
+
 _SHORT = {"training": "train", "validation": "valid"}
+
+_METRICS = {"cbstate": {"metrics_epoch": Read()}}
+_WHAT_RUNS = {"callbacks": Read(), "data": Read(previous=True)}
 
 
 class MetricsPrinter(Callback):
-    """Print the metrics of each epoch: those of training and those of the validation behind it, in one row.
+    """Print a table of the metrics, with one row per epoch for training and the validation that follows it.
 
-    A row is printed at Trigger, which follows the epoch's validation; an epoch in which the fit was cancelled gets its
-    row at FitEnd. The time is that since the row before (seconds).
+    The header is printed when the fit begins, with the metrics that the callbacks say they will provide. If a row has
+    other metrics in addition, a new header is printed before it. A metric without a value in this epoch is shown as
+    `-`.
+
+    A row is printed at Trigger, which follows the epoch's validation. An epoch in which the fit was cancelled gets its
+    row at FitEnd. The time is that since the previous row (seconds). In a notebook the table is one output, which grows
+    in place; it shows the last 50 rows while the fit runs, and up to 1,000 at its end.
 
     Args:
         file: Where to print; standard output by default. A `ProgressBar` of the same file stays below the table.
 
     Access:
         cbstate.metrics_epoch: Read.
+        callbacks: Read.
+        data: Read (from an earlier moment).
 
     Runs:
         FitBegin x Phase, Trigger x AbstractTrainingPhase, FitEnd x Phase (host).
@@ -65,64 +76,53 @@ class MetricsPrinter(Callback):
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = text_file(file, "MetricsPrinter")
-        self._table: _Table | None = None
+        self._table: EpochTable | None = None
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
-        return {"cbstate": {"metrics_epoch": Read()}}
+        return {**_METRICS, **_WHAT_RUNS}
 
-    @on(FitBegin, Phase, access={})
+    @on(FitBegin, Phase, access=_WHAT_RUNS)
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Begin a table."""
-        self._table = _Table(console_for(self.file), learner.progress.epoch)
+        """Begin a table, and print its header if the names of the metrics are known."""
+        progress = learner.progress
+        self._table = open_table(console_for(self.file), of_fit=True, printed=progress.epoch, epochs=progress.epochs)
+        self._table.begin(_expected(learner, type(phase)))
 
-    @on(Trigger, AbstractTrainingPhase)
+    @on(Trigger, AbstractTrainingPhase, access=_METRICS)
     def print_row(self, event: Event, phase: Phase, learner: Any) -> None:
         """Print the epoch's row."""
-        if self._table is None:  # a loop written by hand
-            self._table = _Table(console_for(self.file), learner.progress.epoch - 1)
-        self._table.print(learner.cbstate.metrics_epoch, learner.progress.epoch)
+        if self._table is None or self._table.over:  # a loop written by hand
+            printed = learner.progress.epoch - 1
+            self._table = open_table(console_for(self.file), of_fit=False, printed=printed, epochs=0)
+        self._table.add(learner.progress.epoch, _values(learner))
 
-    @on(FitEnd, Phase)
+    @on(FitEnd, Phase, access=_METRICS)
     def end_fit(self, event: Event, phase: Phase, learner: Any) -> None:
         """Print the row of the epoch in which the fit was cancelled."""
         if self._table is not None:
-            self._table.print(learner.cbstate.metrics_epoch, learner.progress.epoch)
+            self._table.add(learner.progress.epoch, _values(learner))
+            self._table.close()
             self._table = None
 
 
-class _Table:
-    """The rows of one fit."""
-
-    def __init__(self, console: Any, printed: int) -> None:
-        self.console = console
-        self.printed = printed
-        self.columns: tuple[str, ...] = ()
-        self.last_row = time.monotonic()
-
-    def print(self, metrics: Any, epoch: int) -> None:
-        """Print an epoch's row, once, if it has values."""
-        values = {
-            f"{_SHORT.get(phase, phase)} {name}": value
-            for phase, epochs in metrics.items()
-            for name, value in epochs.at(epoch).items()
-        }
-        if epoch <= self.printed or not values:
-            return
-        now = time.monotonic()
-        cells = [str(epoch), *(_number(value) for value in values.values()), f"{now - self.last_row:.1f} s"]
-        self.printed, self.last_row = epoch, now
-        columns = ("epoch", *values, "time")
-        widths = [max(len(column), 8 if column != "epoch" else 0) for column in columns]
-        if columns != self.columns:  # at first, and again where other metrics turn up
-            self.columns = columns
-            print_line(self.console, _row(columns, widths), None if is_plain(self.console) else "bold")
-        print_line(self.console, _row(cells, widths))
+def _values(learner: Any) -> dict[str, float]:
+    """Return the metrics of the epoch by the title of their column."""
+    return {
+        _title(phase, name): value
+        for phase, epochs in learner.cbstate.metrics_epoch.items()
+        for name, value in epochs.at(learner.progress.epoch).items()
+    }
 
 
-def _row(cells: Any, widths: list[int]) -> str:
-    return aligned(["", *cells], [0, *widths])[2:]
+def _expected(learner: Any, trained: type[Phase]) -> list[str]:
+    """Return the titles of the columns that a fit is going to have, as far as the callbacks know them."""
+    callbacks = list(learner.callbacks)
+    run = [p for p in learner.callbacks.graph.phases if p is trained or (not p.trains and p.name in learner.data)]
+    phases = [*run, *(phase for callback in callbacks for phase in callback.metric_phases())]
+    names = [_title(p.name, name) for p in phases for c in callbacks for name in c.provided_metrics(p) or ()]
+    return list(dict.fromkeys(names))
 
 
-def _number(value: float) -> str:
-    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 or value != value else f"{value:.3e}"
+def _title(phase: str, metric: str) -> str:
+    return f"{_SHORT.get(phase, phase)} {metric}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +14,9 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import Resolution, RunFirst, Unresolvable
 from fluxcb._declare.schedules import AtWindowEnds, positive
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks.finite import all_finite
-from fluxcb.callbacks.nan_loss import StopOnNaNLoss
+from fluxcb.callbacks.nan_loss import DIVERGED, StopOnNaNLoss
 from fluxcb.callbacks.step_writers import writes_step
 
 __all__ = ["SkipNonFinite"]
@@ -50,6 +52,9 @@ class SkipNonFinite(StopOnNaNLoss):
 
     Raises:
         DeclarationError: `limit` is no whole number of at least 1, or `rewinds` none of at least 0.
+
+    Warns:
+        RuntimeWarning: It ends the fit.
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -124,7 +129,8 @@ class SkipNonFinite(StopOnNaNLoss):
             reason = f"loss or gradients were not finite at {self.limit} steps in a row, up to step {step}"
             if self.rewinds:
                 raise RewindFitting(reason, step - self.limit, self.rewinds)
-            raise CancelFitting(reason)
+            warnings.warn(f"Training stopped: {reason}.", RuntimeWarning, stacklevel=stacklevel_of_user())
+            raise CancelFitting(reason, advice=DIVERGED)
 
     def __repr__(self) -> str:
         return f"SkipNonFinite({self.limit})"

@@ -70,6 +70,10 @@ class SnapshotSaver(Callback):
         """Go on with that run."""
         self._run, self._goes_on = state["run"], True
 
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the directory."""
+        return (self.folder,)
+
     # -- a fit ------------------------------------------------------------------------------
 
     @on(FitBegin, Phase)
@@ -94,20 +98,25 @@ class SnapshotSaver(Callback):
         return kept
 
     def _refuse_others(self, kept: list[tuple[Entry, Manifest]], damaged: list[str]) -> None:
-        why = "one directory has one run: its checkpoints are numbered by step, and old ones are deleted"
+        why = "a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted"
+        new_run = "start a new run: use another directory, or delete this one"
         if {manifest.run for _, manifest in kept} - {self._run}:
             raise CheckpointError(
                 f"{self.folder} has the checkpoints of another run.",
                 why=why,
-                fix=["go on with it: `learner.fit(..., resume=True)`", "name another directory, or delete this one"],
+                fix=[f"continue that run: {self.how_to_continue()}", new_run],
             )
         if damaged and not kept and not self._goes_on:
             raise CheckpointError(
                 f"{self.folder} has checkpoints, and it cannot be read whose they are.",
                 where=damaged,
                 why=why,
-                fix="name another directory, or delete this one",
+                fix=new_run,
             )
+
+    def how_to_continue(self) -> str:
+        """Return the call that continues the run in the directory."""
+        return f"call `learner.restore({os.fspath(self.folder)!r})` before `fit`"
 
     @on(StepEnd | EpochBegin | EpochEnd, Phase, access={}, when=AtWindowEnds())
     def look(self, event: Event, phase: Phase, learner: Any) -> None:

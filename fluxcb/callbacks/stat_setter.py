@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fluxcb._declare.access import Read
@@ -51,10 +51,10 @@ class StatMonitorParamSetter(TriggerSetter):
         A few Python operations per epoch; a change writes one number to the device. Nothing is recompiled.
 
     Raises:
-        DeclarationError: An argument is of another kind than told here. At the first Trigger: the metric does not
-            exist. While training: `value_func` returns no finite number.
-        MissingStateError: There is no `Metrics`, or the optimizer was not built with `fluxcb.inject` (when the Learner
-            is built).
+        DeclarationError: An argument is of another kind than told here. While training: `value_func` returns no
+            finite number.
+        MissingStateError: No callback provides the metric, its phase has no data, or the optimizer was not built with
+            `fluxcb.inject` (when the Learner is built).
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -109,6 +109,10 @@ class StatMonitorParamSetter(TriggerSetter):
         """Return what it reads and writes; see the class."""
         access = super().stateaccess()
         return {**access, "cbstate": {**access.get("cbstate", {}), "metrics_epoch": Read()}}
+
+    def watched_metrics(self) -> Iterable[Watched]:
+        """Return the metric that it looks at."""
+        return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the last values."""

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "ResumeWarning": "fluxcb.checkpoints.run_folder",
+    "load_model": "fluxcb.checkpoints.loading",
     "load_model_state": "fluxcb.checkpoints.loading",
     "load_params": "fluxcb.checkpoints.loading",
 }
 
-__all__ = ["ResumeWarning", "load_model_state", "load_params"]
+__all__ = ["ResumeWarning", "load_model", "load_model_state", "load_params"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,5 +25,5 @@ def __getattr__(name: str) -> Any:
 
 
 if TYPE_CHECKING:
-    from fluxcb.checkpoints.loading import load_model_state, load_params
+    from fluxcb.checkpoints.loading import load_model, load_model_state, load_params
     from fluxcb.checkpoints.run_folder import ResumeWarning

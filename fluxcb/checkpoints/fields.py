@@ -25,7 +25,8 @@ def wrong_field(content: Any) -> str | None:
 
 def wrong_in_host(content: Any) -> str | None:
     """Return the same of the host's state, as far as it is every run's."""
-    return _wrong(content, _HOST)
+    # Checkpoints of versions that did not count cancelled steps have no number of them.
+    return _wrong({"cancelled": [0, 0], **content} if isinstance(content, dict) else content, _HOST)
 
 
 def _wrong(content: Any, expected: Mapping[str, Callable[[Any], bool]]) -> str | None:
@@ -56,6 +57,10 @@ def _position(value: Any) -> bool:
     return value is None or (
         isinstance(value, list) and len(value) == 3 and isinstance(value[0], str) and all(map(_counter, value[1:]))
     )
+
+
+def _cancelled(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_count, value))
 
 
 def _per_tree(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -99,6 +104,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
     "at": _position,
     "ended": _ended,
     "value": _is(int, float, type(None)),
+    "average": _is(str, type(None)),
     "trees": _per_tree(_mapping(_array)),
     "sequences": _per_tree(_texts),
     "about": _record(
@@ -116,6 +122,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
 
 _HOST: Mapping[str, Callable[[Any], bool]] = {
     "progress": _record({"step": _counter, "epoch": _counter, "step_in_epoch": _counter}),
+    "cancelled": _cancelled,
     "at": _position,
     "fit": _record(
         {

@@ -1,4 +1,4 @@
-"""Reading checkpoints: into a Learner of the same structure, or the parameters alone."""
+"""Reading checkpoints: into a Learner of the same structure, or the model and its parameters alone."""
 
 from __future__ import annotations
 
@@ -11,32 +11,86 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._errors import CheckpointCorruptError, CheckpointError, ResumeError
+from fluxcb._errors import CheckpointCorruptError, CheckpointError, ResumeError, did_you_mean
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.fields import ARRAYS, HOST, wrong_in_host
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.naming import flat, named, nested, unflatten
+from fluxcb.checkpoints.naming import Name, flat, named, nested, unflatten
 from fluxcb.checkpoints.packing import PACKED, unpacked
 from fluxcb.checkpoints.run_folder import is_checkpoint, newest_good, whole
-from fluxcb.checkpoints.snapshot import Snapshot, text_of
+from fluxcb.checkpoints.snapshot import VALIDATED, Snapshot, text_of
+from fluxcb.models import adapt
 
-__all__ = ["find", "load_model_state", "load_params", "read_snapshot", "tree_differences"]
+__all__ = ["find", "load_model", "load_model_state", "load_params", "read_snapshot", "tree_differences"]
 
 
-def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyTree:
+def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None = VALIDATED) -> Any:
+    """Return the trained model of a checkpoint, ready for inference: no Learner, data or callbacks are needed.
+
+    The model is as `learner.model` returns it: Flax NNX modules are in evaluation mode, Equinox modules in inference
+    mode, Linen modules are bound to their variables, and of a pair of functions you get a callable `model(xs)`.
+
+    Args:
+        path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
+        model: A model of the kind that was trained, as for `Learner`. Its own parameters do not matter, and it is not
+            changed.
+        average: See `load_params`.
+
+    Returns:
+        A new model with the parameters and the model state of the checkpoint, on the default device. For Linen modules
+        and pairs of functions, these are in dicts and lists. For other containers, use `load_params(path, like=...)`.
+
+    Raises:
+        CheckpointError: There is no checkpoint, none that is whole, or no such average in it.
+        ResumeError: The model has other arrays than the checkpoint; the message shows which.
+        DeclarationError: `model` is none that a Learner takes.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import Checkpointer
+        >>> from fluxcb.checkpoints import load_model
+        >>> folder = tempfile.mkdtemp()
+        >>> model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+        >>> learner = fluxcb.Learner(
+        ...     model,
+        ...     lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        ...     optax.sgd(0.5),
+        ...     data=[(jnp.ones(4), 3 * jnp.ones(4))],
+        ...     callbacks=[Checkpointer(folder)],
+        ...     default_callbacks=False,
+        ... )
+        >>> history = learner.fit(1)
+        >>> load_model(folder, model)(jnp.array([1.0, 2.0])).tolist()
+        [3.0, 6.0]
+    """
+    adapter = adapt(model)
+    folder, manifest = find(path)
+    held = getattr(adapter, "held", None)  # an adapter of the user's own may know its structure only from inputs
+    like = (None, None) if held is None else held
+    params = _params(folder, manifest, like[0], average, "the model")
+    model_state = _read(folder, manifest, "model_state", (), like[1], "the model")
+    return adapter.rebuild(params, model_state)
+
+
+def load_params(path: str | os.PathLike[str], like: PyTree | None = None, *, average: str | None = VALIDATED) -> PyTree:
     """Read the parameters of a checkpoint, for inference: no Learner, data or callbacks are needed.
 
     Args:
         path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
         like: A pytree with the structure of the parameters, which may hold `jax.ShapeDtypeStruct`s: for models whose
             containers are other than dicts and lists, such as Equinox modules.
+        average: Which parameters to read. "validated", the default, reads those that were measured: the average if
+            validation ran with one (`ParameterEMA`, `StochasticWeightAveraging`), otherwise the parameters that were
+            trained. For checkpoints of `MinSaver` and `MaxSaver`, the measure is their metric. "ema" or "swa" reads
+            that average, and None reads the parameters that were trained. Checkpoints written before the manifest had a
+            record of this count as measured without an average.
 
     Returns:
         The parameters as JAX arrays, on the default device: in `like`'s containers, or in dicts and lists (tuples
         become lists).
 
     Raises:
-        CheckpointError: There is none, or none that is whole.
+        CheckpointError: There is no checkpoint, none that is whole, or no such average in it.
         ResumeError: `like` has other arrays; the message shows which.
 
     Example:
@@ -59,29 +113,75 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None) -> PyT
     Source:
         FluxTraining.jl, `loadmodel`.
     """
-    return _load(path, "params", like)
+    folder, manifest = find(path)
+    return _params(folder, manifest, like, average, "`like`")
 
 
 def load_model_state(path: str | os.PathLike[str], like: PyTree | None = None) -> PyTree:
-    """Read what the model keeps itself, such as batch statistics, from a checkpoint; otherwise like `load_params`."""
-    return _load(path, "model_state", like)
+    """Read what the model keeps itself, such as batch statistics, from a checkpoint.
 
+    Args:
+        path: See `load_params`.
+        like: See `load_params`.
 
-def _load(path: str | os.PathLike[str], part: str, like: PyTree | None) -> PyTree:
+    Returns:
+        The model state, in containers as `load_params` returns them; `{}` if the model keeps none.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or none that is whole.
+        ResumeError: `like` has other arrays; the message shows which.
+    """
     folder, manifest = find(path)
+    return _read(folder, manifest, "model_state", (), like, "`like`")
+
+
+def _params(folder: Path, manifest: Manifest, like: PyTree | None, average: str | None, whose: str) -> PyTree:
+    """Return the parameters, or an average of them; see `load_params`."""
+    name = manifest.average if average == VALIDATED else average
+    if name is None:
+        return _read(folder, manifest, "params", (), like, whose)
+    known = [parts[0] for text in manifest.trees["cbstate"] if (parts := text.split("."))[1:2] == ["params"]]
+    if name not in known:
+        raise CheckpointError(
+            f"The checkpoint {folder} has no average {name!r} of the parameters.{did_you_mean(str(name), known)}",
+            why=f"it has {', '.join(map(repr, dict.fromkeys(known)))}" if known else "it has none",
+            fix=[f'write `average="{other}"`' for other in dict.fromkeys(known)]
+            + ["write `average=None` for the parameters that were trained"],
+        )
+    return _read(folder, manifest, "cbstate", (name, "params"), like, whose)
+
+
+def _read(folder: Path, manifest: Manifest, part: str, inside: Name, like: PyTree | None, whose: str) -> PyTree:
+    """Return a pytree of a checkpoint.
+
+    Args:
+        folder: The checkpoint's folder.
+        manifest: Its manifest, verified.
+        part: The name of one of its parts.
+        inside: Where in that part the pytree is; `()` if it is the whole part.
+        like: A pytree of the structure that it must have, whose containers are used, or None.
+        whose: What messages call `like`.
+    """
+    texts = {name: t for name, t in manifest.trees[part].items() if tuple(name.split("."))[: len(inside)] == inside}
     if like is not None:
-        wrong = tree_differences(manifest, {part: like})
+        for name in reversed(inside):
+            like = {name: like}
+        wrong = _differences(part, texts, like)
         if wrong:
             raise ResumeError(
-                f"The {part} in {folder} are not those of `like`.",
+                f"The {'.'.join((part, *inside))} in {folder} are not those of {whose}.",
                 where=wrong,
-                fix="build `like` as it was for training",
+                fix=f"build {whose} as it was for training",
             )
-    leaves = _leaves(folder, manifest, [part]).get(part, {})
-    leaves = {name: jnp.array(leaf, copy=True) for name, leaf in leaves.items()}
+    found = _leaves(folder, manifest, [part])[part]
+    leaves = {name: jnp.array(found[name], copy=True) for name in (tuple(text.split(".")) for text in texts)}
     if like is None:
-        return unflatten(leaves, manifest.sequences[part])
-    return jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in named(like)])
+        tree = unflatten(leaves, manifest.sequences[part])
+    else:
+        tree = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in named(like)])
+    for name in inside:
+        tree = tree[name]
+    return tree
 
 
 def find(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:
@@ -110,18 +210,18 @@ def find(path: str | os.PathLike[str]) -> tuple[Path, Manifest]:
 
 def tree_differences(manifest: Manifest, trees: Mapping[str, PyTree]) -> list[str]:
     """Return how the arrays of a checkpoint differ from those that are to take them; a line each."""
-    lines = []
-    for part, tree in trees.items():
-        then = manifest.trees[part]
-        now = {".".join(name): text_of(leaf) for name, leaf in named(tree).items()}
-        lines += [f"{part}: {name} ({then[name]}) is missing now" for name in then if name not in now]
-        lines += [f"{part}: {name} ({now[name]}) is new" for name in now if name not in then]
-        lines += [
-            f"{part}: {name} was {then[name]}, and is {now[name]} now"
-            for name in then
-            if name in now and then[name] != now[name]
-        ]
-    return lines
+    return [line for part, tree in trees.items() for line in _differences(part, manifest.trees[part], tree)]
+
+
+def _differences(part: str, then: Mapping[str, str], tree: PyTree) -> list[str]:
+    now = {".".join(name): text_of(leaf) for name, leaf in named(tree).items()}
+    lines = [f"{part}: {name} ({then[name]}) is missing now" for name in then if name not in now]
+    lines += [f"{part}: {name} ({now[name]}) is new" for name in now if name not in then]
+    return lines + [
+        f"{part}: {name} was {then[name]}, and is {now[name]} now"
+        for name in then
+        if name in now and then[name] != now[name]
+    ]
 
 
 def read_snapshot(folder: Path, manifest: Manifest, trees: Mapping[str, PyTree]) -> Snapshot:
@@ -158,8 +258,10 @@ def _leaves(folder: Path, manifest: Manifest, parts: Iterable[str]) -> dict[str,
 
     try:
         wanted: dict[str, Any] = {part: item for part in parts if (item := _wanted(manifest, part)) is not None}
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            restored = checkpointer.restore(folder.absolute(), args=ocp.args.Composite(**wanted))
+        restored: Any = {}
+        if wanted:  # asked for nothing, orbax looks for something to restore, and logs warnings (0.12.8)
+            with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+                restored = checkpointer.restore(folder.absolute(), args=ocp.args.Composite(**wanted))
         found: dict[str, Any] = {part: flat(restored[part]) if part != HOST else restored[part] for part in wanted}
     except Exception as error:
         raise CheckpointCorruptError(

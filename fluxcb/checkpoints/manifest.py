@@ -21,7 +21,7 @@ from fluxcb.checkpoints.fields import wrong_field
 __all__ = ["MANIFEST", "Manifest", "sums_of"]
 
 MANIFEST = "fluxcb-manifest.json"
-FORMAT = 1
+FORMAT = 2
 _BLOCK = 1 << 20
 _LONGEST = 1 << 28
 
@@ -37,11 +37,12 @@ class Manifest:
         at: Where in an epoch it was written, or None between two epochs.
         ended: Why the fit ended before its time, if it did.
         value: The value that decides which checkpoints are the best, or None.
+        average: The average of the parameters that was measured, a name in `cbstate`, or None for the parameters.
         trees: For each pytree of arrays, and for those beside the host's JSON, the arrays by name: `float32[32, 10]`.
         sequences: For each pytree the names of its lists and tuples.
         about: What the run is made of; see `Snapshot.about`.
         files: For each file its size (bytes) and SHA-256.
-        format: Version of this format.
+        format: Version of this format. Format 1 had no `average`.
     """
 
     run: str
@@ -50,6 +51,7 @@ class Manifest:
     at: list[Any] | None
     ended: str | None
     value: float | None
+    average: str | None
     trees: Mapping[str, Mapping[str, str]]
     sequences: Mapping[str, list[str]]
     about: Mapping[str, Any]
@@ -90,6 +92,8 @@ class Manifest:
                 f"{folder} was written by a later version of fluxcb (format {version}, this one knows {FORMAT}).",
                 fix="upgrade fluxcb",
             )
+        if version == 1:
+            content.setdefault("average", None)
         wrong = wrong_field(content)
         if wrong is not None:
             raise CheckpointCorruptError(f"{file} is no manifest that fluxcb wrote: see `{wrong}`.", where=str(file))

@@ -83,6 +83,7 @@ def manifest_of(snapshot: Snapshot, run: str, value: float | None, folder: Path)
         at=snapshot.host["at"],
         ended=snapshot.host["fit"]["ended"],
         value=value,
+        average=snapshot.average,
         trees={name: {".".join(n): text_of(x) for n, x in of.items()} for name, of in leaves.items()},
         sequences={name: sequences(tree) for name, tree in trees.items()},
         about=json.loads(json.dumps(snapshot.about)),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fluxcb._typing import PyTree
 
-__all__ = ["Snapshot", "is_key", "text_of"]
+__all__ = ["VALIDATED", "Snapshot", "is_key", "text_of"]
+
+VALIDATED = "validated"
+"""The `average` that stands for what validation measured: an average of the parameters, or these themselves."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,8 @@ class Snapshot:
         host: The rest as JSON: counters, position, random key, the host's `cbstate`, callbacks' states, data positions.
         arrays: The arrays in it, by the names under which it speaks of them.
         about: What the run is made of, as JSON: callbacks, data, programs, versions.
+        average: The average of the parameters that validation measures, a name in `cbstate`, or None.
+        averages: The same by the name of a phase, or of an `InferenceRunner`.
     """
 
     step: int
@@ -31,6 +36,8 @@ class Snapshot:
     host: Mapping[str, Any]
     arrays: Mapping[str, Any]
     about: Mapping[str, Any]
+    average: str | None = None
+    averages: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def is_key(leaf: Any) -> bool:

@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from fluxcb._declare.signatures import explained
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._typing import Batch, PyTree, Rows
 
 __all__ = ["ArrayLoader"]
 
 _WHERE = "fluxcb.data.ArrayLoader(arrays, batch_size)"
+
+_CURES = dict.fromkeys(
+    ("x", "y", "xs", "ys", "inputs", "targets", "arrays"),
+    "pass the arrays by position: `ArrayLoader(xs, ys, batch_size=32)`",
+)
+"""What to write instead of arguments that `ArrayLoader` does not have, or if there are no arrays."""
 
 
 class ArrayLoader:
@@ -31,7 +38,9 @@ class ArrayLoader:
 
     Args:
         arrays: A pytree of NumPy or JAX arrays with one leading axis, the example: `(xs, ys)`, a dict, ...
-        batch_size: Examples a batch.
+        *more: More arrays: `ArrayLoader(xs, ys, batch_size=32)` is `ArrayLoader((xs, ys), batch_size=32)`. The batch
+            size may be the last one of these: `ArrayLoader((xs, ys), 32)`.
+        batch_size: Examples in a batch.
         shuffle: Whether to visit the examples in a new order each epoch. Without it they come as they are stored.
         seed: A non-negative int.
         drop_last: Whether to leave out the last batch of an epoch if it is smaller than the others.
@@ -47,6 +56,8 @@ class ArrayLoader:
         [([0, 1], [0, 1]), ([2, 3], [4, 9]), ([4], [16])]
         >>> len(loader), loader.element_spec[0].shape
         (3, (2,))
+        >>> len(ArrayLoader(np.arange(5), np.arange(5) ** 2, batch_size=2))
+        3
     """
 
     fresh_batches = True
@@ -55,11 +66,12 @@ class ArrayLoader:
     resident: bool
     """Whether the arrays stay on the device, and `iter_rows` yields row numbers of them."""
 
+    @explained(_CURES)
     def __init__(
         self,
         arrays: PyTree,
-        batch_size: int,
-        *,
+        *more: PyTree,
+        batch_size: int | None = None,
         shuffle: bool = True,
         seed: int = 0,
         drop_last: bool = False,
@@ -68,6 +80,10 @@ class ArrayLoader:
         """Check the arrays against each other, once; see the class."""
         import jax  # here and not above, so that importing fluxcb.data stays cheap
 
+        if batch_size is None:
+            *more, batch_size = _ending_in_batch_size(more)
+        if more:
+            arrays = (arrays, *more)
         self.batch_size = _whole_number("batch_size", batch_size, at_least=1)
         self.seed = _whole_number("seed", seed, at_least=0)
         self.shuffle = shuffle
@@ -165,6 +181,22 @@ class _Batches(Iterator[Any]):
         self._begin(state["epoch"])
         self._next = state["next"]
         self._loader.set_epoch(self._epoch + 1)
+
+
+def _ending_in_batch_size(more: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments behind the first arrays, which end in the batch size.
+
+    Raises:
+        DeclarationError: They end in arrays.
+    """
+    if more and not (isinstance(more[-1], list | tuple | Mapping) or getattr(more[-1], "shape", ())):
+        return more
+    given = "arrays only" if more else "one argument only"
+    raise DeclarationError(
+        f"`ArrayLoader` was given {given}, and no batch size.",
+        where=_WHERE,
+        fix="add it by name: `ArrayLoader(xs, ys, batch_size=32)`",
+    )
 
 
 def _whole_number(name: str, value: Any, *, at_least: int) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.loggables import Loggable
 
-__all__ = ["LoggerBackend", "library", "log_to"]
+__all__ = ["LoggerBackend", "log_to"]
 
 
 class LoggerBackend(ABC):
@@ -46,6 +46,10 @@ class LoggerBackend(ABC):
 
     loggables: ClassVar[tuple[type[Loggable], ...]]
     name: str
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the values go: paths of files and directories, or addresses of services as text."""
+        return ()
 
     def open(self, *, resumes: bool) -> None:  # noqa: B027 - optional, as are the others
         """Get ready; called before the first `log`, and again after `close`.
@@ -138,25 +142,3 @@ def log_to(
     for backend in each:
         if isinstance(loggable, backend.loggables):
             backend.log(name, loggable, step=step, epoch=epoch, seconds=time.time())
-
-
-def library(name: str, *, extra: str, owner: str) -> Any:
-    """Import an optional library.
-
-    Args:
-        name: The module.
-        extra: The extra of fluxcb that installs it.
-        owner: The class that needs it, for the message.
-
-    Raises:
-        DeclarationError: It is not installed.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        package = name.split(".")[0]
-        if error.name is not None and error.name.split(".")[0] != package:
-            raise  # it is there, and something that it needs is not
-        raise DeclarationError(
-            f"`{owner}` needs the package `{package}`, which is not installed.", fix=f"`pip install 'fluxcb[{extra}]'`"
-        ) from error

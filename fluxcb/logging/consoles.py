@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import weakref
+from collections.abc import Sequence
 from typing import IO, Any
 
 from fluxcb._errors import DeclarationError
 
-__all__ = ["CONSOLES", "console_for", "print_line", "text_file"]
+__all__ = ["CONSOLES", "console_for", "in_notebook", "print_line", "print_lines", "text_file"]
 
 # By the file's `id`, and as long as somebody holds the console, which holds the file: with the file for a weak key,
 # neither would ever go.
@@ -24,7 +27,10 @@ def console_for(file: IO[str] | None) -> Any:
         return rich.get_console()
     console = CONSOLES.get(id(file))
     if console is None:
-        console = CONSOLES[id(file)] = Console(file=file)
+        # In a notebook, rich would show the lines of every console below the cell and leave the file empty. Kernels
+        # also set FORCE_COLOR, which would make every file a terminal.
+        plain = False if rich.get_console().is_jupyter else None
+        console = CONSOLES[id(file)] = Console(file=file, force_jupyter=False, force_terminal=plain)
         if not console.is_terminal:
             console.size = console.size  # else rich asks the system for it at each line
     return console
@@ -44,11 +50,35 @@ def text_file(file: IO[str] | None, owner: str) -> IO[str] | None:
     )
 
 
+def in_notebook(console: Any) -> bool:
+    """Return whether a console shows its output below a notebook cell.
+
+    Redirected output (`contextlib.redirect_stdout`, `%%capture`) is text, and goes where it was redirected to.
+    """
+    return console.is_jupyter and not isinstance(sys.stdout, io.TextIOWrapper | io.StringIO)
+
+
 def print_line(console: Any, text: str, style: str | None = None) -> None:
     """Print one line as it is: no markup, no emoji codes, no highlighting, no wrapping, no control codes."""
+    print_lines(console, [text], style)
+
+
+def print_lines(console: Any, lines: Sequence[str], style: str | None = None) -> None:
+    """Print lines as `print_line` does, in one write, so that no other output can come between them.
+
+    Args:
+        console: The rich console.
+        lines: The lines, without line ends.
+        style: Their rich style, e.g. `bold`. Plain text has none.
+    """
     from rich.control import strip_control_codes
     from rich.segment import Segment, Segments
 
+    shown = [strip_control_codes(line) for line in lines]
+    if console.is_jupyter:  # rich makes an output of its own of each print; the lines of a stream share one
+        sys.stdout.write("".join(f"{line}\n" for line in shown))
+        return
     # A segment is what rich makes of a text in the end; made here, it takes two thirds of the time.
-    line = Segment(strip_control_codes(text), console.get_style(style) if style is not None else None)
-    console.print(Segments([line, Segment.line()]), end="", soft_wrap=True)
+    look = console.get_style(style) if style is not None else None
+    segments = [segment for line in shown for segment in (Segment(line, look), Segment.line())]
+    console.print(Segments(segments), end="", soft_wrap=True)

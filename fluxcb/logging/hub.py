@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,6 +39,7 @@ class _Series:
 
     def __init__(self, kind: type[Loggable]) -> None:
         self.kind = kind
+        self.user: str | None = None  # which callback has put it, where that is known
         self.latest: Any = None
         # Lists, because a read-only view guards them, which it does not do with deques.
         self.steps: list[int] = []
@@ -57,7 +59,8 @@ class MonitorHub:
     `Monitors` makes one, which is `cbstate.monitors`, and hands what was put to its backends. A callback that puts
     declares `Append()` on `cbstate.monitors`, one that looks up declares `Read()`.
 
-    A name is for things of one kind. The same name put twice within a step is in the history twice.
+    A name is for things of one kind. The same name put twice within a step is in the history twice. If two callbacks
+    put under one name, there is a warning, once for each name.
 
     Args:
         limit: How many of the last values of a name `history` has at least; twice as many at most.
@@ -75,11 +78,13 @@ class MonitorHub:
     """
 
     _clock: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 0))
+    _user: str | None = None
 
     def __init__(self, limit: int = 10_000) -> None:
         self.limit = positive(limit, "The history of a name (values)")
         self._series: dict[str, _Series] = {}
         self._pending: list[Put] = []
+        self._shared: set[str] = set()  # names about which a warning was given
 
     # -- putting ----------------------------------------------------------------------------
 
@@ -120,6 +125,8 @@ class MonitorHub:
         self._pending.append(Put(name, loggable, step, epoch, time.time()))
         if series is None:
             series = self._series[name] = _Series(type(loggable))
+        if series.user != self._user:
+            self._note_user(name, series)
         if isinstance(loggable, Value):
             series.steps.append(step)
             series.values.append(loggable.data)
@@ -128,6 +135,19 @@ class MonitorHub:
             series.latest = loggable.data
         else:
             series.latest = loggable
+
+    def _note_user(self, name: str, series: _Series) -> None:
+        """Note which callback puts under a name, and warn if another one does, too."""
+        if series.user is None:
+            series.user = self._user
+        elif self._user is not None and name not in self._shared:
+            self._shared.add(name)
+            warnings.warn(
+                f"Two callbacks log `{name}`: {series.user} and {self._user}. The log mixes the values of both under "
+                "this name. Give the values of one of them another name.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     # -- looking up -------------------------------------------------------------------------
 
@@ -191,6 +211,19 @@ class MonitorHub:
     def pending(self) -> list[Put]:
         """What was put and not taken yet; always the same list."""
         return self._pending
+
+    def used_by(self, callback: str) -> MonitorHub:
+        """Return this hub as one callback gets it: what is put through it is known to come from that callback."""
+        hub = object.__new__(_UsedHub)
+        hub.__dict__ = self.__dict__
+        hub._user = callback
+        return hub
+
+    def forget_users(self) -> None:
+        """Forget which callbacks have put what: others take their place."""
+        self._shared.clear()
+        for series in self._series.values():
+            series.user = None
 
     def follow(self, clock: Callable[[], tuple[int, int]]) -> None:
         """Take step and epoch from a function from now on."""
@@ -268,6 +301,17 @@ class MonitorHub:
     def __getstate__(self) -> dict[str, Any]:
         # A copy, or what comes out of a pickle, belongs to no Learner.
         return {name: value for name, value in vars(self).items() if name != "_clock"}
+
+
+class _UsedHub(MonitorHub):
+    """A hub that shares everything with another but the callback that uses it."""
+
+    __slots__ = ("_user",)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        hub = object.__new__(MonitorHub)
+        hub.__dict__ = self.__dict__
+        return hub.__reduce_ex__(protocol)
 
 
 def _made(name: str, make: Callable[..., Loggable], *args: Any) -> Loggable:

@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from fluxcb.logging.backend import LoggerBackend, library
+from fluxcb._declare.extras import library
+from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.encoding import png_of, wav_of
 from fluxcb.logging.loggables import Audio, File, Graph, Image, Loggable, Text, Value
 

@@ -6,10 +6,12 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from fluxcb.logging.backend import LoggerBackend, library
+from fluxcb._declare.extras import library
+from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.encoding import png_of, wav_of
 from fluxcb.logging.loggables import Audio, Graph, Histogram, Image, Loggable, Text, Value
 from fluxcb.logging.record_file import RecordFile, checked_path, refuse_to_overwrite
@@ -58,6 +60,10 @@ class TensorBoardBackend(LoggerBackend):
         self._events: list[Any] = []
         self._next_step = 0
         self._kept: dict[str, Any] = {}
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the folder."""
+        return (self.folder,)
 
     def open(self, *, resumes: bool) -> None:
         """Begin a file; see `LoggerBackend`."""

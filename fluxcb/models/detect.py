@@ -8,7 +8,7 @@ from fluxcb._typing import ModelAdapter
 from fluxcb.models.equinox import equinox
 from fluxcb.models.linen import linen
 from fluxcb.models.nnx import nnx
-from fluxcb.models.pair import pair
+from fluxcb.models.pair import PairModel, pair
 
 __all__ = ["adapt"]
 
@@ -20,8 +20,8 @@ def adapt(model: Any) -> ModelAdapter:
 
     Args:
         model: A Flax NNX or Linen module, an Equinox module (or `(module, state)` from `eqx.nn.make_with_state`), a
-            pair `(init(key, xs), apply(params, xs))`, or an object with `init`, `apply` and `rebuild`, which is an
-            adapter already and returned as it is.
+            pair `(init(key, xs), apply(params, xs))`, a model that `learner.model` returned, or an object with `init`,
+            `apply` and `rebuild`, which is an adapter already and returned as it is.
 
     Returns:
         The adapter, with its options at their defaults; call `fluxcb.models.linen(...)` and its siblings for others.
@@ -49,6 +49,8 @@ def adapt(model: Any) -> ModelAdapter:
             return equinox(model)
         if _is_pair(model):
             return pair(first, second)
+    if isinstance(model, PairModel):
+        return model.adapter.holding(model.params, model.model_state)
     # Asked last: Linen modules have `init` and `apply` too, and mean something else by them.
     if _is_adapter(model):
         return cast(ModelAdapter, model)

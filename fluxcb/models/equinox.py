@@ -1,8 +1,10 @@
 """Equinox modules, with or without state."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import PyTree
@@ -21,6 +23,10 @@ def equinox(module: Any, *, vmap: bool = True, axis_name: str = "batch") -> "Equ
     so `params.layers[0].weight` works. The rest (functions, flags, integer and bool arrays) stays in the adapter and
     does not change. In evaluation the module is `eqx.nn.inference_mode(module)`; in training it is as it was given, so
     a layer built with `inference=True` stays frozen.
+
+    `learner.model` is in inference mode. Call `eqx.nn.inference_mode(model, False)` to continue training it in a loop
+    of your own. A Learner that is given it trains it as the module before: only layers that were built with
+    `inference=True` stay frozen.
 
     Args:
         module: The module, or `(module, state)` from `eqx.nn.make_with_state(...)(...)` if some layers keep state.
@@ -70,17 +76,23 @@ class EquinoxAdapter:
         self._vmap = vmap
         self._axis_name = axis_name
         self._takes_key = "key" in accepted_keywords(module.__call__)
-        self._params, static = eqx.partition(module, eqx.is_inexact_array)
+        self._params, static = eqx.partition(_with_flags(module, _in_training), eqx.is_inexact_array)
         _, inference = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         self._static = {True: static, False: inference}
+        self._rebuilt = _with_flags(static, _in_result)
         # `eqx.nn.State` may be used once only, so the carry holds a dict, and every call gets a State of its own.
         values, self._state_keys = ((), None) if state is None else state.tree_flatten()
         self._state = dict(zip(self._state_names(), values, strict=True))
 
+    @property
+    def held(self) -> tuple[PyTree, PyTree]:
+        """The `(params, model_state)` that the module came with."""
+        return self._params, dict(self._state)
+
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return the `(params, model_state)` the module came with; neither argument is looked at."""
         del key, xs
-        return self._params, dict(self._state)
+        return self.held
 
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
         """Return `(outputs, new_model_state)`; the state is left alone where `train` is False."""
@@ -107,10 +119,10 @@ class EquinoxAdapter:
         return outputs, dict(zip(self._state_names(), values, strict=True))
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return the module with these arrays, or `(module, state)` if that is what was given."""
+        """Return the module in inference mode with these arrays, or `(module, state)` if that is what was given."""
         import equinox as eqx
 
-        module = eqx.combine(params, self._static[True])
+        module = eqx.combine(params, self._rebuilt)
         return module if self._state_keys is None else (module, self._as_state(model_state))
 
     def _state_names(self) -> tuple[str, ...]:
@@ -129,6 +141,31 @@ class EquinoxAdapter:
     def __repr__(self) -> str:
         """Return the call that made it, in short."""
         return f"equinox({self._name})"
+
+
+# A rebuilt module has all `inference` flags set. A Learner that is given it must know which of them training clears.
+# These hold NumPy's True, which acts as Python's True does. Unlike a registry of rebuilt modules, it survives
+# `eqx.tree_at`, copies and pickles. A plain True is the user's own and stays.
+_SET_BY_FLUXCB = np.True_
+_FLAG = object()
+
+
+def _in_training(flag: Any) -> Any:
+    return False if flag is _SET_BY_FLUXCB else flag
+
+
+def _in_result(flag: Any) -> Any:
+    return flag if flag else _SET_BY_FLUXCB
+
+
+def _with_flags(module: Any, changed: Callable[[Any], Any]) -> Any:
+    """Return a module whose `inference` flags went through a function."""
+    import equinox as eqx
+
+    marked = eqx.nn.inference_mode(module, _FLAG)  # pyright: ignore[reportArgumentType]  # any value goes into the tree
+    return jax.tree.map(
+        lambda leaf, mark: changed(leaf) if mark is _FLAG else leaf, module, marked, is_leaf=lambda x: x is None
+    )
 
 
 def _needs_state(module: Any) -> bool:

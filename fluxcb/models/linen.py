@@ -21,8 +21,11 @@ def linen(
     becomes `model_state`, is mutable while the step trains and is left alone otherwise. Collections that only a call
     creates (`intermediates`) are not kept.
 
+    `learner.model` is bound to the trained variables. Linen modules have no mode, so pass the train flag of your module
+    as in any call: `learner.model(xs, train=False)`. A bound module keeps its variables when a Learner is given it.
+
     Args:
-        module: The module, not yet bound to variables.
+        module: The module. One that is bound to variables begins with these.
         train_argument: The keyword of the module's call that says whether it is being trained. None takes whichever
             of `train`, `training`, `is_training` and `deterministic` the call spells out; without one, nothing is
             passed. `deterministic` is True where the others are False.
@@ -53,12 +56,20 @@ def linen(
 
 
 class LinenAdapter:
-    """Runs a Linen module as a model; made by `linen`."""
+    """Runs a Linen module as a model; made by `linen`.
+
+    Attributes:
+        held: The `(params, model_state)` that the module was bound to, or None.
+    """
 
     def __init__(self, module: Any, train_argument: str | None, rng_streams: tuple[str, ...]) -> None:
         """Take what `linen` was given."""
         self._module = module
         self._streams = rng_streams
+        self.held: tuple[PyTree, PyTree] | None = None
+        if module.scope is not None:
+            self._module, variables = module.unbind()
+            self.held = _parts(variables)
         kind = type(module)
         where = f"{kind.__module__}.{kind.__qualname__}"
         if not callable(module):
@@ -71,15 +82,14 @@ class LinenAdapter:
         self._flag = train_flag(module.__call__, train_argument, adapter="linen", where=f"{where}.__call__")
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
-        """Return `(params, model_state)`; params are those of `module.init(key, xs)`."""
-        from flax import core
-
+        """Return `(params, model_state)`: those the module was bound to, or those of `module.init(key, xs)`."""
+        if self.held is not None:
+            return self.held
         # The training path is the one initialised: layers that only training uses (auxiliary heads) need params too.
         rngs = {"params": key}
         for number, stream in enumerate(self._streams, 1):
             rngs.setdefault(stream, jax.random.fold_in(key, number))
-        variables = dict(core.unfreeze(self._module.init(rngs, xs, **self._keywords(True))))
-        return variables.pop("params", {}), variables
+        return _parts(self._module.init(rngs, xs, **self._keywords(True)))
 
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
         """Return `(outputs, new_model_state)`, as `module.apply` with `model_state` mutable in training only."""
@@ -110,3 +120,10 @@ class LinenAdapter:
     def __repr__(self) -> str:
         """Return the call that made it, in short."""
         return f"linen({type(self._module).__qualname__})"
+
+
+def _parts(variables: Any) -> tuple[PyTree, PyTree]:
+    from flax import core
+
+    collections = dict(core.unfreeze(variables))
+    return collections.pop("params", {}), collections

@@ -22,6 +22,9 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
     The module is read once, here, and never changed: **training does not train the object you hold**. Ask for the
     trained one (`learner.model`), or copy it back with `nnx.update(module, nnx.state(learner.model))`.
 
+    `learner.model` is in evaluation mode, as `module.eval()` leaves it. Call `model.train()` to continue training it in
+    a loop of your own. A Learner trains it as it is, because training steps set the mode themselves.
+
     `nnx.Param`s become `params`, and every other variable (`BatchStat`, your own types) becomes `model_state`: nested
     dicts, as `nnx.to_pure_dict` makes them. Training and evaluation run the module as `module.train()` and
     `module.eval()` leave it. Random streams are in neither dict: each call seeds them from the step's key, so outputs
@@ -72,17 +75,22 @@ class NNXAdapter:
         self._name = kind.__qualname__
         self._takes_rngs = "rngs" in accepted_keywords(module.__call__)
         self._flag = train_flag(module.__call__, train_argument, adapter="nnx", where=f"{where}.__call__")
-        self._given, state = flax_nnx.split(module)
+        state = flax_nnx.state(module)
         self._graphdefs = {train: _graphdef(module, train) for train in (True, False)}
         variables = dict(flax_nnx.to_flat_state(state))
         self._random = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.RngState)}
         self._params = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.Param)}
         self._state = {p: leaf for p, leaf in variables.items() if p not in self._random and p not in self._params}
 
+    @property
+    def held(self) -> tuple[PyTree, PyTree]:
+        """The `(params, model_state)` that the module came with."""
+        return _as_dict(self._params), _as_dict(self._state)
+
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return the `(params, model_state)` the module came with; neither argument is looked at."""
         del key, xs
-        return _as_dict(self._params), _as_dict(self._state)
+        return self.held
 
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
         """Return `(outputs, new_model_state)`; the state is left alone where `train` is False."""
@@ -99,8 +107,8 @@ class NNXAdapter:
         return outputs, _as_dict({path: after[path] for path in self._state})
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return a fresh module with these arrays, in the mode and with the random streams it came with."""
-        return self._merge(self._given, params, model_state, None)
+        """Return a fresh module with these arrays, in evaluation mode and with the random streams it came with."""
+        return self._merge(self._graphdefs[False], params, model_state, None)
 
     def _merge(self, graphdef: Any, params: PyTree, model_state: PyTree, key: Any) -> Any:
         from flax import nnx as flax_nnx

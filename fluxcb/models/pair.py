@@ -64,10 +64,21 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
 
 
 class PairAdapter:
-    """Runs a pair of functions as a model; made by `pair`."""
+    """Runs a pair of functions as a model; made by `pair`.
 
-    def __init__(self, init: Callable[..., Any], apply: Callable[..., Any], stateful: bool) -> None:
+    Attributes:
+        held: The `(params, model_state)` of the trained pair that this was made of, or None.
+    """
+
+    def __init__(
+        self,
+        init: Callable[..., Any],
+        apply: Callable[..., Any],
+        stateful: bool,
+        held: tuple[PyTree, PyTree] | None = None,
+    ) -> None:
         """Take what `pair` was given."""
+        self.held = held
         self._init = init
         self._apply = apply
         self._stateful = stateful
@@ -75,6 +86,8 @@ class PairAdapter:
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)` for inputs like `xs`; the state of a stateless pair is `{}`."""
+        if self.held is not None:
+            return self.held
         made = self._init(key, xs)
         if not self._stateful:
             return made, {}
@@ -98,6 +111,10 @@ class PairAdapter:
         """Return a callable `model(xs)` that holds these arrays."""
         return PairModel(params, model_state, self)
 
+    def holding(self, params: PyTree, model_state: PyTree) -> "PairAdapter":
+        """Return an adapter of the same functions whose `init` returns these arrays."""
+        return PairAdapter(self._init, self._apply, self._stateful, (params, model_state))
+
     def __repr__(self) -> str:
         """Return the call that made it, in short."""
         return f"pair({_name(self._init)}, {_name(self._apply)})"
@@ -105,7 +122,10 @@ class PairAdapter:
 
 @dataclass(frozen=True)
 class PairModel:
-    """A trained pair: `model(xs)` is `apply` with the trained params, in evaluation."""
+    """A trained pair: `model(xs)` is `apply` with the trained params, in evaluation.
+
+    A Learner that is given it begins with these params.
+    """
 
     params: PyTree
     model_state: PyTree

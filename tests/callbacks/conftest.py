@@ -1,11 +1,15 @@
 """A small regression whose numbers are easy to compute elsewhere."""
 
+import io
+
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from rich.console import Console
 
 import fluxcb
+from fluxcb.logging.consoles import CONSOLES
 
 
 def batches(sizes, seed=0):
@@ -69,3 +73,12 @@ def reference():
 @pytest.fixture
 def make_batches():
     return batches
+
+
+@pytest.fixture
+def terminal():
+    """Return a file that the callbacks take for a terminal."""
+    file = io.StringIO()
+    console = CONSOLES[id(file)] = Console(file=file, force_terminal=True, width=100, legacy_windows=False)
+    yield file
+    del console  # which was held until here

@@ -411,12 +411,13 @@ def test_a_metric_may_be_named_as_it_is_logged():
     assert learner.hyperparams["learning_rate"] == pytest.approx(before / 2)
 
 
-def test_a_metric_that_does_not_exist_is_an_error_at_the_first_trigger():
+def test_a_metric_that_does_not_exist_is_an_error_at_construction():
     setter = StatMonitorParamSetter(LearningRate, "acuracy", abs, 0, 3, phase=ValidationPhase)
-    with pytest.raises(DeclarationError) as error:
-        testlearner(Metrics(), setter).fit(1)
+    with pytest.raises(MissingStateError) as error:
+        testlearner(Metrics(), setter)
     assert str(error.value).splitlines()[0] == (
-        "StatMonitorParamSetter watches `validation/acuracy`, which has no value in epoch 1."
+        "StatMonitorParamSetter(learning_rate, 'validation/acuracy') watches `validation/acuracy`, which no callback "
+        "provides."
     )
     with pytest.raises(MissingStateError):
         testlearner(StatMonitorParamSetter(LearningRate, "loss", abs, 0, 3))

@@ -1,5 +1,6 @@
 import math
 from types import SimpleNamespace
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ from fluxcb import Append, Callback, CancelEpoch, CancelFitting, CheckError, Dec
 from fluxcb.callbacks import AbstractMetric, Loss, Metric, Metrics, SmoothLoss, StepValues, accuracy
 from fluxcb.callbacks.metrics import FLUSH_EVERY
 from fluxcb.callbacks.packing import Packing
-from fluxcb.events import BackwardEnd, StepEnd
+from fluxcb.events import BackwardEnd, ComputeEnd, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase, ValidationPhase
 
 
@@ -277,6 +278,102 @@ def test_wrong_metrics_are_refused(metrics, message):
     with pytest.raises(DeclarationError) as error:
         Metrics(*metrics)
     assert str(error.value) == message
+
+
+class Test(AbstractValidationPhase):
+    name = "test"
+
+
+@pytest.mark.parametrize("phase", [ValidationPhase, ValidationPhase(), (ValidationPhase, Test)])
+def test_a_metric_for_one_phase_is_computed_and_reported_there_only(build, reference, make_batches, phase):
+    calls = []
+
+    def counted(outputs, ys):
+        calls.append(outputs.shape[0])
+        return accuracy(outputs, ys)
+
+    training, validation = make_batches([4, 4]), make_batches([3, 3], seed=1)
+    learner = build([Metrics(Metric(counted, name="right", phase=phase))], data=(training, validation))
+    learner.fit(1)
+    for batch in training:
+        reference.train(*batch)
+    right = [reference.look(*batch)[1] for batch in validation]
+    epochs = learner.cbstate["metrics_epoch"]
+    assert {name: list(of) for name, of in epochs.items()} == {"training": ["loss"], "validation": ["loss", "right"]}
+    assert epochs["validation"].last("right") == pytest.approx(np.mean(right), rel=1e-6)
+    assert list(learner.cbstate["metrics_step"]["training"]) == ["loss"]
+    assert set(calls) == {3}  # never traced with a batch of training
+
+
+def test_phases_that_do_not_overlap_may_share_a_name(build, reference, make_batches):
+    of_training = Metric(lambda outputs, ys: 1.0, name="right", phase=TrainingPhase)
+    of_validation = Metric(accuracy, name="right", phase=ValidationPhase)
+    training, validation = make_batches([4, 4]), make_batches([3, 3], seed=1)
+    learner = build([Metrics(of_validation, of_training)], data=(training, validation))
+    learner.fit(1)
+    for batch in training:
+        reference.train(*batch)
+    right = [reference.look(*batch)[1] for batch in validation]
+    epochs = learner.cbstate["metrics_epoch"]
+    assert epochs["training"].last("right") == 1.0
+    assert epochs["validation"].last("right") == pytest.approx(np.mean(right), rel=1e-6)
+    assert learner.cbstate["metrics_step"]["training"]["right"] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("phase", [AbstractValidationPhase, (TrainingPhase, ValidationPhase)])
+def test_phases_that_overlap_may_not_share_a_name(phase, refused):
+    with refused(
+        DeclarationError,
+        "Two metrics are called `accuracy`.\n  why:   their values are kept by name\n"
+        '  fix:   rename one: `Metric(fn, name="...")`',
+    ):
+        Metrics(Metric(accuracy, phase=ValidationPhase), Metric(accuracy, phase=phase))
+
+
+def test_a_metric_for_one_phase_may_need_what_no_other_phase_has(build, make_batches):
+    class Checks(ValidationPhase):
+        provides: ClassVar = {**ValidationPhase.provides, ComputeEnd: ("loss", "checked")}
+
+        def step(self, learner, emit):
+            super().step(learner, emit)
+            learner.step.checked = learner.step.loss + 1
+
+    checked = Metric(lambda checked: checked, name="checked", needs=("checked",), phase=Checks)
+    data = make_batches([2]), make_batches([2])
+    learner = build([Metrics(checked)], data=data, phases=(TrainingPhase(), Checks()))
+    learner.fit(1)
+    values = learner.cbstate["metrics_epoch"]["validation"]
+    assert values.last("checked") == pytest.approx(values.last("loss") + 1, rel=1e-6)
+
+
+@pytest.mark.parametrize("phase", ["validation", 3, None, (), (ValidationPhase, "test")])
+def test_what_is_no_phase_of_a_metric(phase, refused):
+    with refused(
+        DeclarationError,
+        f"`phase` of `Metric` must be a phase class, or a tuple of phase classes, not {phase!r}.\n"
+        "  fix:   e.g. `Metric(accuracy, phase=ValidationPhase)`",
+    ):
+        Metric(accuracy, phase=phase)
+
+
+def test_phases_of_a_metric_class(refused):
+    class Smooth(SmoothLoss):
+        phases = ValidationPhase
+
+    with refused(
+        DeclarationError,
+        "`phases` of the metric `smooth_loss` must be a tuple of phase classes, not "
+        f"{ValidationPhase!r}.\n"
+        "  fix:   e.g. `phases = (ValidationPhase,)`",
+    ):
+        Metrics(Smooth())
+    Smooth.phases = (ValidationPhase,)
+    assert list(Metrics(Smooth()).provided_metrics(TrainingPhase)) == ["loss"]
+
+
+def test_a_metric_shows_its_phases():
+    assert repr(Metric(accuracy, phase=ValidationPhase())) == "Metric(accuracy, phase=ValidationPhase)"
+    assert repr(Metric(accuracy, phase=(Test, TrainingPhase))) == "Metric(accuracy, phase=(Test, TrainingPhase))"
 
 
 def test_a_loss_of_ones_own_takes_the_place_of_the_default():

@@ -13,6 +13,7 @@ from fluxcb.callbacks import (
     CheckNumerics,
     ClipGradients,
     DynamicLossScale,
+    GradientNoise,
     LossSpikeGuard,
     MixUp,
     SkipNonFinite,
@@ -68,6 +69,7 @@ def test_bad_steps_are_skipped_and_counted(steps_per_call, defaults, capsys):
     assert any(type(callback) is StopOnNaNLoss for callback in learner.callbacks) is False
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 def test_too_many_in_a_row_end_the_fit(steps_per_call):
     learner = weighted([1, NAN, 1, NAN, NAN, 1, 1], [SkipNonFinite(2)], steps_per_call=steps_per_call)
@@ -209,6 +211,7 @@ def test_an_overflow_of_the_scale_does_not_stop_a_fit_that_stops_on_nan(capsys):
     assert learner.params["w"] == pytest.approx(1 - 2 * 6e-4, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 def test_a_loss_that_is_nan_itself_still_stops(capsys):
     learner = weighted([1, NAN, 1], [DynamicLossScale()], default_callbacks=True)
     learner.fit(1)
@@ -377,6 +380,45 @@ def test_steps_that_somebody_skips_are_no_error(who):
     learner = weighted([1, NAN, 1], [CheckNumerics(), who()])
     learner.fit(1)
     assert (learner.step, float(learner.params["w"])) == (3, 0.75)
+
+
+@pytest.mark.parametrize("defaults", [False, True])
+@pytest.mark.parametrize("steps_per_call", [1, 7])
+def test_a_bad_gradient_does_not_enter_the_sum_over_batches(steps_per_call, defaults, capsys):
+    callbacks = [AccumulateGradients(3), CheckNumerics()]
+    learner = weighted([1, 2, 3, 8, NAN], callbacks, steps_per_call=steps_per_call, default_callbacks=defaults)
+    with pytest.raises(FloatingPointError) as error:
+        learner.fit(1)
+    assert str(error.value) == "not finite at step 5: the gradient of ['w']"
+    held = learner.cbstate["accumulation"]
+    # One update with the mean of the first three, and then the fourth batch alone.
+    assert float(learner.params["w"]) == 1 - 0.125 * (1 + 2 + 3) / 3
+    assert (held["grads"]["w"], held["steps"], held["updates"]) == (8.0, 1, 1)
+
+
+@pytest.mark.parametrize("other", [lambda: ClipGradients(1.0), lambda: GradientNoise(0.01)])
+@pytest.mark.parametrize("steps_per_call", [1, 7])
+def test_only_the_leaf_that_failed_is_named_whatever_changes_the_gradients_later(other, steps_per_call):
+    learner = rooted([other(), CheckNumerics()], [1, 1, 0, 1], steps_per_call=steps_per_call)
+    with pytest.raises(FloatingPointError) as error:
+        learner.fit(1)
+    assert str(error.value) == "not finite at step 3: the gradient of ['deep']['root']"
+
+
+def test_the_gradients_that_another_callback_makes_are_checked_too():
+    class Divide(Callback):
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+        @on
+        def divide(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner):
+            learner.step.grads = jax.tree.map(lambda g: g / (2 - learner.progress.step), learner.step.grads)
+
+    learner = weighted([1.0] * 4, [CheckNumerics(), Divide()])
+    with pytest.raises(FloatingPointError) as error:
+        learner.fit(1)
+    assert str(error.value) == "not finite at step 3: the gradient of ['w']"
+    assert float(learner.params["w"]) == 1 - 0.125 * (1 / 2 + 1)
 
 
 def test_others_may_stop_the_window():

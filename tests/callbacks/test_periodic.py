@@ -140,19 +140,20 @@ def test_a_period_of_steps_gates_both_handlers_of_one_step(steps_per_call, log):
 
 
 @WINDOWS
-def test_a_period_of_epochs_and_the_whole_last_epoch(steps_per_call, log):
+def test_a_period_of_epochs_and_the_last_step_of_the_last_epoch(steps_per_call, log):
     log = run(
         lambda log: PeriodicCallback(log, every_k_epochs=2), batches=3, epochs=3, steps_per_call=steps_per_call, log=log
     )
     inside = [entry[:1] + entry[2:4] for entry in log.entries if not entry[0].startswith("Fit")]
-    # In tensorpack, epoch 3 has its begin and its end, and of its steps the last one.
+    # As in tensorpack: epoch 3 has its begin and its end, and of its steps the last one.
     assert inside == [
         ("EpochBegin", 3, 2),
         *[(name, step, 2) for n in (4, 5, 6) for name, step in (("StepBegin", n - 1), ("StepEnd", n))],
         ("EpochEnd", 6, 2),
         ("Trigger", 6, 2),
         ("EpochBegin", 6, 3),
-        *[(name, step, 3) for n in (7, 8, 9) for name, step in (("StepBegin", n - 1), ("StepEnd", n))],
+        ("StepBegin", 8, 3),
+        ("StepEnd", 9, 3),
         ("EpochEnd", 9, 3),
         ("Trigger", 9, 3),
     ]
@@ -160,8 +161,8 @@ def test_a_period_of_epochs_and_the_whole_last_epoch(steps_per_call, log):
 
 def test_the_last_epoch_may_be_the_only_one_and_a_fit_of_steps_has_none():
     log = run(lambda log: PeriodicCallback(log, every_k_epochs=5), batches=2, epochs=1)
-    assert fired(log, "StepEnd") == [1, 2]
-    assert fired(log, "Trigger") == [2]
+    assert fired(log, "StepBegin") == [1]
+    assert fired(log, "StepEnd") == fired(log, "Trigger") == [2]
     log = EventLog()
     learner = testlearner(PeriodicCallback(log, every_k_epochs=2), batches=2)
     learner.fit(steps=6)
@@ -172,10 +173,37 @@ def test_the_last_epoch_may_be_the_only_one_and_a_fit_of_steps_has_none():
 
 def test_with_both_periods_what_either_allows_runs():
     log = run(lambda log: PeriodicCallback(log, 5, 2), batches=3, epochs=3)
-    assert fired(log, "StepEnd") == [4, 5, 6, 7, 8, 9]
-    log = run(lambda log: PeriodicCallback(log, 2, 4), batches=3, epochs=5)  # and the last epoch, 13 to 15
-    assert fired(log, "StepEnd") == [2, 4, 6, 8, 10, 11, 12, 13, 14, 15]
+    assert fired(log, "StepEnd") == [4, 5, 6, 9]
+    log = run(lambda log: PeriodicCallback(log, 2, 4), batches=3, epochs=5)  # and the last step, 15
+    assert fired(log, "StepEnd") == [2, 4, 6, 8, 10, 11, 12, 14, 15]
     assert fired(log, "Trigger") == [6, 12, 15]
+
+
+class Unsized:
+    """Batches whose number nobody knows."""
+
+    def __iter__(self):
+        return iter([(jnp.ones((2, 1)), jnp.ones((2, 1)))] * 3)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_where_the_length_of_an_epoch_is_unknown_so_is_its_last_step(steps_per_call):
+    log = EventLog()
+    learner = testlearner(PeriodicCallback(log, every_k_epochs=2), data=Unsized(), steps_per_call=steps_per_call)
+    learner.fit(3)
+    assert fired(log, "StepBegin") == [3, 4, 5]
+    assert fired(log, "StepEnd") == [4, 5, 6]
+    assert fired(log, "EpochEnd") == fired(log, "Trigger") == [6, 9]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+def test_an_epoch_of_validation_has_a_last_step_of_its_own(steps_per_call):
+    log = EventLog()
+    learner = testlearner(
+        PeriodicCallback(log, every_k_epochs=5), batches=3, validation_batches=4, steps_per_call=steps_per_call
+    )
+    learner.fit(2)
+    assert log.names("validation") == ["EpochBegin", "StepBegin", "StepEnd", "EpochEnd"]
 
 
 def test_it_can_only_make_rarer():

@@ -1,6 +1,8 @@
 """Where savers write to: one run to a directory, however it is named, and whoever wraps them."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,13 +50,60 @@ def test_a_second_run_is_refused_unless_it_goes_on(tmp_path):
         second.fit(1)
     assert str(raised.value) == (
         f"{tmp_path} has the checkpoints of another run.\n"
-        "  why:   one directory has one run: its checkpoints are numbered by step, and old ones are deleted\n"
-        "  fix:   go on with it: `learner.fit(..., resume=True)`\n"
-        "     or: name another directory, or delete this one"
+        "  why:   a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted\n"
+        "  fix:   continue that run: `learner.fit(..., resume=True)`\n"
+        "     or: start a new run: use another directory, or delete this one"
     )
     assert (second.step, steps_in(tmp_path)) == (0, [0, 4])
-    training(Checkpointer(tmp_path)).fit(2, resume=True)
+    second.fit(2, resume=True)
     assert steps_in(tmp_path) == [0, 4, 8]
+
+
+def test_a_program_with_resume_can_be_run_any_number_of_times(tmp_path):
+    for _ in range(3):
+        learner = training(Checkpointer(tmp_path))
+        learner.fit(2, resume=True)
+        assert (learner.step, steps_in(tmp_path)) == (8, [0, 4, 8])
+
+
+def test_what_a_best_saver_without_a_checkpointer_suggests_works(tmp_path):
+    training(Metrics(), MinSaver(tmp_path)).fit(2)
+    folder = tmp_path / "min-validation-loss"
+    second = training(Metrics(), MinSaver(tmp_path))
+    with pytest.raises(CheckpointError) as raised:
+        second.fit(1)
+    assert str(raised.value) == (
+        f"{folder} has the checkpoints of another run.\n"
+        "  why:   a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted\n"
+        f"  fix:   continue that run: call `learner.restore({str(folder)!r})` before `fit`\n"
+        "     or: start a new run: use another directory, or delete this one"
+    )
+    (call,) = re.findall(r"`(learner\.restore\(.*\))`", raised.value.fix[0])
+    eval(call, {"learner": second})  # noqa: S307 - of the message's own text
+    second.fit(1)
+    assert (second.step, steps_in(folder)) == (12, [12])
+    shutil.rmtree(folder)
+    training(Metrics(), MinSaver(tmp_path)).fit(1)
+    training(Metrics(), MinSaver(tmp_path / "other")).fit(1)
+
+
+def test_resume_without_a_checkpointer_suggests_what_works(tmp_path, refused):
+    learner = training(Metrics(), MinSaver(tmp_path))
+    learner.fit(1)
+    text = (
+        "`fit(resume=True)` continues the run of a Checkpointer, and this Learner has none.\n"
+        '  fix:   add `Checkpointer("runs/1")` to the callbacks\n'
+        "     or: to continue from a checkpoint that exists, call `learner.restore(path)` before `fit`"
+    )
+    second = training(Metrics(), MinSaver(tmp_path))
+    with refused(CheckpointError, text):
+        second.fit(2, resume=True)
+    second.restore(tmp_path / "min-validation-loss")
+    second.fit(2, resume=True)
+    assert second.step == 8
+    added = training(Checkpointer(tmp_path / "run"))
+    added.fit(2, resume=True)
+    assert added.step == 8
 
 
 def test_two_runs_at_once_are_refused_also_from_another_process(tmp_path):
@@ -108,15 +157,19 @@ def test_two_savers_in_one_directory_are_an_error_before_the_first_step(tmp_path
     assert learner.step == 0
 
 
-def test_of_two_checkpointers_the_run_to_go_on_with_has_to_be_named(tmp_path):
+def test_of_two_checkpointers_the_run_to_continue_has_to_be_named(tmp_path, refused):
     def made():
         return training(Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two", steps=3))
 
     made().fit(1)
     learner = made()
-    with pytest.raises(CheckpointError) as raised:
+    text = (
+        "`fit(resume=True)` continues the run of a Checkpointer, and this Learner has 2.\n"
+        "  fix:   keep one Checkpointer in the callbacks\n"
+        "     or: to continue from a checkpoint that exists, call `learner.restore(path)` before `fit`"
+    )
+    with refused(CheckpointError, text):
         learner.fit(2, resume=True)
-    assert raised.value.what == ("`fit(resume=True)` needs a Checkpointer that says which run goes on; there are 2.")
     learner.restore(tmp_path / "two")
     learner.fit(2, resume=True)
     assert (learner.step, steps_in(tmp_path / "one"), steps_in(tmp_path / "two")[-1]) == (8, [0, 4, 8], 8)

@@ -18,6 +18,7 @@ from fluxcb.callbacks import (
     Metrics,
     ParameterEMA,
     Scheduler,
+    StochasticWeightAveraging,
     StopOnNaNLoss,
     onecycle,
 )
@@ -64,6 +65,7 @@ def weighted(values, stop_at=None):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize(("bad", "said"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
 @pytest.mark.parametrize("at", [1, 2, 40, 124])
 def test_a_loss_that_is_no_number_ends_the_fit_at_its_step(bad, said, at):
@@ -166,6 +168,38 @@ def test_a_failing_validation_leaves_the_training_parameters(build, make_batches
     np.testing.assert_array_equal(learner.params["w"], collect.params[-1])
 
 
+def test_two_averages_would_both_replace_the_parameters(build, refused):
+    error = (
+        "ParameterEMA(0.9) and StochasticWeightAveraging(2, every=1) both replace the parameters for validation.\n"
+        "  where: ParameterEMA(validate=True)\n"
+        "         StochasticWeightAveraging(validate=True)\n"
+        "  why:   one validation can use only one average\n"
+        "  fix:   pass `validate=False` to ParameterEMA or to StochasticWeightAveraging; it still averages"
+    )
+    with refused(fluxcb.ConflictError, error):
+        build([ParameterEMA(0.9), StochasticWeightAveraging(2)])
+
+
+@pytest.mark.parametrize("validated", ["ema", "swa"])
+def test_two_averages_of_which_one_is_validated(build, make_batches, validated):
+    data = make_batches([4, 4, 2]), make_batches([3], seed=1)
+    averages = [
+        ParameterEMA(0.5, validate=validated == "ema"),
+        StochasticWeightAveraging(2, validate=validated == "swa"),
+    ]
+    collect = Collect()
+    learner = build([*averages, collect, Metrics()], data=data)
+    start = np.array(learner.params["w"], np.float64)
+    learner.fit(1)
+    ema = start
+    for params in collect.params:
+        ema = 0.5 * ema + 0.5 * params
+    np.testing.assert_allclose(learner.cbstate["ema"]["params"]["w"], ema, rtol=1e-5)
+    np.testing.assert_allclose(learner.cbstate["swa"]["params"]["w"], np.mean(collect.params[1:], 0), rtol=1e-5)
+    np.testing.assert_array_equal(collect.validated[0], learner.cbstate[validated]["params"]["w"])
+    np.testing.assert_array_equal(learner.params["w"], collect.params[-1])
+
+
 def test_skipped_steps_leave_the_average_alone(build):
     class SkipAll(Callback):
         def stateaccess(self):
@@ -224,9 +258,7 @@ def test_a_scheduler_needs_an_injected_hyperparameter(build):
         build([Scheduler({LearningRate: 0.1})], optimizer=optax.sgd(0.1))
     first, *rest = str(error.value).splitlines()
     assert first == ("Scheduler(learning_rate) needs `hyperparams.learning_rate`, which this optimizer does not have.")
-    assert rest[-1] == (
-        "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` instead of `optax.adam(...)`"
-    )
+    assert rest[-1] == ("  fix:   write `fluxcb.inject(optax.sgd, learning_rate=1e-3)` instead of `optax.sgd(...)`")
 
 
 def test_onecycle_is_that_of_optax():

@@ -121,12 +121,16 @@ def test_a_runner_that_has_not_been_due_yet_is_waited_for():
     learner.fit(10)
     # The losses fall, which is bad for `max`: the second of them, in epoch 4, is one without a better one.
     assert learner.epoch == 4
-    assert learner.stop_reason.startswith("inference/loss: the last 1 were no better than ")
+    assert learner.stop_reason.startswith("inference/loss: no improvement on ")
 
 
-def test_a_statistic_that_a_runner_does_not_have_is_told_when_it_has_run():
+def test_a_statistic_of_unknown_name_that_a_runner_does_not_have_is_told_when_it_has_run():
+    class Unknown(ScalarStats):
+        def after(self):
+            return dict(super().after())
+
     stop = EarlyStopping(1, metric="inference/los")
-    learner = testlearner(every(InferenceRunner(BATCHES, ScalarStats("loss")), epochs=2), stop)
+    learner = testlearner(every(InferenceRunner(BATCHES, Unknown("loss")), epochs=2), stop)
     with pytest.raises(DeclarationError) as error:
         learner.fit(10)
     assert error.value.what == (

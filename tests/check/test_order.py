@@ -10,6 +10,7 @@ import pytest
 from fluxcb import (
     Append,
     Callback,
+    ConflictError,
     NoConflict,
     Read,
     RunFirst,
@@ -230,6 +231,65 @@ def test_in_order_settles_instances_and_outweighs_reads_and_writes() -> None:
         "Reader -> one": ["in_order"],
         "Reader -> two": ["in_order"],
     }
+
+
+class AfterAfterReader(Host):
+    def runafter(self) -> Any:
+        return (AfterReader,)
+
+
+class First(Host):
+    def resolveconflict(self, other: Callback) -> Any:
+        return RunFirst(self) if isinstance(other, Reader) else super().resolveconflict(other)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_order_that_follows_from_statements_settles_two_writers(turned: bool) -> None:
+    reader, after, last = Reader(WRITES), AfterReader(READS), AfterAfterReader(WRITES)
+    graph = build_graph([last, after, reader] if turned else [reader, after, last], PHASES)
+    assert names(graph) == "Reader AfterReader AfterAfterReader"
+    assert edges(graph) == {
+        "Reader -> AfterReader": ["AfterReader.runafter names Reader"],
+        "AfterReader -> AfterAfterReader": ["AfterAfterReader.runafter names AfterReader"],
+    }
+
+
+@pytest.mark.parametrize("shuffled", list(itertools.permutations(range(4))))
+def test_statements_of_all_kinds_can_be_combined_in_any_list(shuffled: tuple[int, ...]) -> None:
+    first, reader, after, last = First(WRITES), Reader(), AfterReader(), Host(WRITES, "last")
+    listed = [[first, reader, after, last][i] for i in shuffled]
+    graph = build_graph([*listed, in_order(after, last)], PHASES)
+    assert names(graph) == "First Reader AfterReader last"
+    assert "First -> last" not in edges(graph)
+
+
+def test_an_order_that_only_reads_and_writes_give_settles_no_conflict() -> None:
+    both = {"a": Write(), "b": Write()}
+    one, two = Host({"cbstate": both}, "one"), Host({"cbstate": {"b": Read(), "c": Write()}}, "two")
+    three = Host({"cbstate": {"a": Write(), "c": Read()}}, "three")
+    with pytest.raises(ConflictError) as error:
+        build_graph([one, two, three], PHASES)
+    assert error.value.what == "one and three both write `cbstate.a` and no order is declared."
+    assert names(build_graph([one, two, three, in_order(one, three)], PHASES)) == "one two three"
+
+
+def test_only_callbacks_of_the_moment_can_be_between_two_writers() -> None:
+    class AtStepEnd(Callback):
+        @on
+        def run(self, event: StepEnd, phase, learner) -> None: ...
+
+        def __repr__(self) -> str:
+            return "between"
+
+    one, between, two = Host(WRITES, "one"), AtStepEnd(), Host(WRITES, "two")
+    with pytest.raises(ConflictError) as error:
+        build_graph([in_order(one, between), in_order(between, two)], (TrainingPhase,))
+    assert error.value.what == "one and two both write `cbstate.a` and no order is declared."
+    assert error.value.why == (
+        "at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 4 more both run, "
+        "and the result depends on which is last"
+    )
+    assert names(build_graph([in_order(one, between, two)], PHASES)) == "one between two"
 
 
 def test_two_statements_of_one_order_are_both_told() -> None:

@@ -473,6 +473,33 @@ class Unused(Callback):
 WHY = "  why:   what is declared decides about order, conflicts and what leaves the device, used or not\n"
 
 
+class Unmarked(Callback):
+    def stateaccess(self) -> Access:  # unmarked-access
+        return {"step": {"loss": Read()}, "params": Read()}
+
+    def show(self, event, phase, learner):  # unmarked-def
+        print(learner.step.loss)
+
+
+def test_access_that_only_a_method_without_on_uses() -> None:
+    assert audit(Unmarked()).unused == [
+        placed(
+            "Unmarked() declares Read() on `step.loss`, and only `Unmarked.show` touches it, which is not marked with "
+            "`@on`.\n"
+            "  where: Unmarked.show  <@unmarked-def>\n"
+            "         Unmarked.stateaccess  <@unmarked-access>\n"
+            "  why:   the engine calls only methods that are marked, so this method never runs\n"
+            "  fix:   put `@on` above `def show`\n"
+            "     or: take it out of `Unmarked.stateaccess`"
+        ),
+        placed(
+            "Unmarked() declares Read() on `params`, and nothing in its source touches it.\n"
+            f"  where: Unmarked.stateaccess  <@unmarked-access>\n{WHY}"
+            "  fix:   take it out of `Unmarked.stateaccess`"
+        ),
+    ]
+
+
 def test_access_that_nothing_uses() -> None:
     found = audit(Unused())
     assert (found.problems, found.unclear) == ([], [])

@@ -1,6 +1,7 @@
 """Losses, models, optimizers, keys and schedules that cannot be meant, told in whole messages."""
 
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+import fluxcb
 from fluxcb import (
     Callback,
     DeclarationError,
@@ -129,16 +131,112 @@ def test_hyperparameters_of_a_plain_optimizer():
         "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
         + WHY_INJECTED
-        + "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=...)` "
-        "instead of `optax.adam(...)`"
+        + "  fix:   write `fluxcb.inject(optax.adam, learning_rate=1e-3)` instead of `optax.adam(...)`"
     )
 
 
-def test_hyperparameters_of_other_names():
-    other = inject(lambda rate: optax.sgd(rate), rate=0.1)
-    assert fails(MissingStateError, Schedules(), optimizer=other).splitlines()[0] == (
-        "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have. It has `rate`."
-    )
+class Sets(Callback):
+    """Write the hyperparameter of a name."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def stateaccess(self):
+        return {"hyperparams": {self.name: Write()}}
+
+    @on
+    def set(self, event: StepBegin, phase: TrainingPhase, learner):
+        setattr(learner.hyperparams, self.name, 0.1)
+
+
+def own(learning_rate, b1=0.9):
+    return optax.adam(learning_rate, b1)
+
+
+def schedule(step):
+    return 0.1
+
+
+def declare(name):
+    return f'declare `{{"hyperparams": {{"{name}": Write()}}}}` in `stateaccess`'
+
+
+# The optimizer, the hyperparameter that is wanted, what the message says after "does not have.", and the fix.
+OPTIMIZERS = [
+    (lambda: optax.sgd(0.1), "learning_rate", "", "write `{}` instead of `optax.sgd(...)`"),
+    (lambda: optax.sgd(0.1, momentum=0.5, nesterov=True), "momentum", "", "write `{}` instead of `optax.sgd(...)`"),
+    (lambda: optax.adamw(schedule), "weight_decay", "", "write `{}` instead of `optax.adamw(...)`"),
+    (lambda: optax.adam(0.1, nesterov=True), "b1", "", "write `{}` instead of `optax.adam(...)`"),
+    (
+        lambda: optax.chain(optax.clip(1.0), optax.sgd(0.1)),
+        "learning_rate",
+        "",
+        "inside the optimizer, write `{}` instead of `optax.sgd(...)`",
+    ),
+    (
+        lambda: optax.multi_transform({"all": optax.lion(0.1)}, {"w": "all", "b": "all"}),
+        "learning_rate",
+        "",
+        "inside the optimizer, write `{}` instead of `optax.lion(...)`",
+    ),
+    (
+        lambda: optax.chain(optax.adam(0.1), optax.sgd(0.1)),
+        "learning_rate",
+        "",
+        "build the optimizer with `{}`, where `factory` makes it, e.g. `optax.adam`",
+    ),
+    (lambda: inject(optax.adam, learning_rate=0.1), "b2", " It has `learning_rate`.", "inject it as well: `{}`"),
+    (lambda: inject(own, learning_rate=0.1), "b1", " It has `learning_rate`.", "inject it as well: `{}`"),
+    (
+        lambda: optax.sgd(0.1),
+        "lr",
+        " Did you mean `learning_rate`?",
+        "write `{}` instead of `optax.sgd(...)`, and " + declare("learning_rate"),
+    ),
+    (
+        lambda: inject(optax.adam, learning_rate=0.1),
+        "lr",
+        " It has `learning_rate`. Did you mean `learning_rate`?",
+        declare("learning_rate"),
+    ),
+    (
+        lambda: optax.adam(0.1),
+        "beta1",
+        " Did you mean `b1`?",
+        "write `{}` instead of `optax.adam(...)`, and " + declare("b1"),
+    ),
+    (
+        lambda: optax.sgd(0.1),
+        "temperature",
+        "",
+        "declare one that it can have: `learning_rate`, `momentum`",
+    ),
+    (
+        lambda: inject(lambda rate: optax.sgd(rate), rate=0.1),
+        "learning_rate",
+        " It has `rate`. Did you mean `rate`?",
+        declare("rate"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("optimizer", "name", "says", "fix"), OPTIMIZERS)
+def test_a_hyperparameter_that_is_not_there_and_what_to_write(optimizer, name, says, fix):
+    made = {"w": jnp.zeros(()), "b": jnp.zeros(())}
+    text = fails(MissingStateError, Sets(name), optimizer=optimizer())
+    first, *_, last = text.splitlines()
+    assert first == f"Sets() needs `hyperparams.{name}`, which this optimizer does not have.{says}"
+    call = re.search(r"`(fluxcb\.inject\(.*?\))`", last)
+    assert last == "  fix:   " + fix.replace("{}", call[1] if call else "")
+    # The optimizer that the message writes has the hyperparameter that it names.
+    meant = re.search(r'"hyperparams": \{"(\w+)"', last)
+    wanted = meant[1] if meant else name
+    if call:
+        names = {"fluxcb": fluxcb, "optax": optax, "own": own, "factory": optax.adam}
+        optimizer = lambda: eval(call[1], names)  # noqa: E731, S307 - of the message's own text
+    if call or meant:
+        assert wanted in optimizer().init(made).hyperparams
+        testlearner(Sets(wanted), optimizer=optimizer()).fit(1)
 
 
 def test_a_hyperparameter_with_a_schedule_of_its_own():
@@ -149,7 +247,7 @@ def test_a_hyperparameter_with_a_schedule_of_its_own():
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
         "  why:   what is written would be replaced at the next update\n"
         "  fix:   inject a number and give the schedule to a `Scheduler`: "
-        "`fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+        "`fluxcb.inject(optax.sgd, learning_rate=1e-3)`"
     )
 
 

@@ -201,3 +201,27 @@ def test_rows_name_the_batches_of_the_epoch_and_share_the_arrays():
     assert len({id(row.arrays) for row in [*found, *rows.iter_rows()]}) == 1
     for batch, row in zip(batches, found, strict=True):
         np.testing.assert_array_equal(batch["x"], np.asarray(row.arrays["x"])[row.rows])
+
+
+def test_arrays_may_be_passed_one_by_one(refused):
+    xs, ys = np.arange(6), np.arange(6) ** 2
+    expected = list(ArrayLoader((xs, ys), 4))
+    for loader in (
+        ArrayLoader(xs, ys, batch_size=4),
+        ArrayLoader(xs, ys, 4),
+        ArrayLoader((xs, ys), batch_size=4),
+        ArrayLoader(arrays=(xs, ys), batch_size=4),
+    ):
+        for batch, other in zip(loader, expected, strict=True):
+            assert isinstance(batch, tuple)
+            np.testing.assert_array_equal(batch, other)
+    (batch,) = ArrayLoader(xs, batch_size=np.int64(6))
+    assert sorted(batch.tolist()) == xs.tolist()
+    for arrays, what in (((xs, ys), "arrays only"), (((xs, ys),), "one argument only"), ((xs, [ys]), "arrays only")):
+        with refused(
+            DeclarationError,
+            f"`ArrayLoader` was given {what}, and no batch size.\n"
+            "  where: fluxcb.data.ArrayLoader(arrays, batch_size)\n"
+            "  fix:   add it by name: `ArrayLoader(xs, ys, batch_size=32)`",
+        ):
+            ArrayLoader(*arrays)

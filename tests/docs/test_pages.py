@@ -1,6 +1,7 @@
 """Every Python fence of README.md and docs/ runs, page by page, as a reader would run it.
 
-The fences of a page share one namespace, in order. Two comments, each on a line of its own, are read:
+The fences of a page share one namespace, in order. A page that leaves files in its working directory runs there twice.
+Two comments, each on a line of its own, are read:
 
     <!-- not run: REASON -->    before a ```python fence: it is only shown, and says why
     <!-- output -->             before a ```text fence: what the ```python fence above prints; `...` stands for anything
@@ -10,6 +11,7 @@ import io
 import linecache
 import re
 import sys
+import tempfile
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from doctest import DONT_ACCEPT_BLANKLINE, DONT_ACCEPT_TRUE_FOR_1, ELLIPSIS, REPORT_NDIFF, OutputChecker
@@ -131,8 +133,15 @@ def differs(expected: str, printed: str) -> str:
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_page(path, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    folder, temporary = tmp_path / "work", tmp_path / "temporary"
+    folder.mkdir()
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.chdir(folder)
     run_page(path, monkeypatch)
+    if any(folder.iterdir()):  # what the first run leaves must not be in the way of a second one
+        monkeypatch.chdir(folder)
+        run_page(path, monkeypatch)
 
 
 # --- the reader of pages itself -------------------------------------------------------------------------------------

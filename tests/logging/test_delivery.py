@@ -5,8 +5,8 @@ import warnings
 import pytest
 
 from fluxcb import DeclarationError
+from fluxcb._declare.extras import library
 from fluxcb.logging import Image, LoggerBackend, Text, Value, log_to
-from fluxcb.logging.backend import library
 from fluxcb.logging.delivery import Delivery
 from fluxcb.logging.hub import Put
 

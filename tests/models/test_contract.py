@@ -132,12 +132,37 @@ def test_donating_the_carry_leaves_the_adapter_alone(adapter):
     assert np.isfinite(outputs).all()
 
 
-@pytest.mark.parametrize("adapter", ["nnx", "equinox"], indirect=True)
-def test_a_rebuilt_model_can_be_adapted_again(adapter):
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_rebuilt_model_holds_its_arrays_and_trains_as_before(adapter, times):
     params, model_state = adapter.init(KEY, XS)
     _, trained = adapter.apply(params, model_state, XS, train=True, key=KEY)
-    again = adapt(adapter.rebuild(params, trained))
-    assert_equal(again.init(KEY, XS), (params, trained))
+    again = adapter
+    for _ in range(times):
+        again = adapt(again.rebuild(params, trained))
+    assert_equal(again.init(jax.random.key(8), XS), (params, trained))
+    assert_equal(again.held, (params, trained))
     assert_equal(
         again.apply(params, trained, XS, train=True, key=KEY), adapter.apply(params, trained, XS, train=True, key=KEY)
     )
+
+
+# How a rebuilt model is called, without setting a mode; an Equinox model takes one example.
+CALLS = {
+    "nnx": lambda model, xs: model(xs),
+    "linen": lambda model, xs: model(xs, train=False),
+    "equinox": lambda model, xs: jax.vmap(model[0], in_axes=(0, None), out_axes=(0, None))(xs, model[1])[0],
+    "pair": lambda model, xs: model(xs),
+}
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_a_rebuilt_model_is_ready_for_inference(kind):
+    adapter = adapt(MODELS[kind]())
+    params, model_state = adapter.init(KEY, XS)
+    _, trained = adapter.apply(params, model_state, XS, train=True, key=KEY)
+    model = adapter.rebuild(params, trained)
+    expected, _ = adapter.apply(params, trained, XS, train=False, key=None)
+    for _ in range(2):  # neither random nor changed by a call
+        np.testing.assert_allclose(CALLS[kind](model, XS), expected, rtol=1e-5, atol=1e-6)
+    parts = [CALLS[kind](model, XS[:3]), CALLS[kind](model, XS[3:])]  # each example by itself
+    np.testing.assert_allclose(np.concatenate(parts), expected, rtol=1e-5, atol=1e-6)

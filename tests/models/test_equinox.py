@@ -1,3 +1,6 @@
+import copy
+import pickle
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -169,7 +172,7 @@ def test_rebuilt_module_is_of_the_users_kind():
     params, model_state = model.init(None, None)
     rebuilt = model.rebuild(jax.tree.map(lambda x: x + 1, params), model_state)
     assert isinstance(rebuilt, Net)
-    assert rebuilt.dropout.inference is False
+    assert rebuilt.dropout.inference
     np.testing.assert_array_equal(rebuilt.first.weight, net.first.weight + 1)
 
 
@@ -218,3 +221,46 @@ def test_a_module_that_cannot_be_called_is_refused():
         "  why:   the step calls the model as `module(x)`\n"
         "  fix:   give it a `__call__` that takes one example"
     )
+
+
+class Frozen(eqx.Module):
+    """A dropout that trains, and one that its author has switched off."""
+
+    on: eqx.nn.Dropout
+    off: eqx.nn.Dropout
+
+    def __init__(self):
+        self.on, self.off = eqx.nn.Dropout(0.5), eqx.nn.Dropout(0.5, inference=True)
+
+    def __call__(self, x, *, key):
+        return self.on(x, key=key), self.off(x, key=key)
+
+
+def changed_copy(module):
+    return eqx.tree_at(lambda m: m.on.p, module, 0.5)
+
+
+@pytest.mark.parametrize("way", [lambda m: m, changed_copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_of_a_rebuilt_module_only_the_layers_built_in_inference_mode_stay_frozen(way):
+    first = equinox(Frozen())
+    rebuilt = first.rebuild(*first.init(None, None))
+    assert [bool(layer.inference) for layer in (rebuilt.on, rebuilt.off)] == [True, True]
+    again = equinox(way(rebuilt))
+    (on, off), _ = again.apply(*again.init(None, None), XS, train=True, key=KEY)
+    expected = [eqx.nn.Dropout(0.5)(x, key=key) for x, key in zip(XS, jax.random.split(KEY, 16), strict=True)]
+    np.testing.assert_array_equal(on, np.stack(expected))
+    np.testing.assert_array_equal(off, XS)
+
+
+def test_a_module_in_the_librarys_own_inference_mode_stays_frozen():
+    model = equinox(eqx.nn.inference_mode(Frozen()))
+    (on, _), _ = model.apply(*model.init(None, None), XS, train=True, key=KEY)
+    np.testing.assert_array_equal(on, XS)
+
+
+def test_a_rebuilt_module_goes_on_in_a_loop_of_ones_own():
+    first = equinox(Frozen())
+    rebuilt = eqx.nn.inference_mode(first.rebuild(*first.init(None, None)), False)
+    assert [layer.inference for layer in (rebuilt.on, rebuilt.off)] == [False, False]
+    one = eqx.filter_jit(lambda m, x: m(x, key=KEY)[0])(rebuilt, XS[0])
+    np.testing.assert_array_equal(one, eqx.nn.Dropout(0.5)(XS[0], key=KEY))

@@ -253,16 +253,19 @@ def judge(case: Case, event: type, phase: type) -> Verdict:
     members = [m for m, declared in access.items() if declared is not None]
     before = {(a, b) for a, b in stated(case) if a in members and b in members}
     quarrels: set[frozenset[int]] = set()
+    free = set()
     for a, b in itertools.combinations(members, 2):
         answers = said(case, a, b)
         if "never" in answers or len(answers) > 1:
             quarrels.add(frozenset((a, b)))
             continue
         before |= {"first": {(a, b)}, "second": {(b, a)}}.get(min(answers, default=""), set())
-        if answers == {"any"} or (a, b) in before or (b, a) in before:
-            continue
+        if answers != {"any"} and (a, b) not in before and (b, a) not in before:
+            free.add((a, b))
+    follows = closure(members, before)  # of what is stated, and of nothing that is read or written
+    for a, b in sorted(free):
         touched = [(*one, *other) for one in state(access[a]) for other in state(access[b])]
-        if any(quarrel(*four) for four in touched):
+        if any(quarrel(*four) for four in touched) and not {(a, b), (b, a)} & follows:
             quarrels.add(frozenset((a, b)))
             continue
         if any(feeds(*four) for four in touched):
@@ -270,6 +273,15 @@ def judge(case: Case, event: type, phase: type) -> Verdict:
         if any(feeds(q, qq, p, pp) for p, pp, q, qq in touched):
             before.add((b, a))
     return Verdict(members, before, quarrels)
+
+
+def closure(members: Sequence[int], before: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
+    """Pairs of which the first must run before the second, be it because of others."""
+    reach = set(before)
+    for k, i, j in itertools.product(members, repeat=3):
+        if (i, k) in reach and (k, j) in reach:
+            reach.add((i, j))
+    return reach
 
 
 def state(access: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
@@ -290,10 +302,7 @@ def feeds(written: str, writer: Any, read: str, reader: Any) -> bool:
 
 def knots(verdict: Verdict) -> list[set[int]]:
     """Sets of members each of which must run before every other of its set."""
-    reach = set(verdict.before)
-    for k, i, j in itertools.product(verdict.members, repeat=3):
-        if (i, k) in reach and (k, j) in reach:
-            reach.add((i, j))
+    reach = closure(verdict.members, verdict.before)
     tied = {frozenset(j for j in verdict.members if (i, j) in reach and (j, i) in reach) for i in verdict.members}
     return [set(knot) for knot in tied if knot]
 

@@ -25,7 +25,7 @@ import optax
 
 import fluxcb
 import fluxcb.callbacks as library
-from fluxcb import Append, Callback, Learner, Read, every, in_order, on, throttle
+from fluxcb import Append, Callback, Learner, Read, every, on, throttle
 from fluxcb.callbacks import snapshot_saver
 from fluxcb.callbacks.hyperparameter import HyperParameter
 from fluxcb.checkpoints.run_folder import RunFolder
@@ -242,8 +242,6 @@ def callbacks_of(make, exchanged):
     return [
         *made.values(),
         every(LogsLoss(), steps=50),
-        # Each reads what the other writes: it is to be said who is first.
-        in_order(made["AccumulateGradients"], made["CheckNumerics"]),
     ]
 
 

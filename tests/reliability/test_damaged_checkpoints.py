@@ -535,6 +535,7 @@ FIELDS = {
     "at": [1, "training", [], ["training", 1], ["training", -1, 0], [1, 2, 3], {"phase": "training"}],
     "ended": [1, []],
     "value": ["0.5", [], True],
+    "average": [1, [], True],
     "trees": [None, [], {}, {"params": {}}, {"params": {"w": 1}}],
     "sequences": [None, [], {}, {"params": ["0"]}],
     "about": [None, [], {}, {"callbacks": []}],
@@ -616,6 +617,24 @@ def test_a_hostile_state_of_the_host_is_refused(run: Path, text: str) -> None:
     forge_file(run / "8", "host/metadata", text.encode())
     with pytest.raises(CheckpointError, match=re.escape(str(run / "8"))):
         learner(run).restore(run / "8")
+
+
+@pytest.mark.parametrize("cancelled", [None, 3, [1], [1, -1], [1, "2"], [0.5, 0], [True, 0]])
+def test_a_hostile_number_of_cancelled_steps_is_refused(run: Path, cancelled: Any) -> None:
+    host = json.loads((run / "8" / "host" / "metadata").read_text())
+    assert host["cancelled"] == [0, 0]
+    forge_file(run / "8", "host/metadata", json.dumps({**host, "cancelled": cancelled}).encode())
+    with pytest.raises(CheckpointCorruptError, match="see `cancelled`"):
+        learner(run).restore(run / "8")
+
+
+def test_a_checkpoint_of_a_version_that_did_not_count_cancelled_steps_is_read(run: Path) -> None:
+    host = json.loads((run / "8" / "host" / "metadata").read_text())
+    del host["cancelled"]
+    forge_file(run / "8", "host/metadata", json.dumps(host).encode())
+    restored = learner(run)
+    restored.restore(run / "8")
+    assert restored.step == 8
 
 
 PROGRAM = """
@@ -719,13 +738,13 @@ def test_loading_a_hostile_checkpoint_runs_and_writes_nothing(run: Path, origina
 
 
 def test_a_manifest_of_a_later_version_is_no_reason_to_go_back(run: Path) -> None:
-    forge(run / "8", lambda content: content.update(format=2, new=1))
+    forge(run / "8", lambda content: content.update(format=3, new=1))
     before = tree_of(run)
     for attempt in (lambda: load_params(run), lambda: learner(run).fit(steps=8, resume=True)):
         with pytest.raises(CheckpointError) as caught:
             attempt()
         assert str(caught.value) == (
-            f"{run / '8'} was written by a later version of fluxcb (format 2, this one knows 1).\n"
+            f"{run / '8'} was written by a later version of fluxcb (format 3, this one knows 2).\n"
             "  fix:   upgrade fluxcb"
         )
     assert tree_of(run) == before

@@ -2,9 +2,11 @@
 
 import json
 import os
+import sys
 import threading
 import time
 from contextlib import contextmanager
+from types import ModuleType
 
 import jax
 import numpy as np
@@ -751,7 +753,8 @@ def test_bad_arguments(build, text, refused):
         build()
 
 
-def test_executors_show_themselves():
+def test_executors_show_themselves(monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", ModuleType("distributed"))
     shown = [repr(e) for e in (fluxcb.SerialExecutor(), fluxcb.ThreadExecutor(3), fluxcb.DaskExecutor())]
     assert shown == ["SerialExecutor()", "ThreadExecutor(3)", "DaskExecutor()"]
 
@@ -764,6 +767,16 @@ def test_a_function_as_a_callback_runs_on_threads_too():
 
 
 # --- Dask -----------------------------------------------------------------------------------------------------------
+
+
+def test_dask_that_is_missing_is_an_error_at_construction(monkeypatch, refused):
+    monkeypatch.setitem(sys.modules, "distributed", None)  # as if it were not installed
+    with refused(
+        fluxcb.DeclarationError,
+        "`DaskExecutor` needs the package `distributed`, which is not installed.\n"
+        "  fix:   `pip install 'fluxcb[dask]'`",
+    ):
+        fluxcb.DaskExecutor()
 
 
 @pytest.fixture

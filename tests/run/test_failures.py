@@ -6,6 +6,7 @@ import jax
 import pytest
 from jax.experimental import io_callback
 
+import fluxcb
 from fluxcb import Append, Callback, Read, StateLostError, on
 from fluxcb.events import (
     BackwardBegin,
@@ -133,27 +134,52 @@ def test_a_failure_at_fit_end_beside_another_error_is_a_note():
     ]
 
 
+KINDS = [TroubleError, KeyboardInterrupt, SystemExit]
+
+
+@pytest.mark.parametrize("executor", [None, fluxcb.ThreadExecutor(2)], ids=["serial", "threads"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exception_that_ends_programs_has_the_note_too(kind, executor):
+    error = kind("as planned")
+    fails = [Fails(StepEnd, error=error), Fails(Trigger)]
+    learner = testlearner(*fails, batches=1, executor=executor)
+    with pytest.raises(kind) as raised:
+        learner.fit(1)
+    assert raised.value is error
+    place = f"raised by Fails(StepEnd) in Fails.fail  {at(Fails.fail)}"
+    assert error.__notes__ == [f"{place}, at StepEnd x TrainingPhase, epoch 1, step 1 (1 in this epoch)"]
+    assert learner.stop_reason == f"{kind.__name__}: as planned"
+
+
 class FailsInInit(Callback):
+    def __init__(self, error):
+        self.error = error
+
     def init(self, learner):
-        raise TroubleError("early")
+        raise self.error
 
 
-def test_an_error_in_init_has_a_note():
-    with pytest.raises(TroubleError) as raised:
-        testlearner(FailsInInit())
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_in_init_has_a_note(kind):
+    with pytest.raises(kind) as raised:
+        testlearner(FailsInInit(kind("early")))
     assert str(raised.value) == "early"
     assert raised.value.__notes__ == ["raised in the `init` of FailsInInit()"]
 
 
 class FailsInTrace(Callback):
+    def __init__(self, error):
+        self.error = error
+
     @on
     def fail(self, event: BackwardBegin, phase: TrainingPhase, learner):
-        raise TroubleError("while tracing")
+        raise self.error
 
 
-def test_an_error_in_a_traced_handler_has_a_note():
-    with pytest.raises(TroubleError) as raised:
-        testlearner(FailsInTrace())
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_in_a_traced_handler_has_a_note(kind):
+    with pytest.raises(kind) as raised:
+        testlearner(FailsInTrace(kind("while tracing")))
     assert str(raised.value) == "while tracing"
     assert raised.value.__notes__[0] == (  # JAX adds a note of its own
         f"while tracing FailsInTrace.fail  {at(FailsInTrace.fail)}, at BackwardBegin x TrainingPhase"

@@ -1,6 +1,7 @@
 """What a host handler may touch, and what is told where it touches more."""
 
 import collections
+import operator
 import os
 
 import jax
@@ -77,12 +78,72 @@ def test_hasattr_does_not_swallow_it():
     assert text.startswith("Made() may not read `params`")
 
 
-@pytest.mark.parametrize(("name", "meant"), [("parms", "params"), ("opt_stat", "opt_state"), ("cbstat", "cbstate")])
-def test_a_misspelt_name(name, meant):
-    _, text = fails(AccessError, EpochEnd, {"params": Read()}, lambda learner: getattr(learner, name))
-    assert text.splitlines()[0] == (
-        f"Made() may not read `{name}`: its `stateaccess` does not declare it. Did you mean `{meant}`?"
+@pytest.mark.parametrize(
+    ("name", "meant", "line"),
+    [
+        ("parms", "params", None),
+        ("opt_stat", "opt_state", '{"opt_state": Read()}'),
+        ("cbstat", "cbstate", None),
+        ("step.los", "step.loss", '{"step": {"loss": Read()}}'),
+        ("step.outpust", "step.outputs", '{"step": {"outputs": Read()}}'),
+        ("cbstate.tabel", "cbstate.table", None),
+        ("cbstate.hidde", "cbstate.hidden", '{"cbstate": {"hidden": Read()}}'),
+        ("hyperparams.learning_rat", "hyperparams.learning_rate", '{"hyperparams": {"learning_rate": Read()}}'),
+        ("progress.stp", "progress.step", None),
+    ],
+)
+def test_a_misspelt_name(name, meant, line):
+    class Hides(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"hidden": Write()}}
+
+        def init(self, learner):
+            learner.cbstate.hidden = 1
+
+    access = {"params": Read(), "cbstate": {"table": Write()}}
+    bad = made(StepEnd, access, lambda learner: operator.attrgetter(name)(learner))
+    with pytest.raises(AccessError) as raised:
+        testlearner(bad, Hides()).fit(1)
+    added = f", and add `{line}` to `stateaccess`" if line else ""
+    assert str(raised.value) == (
+        f"Made() may not read `{name}`: its `stateaccess` does not declare it. Did you mean "
+        f"`{meant.split('.')[-1]}`?\n"
+        + declared(bad)
+        + WHY
+        + f"  fix:   write `learner.{meant}` instead of `learner.{name}`{added}"
     )
+    if line:
+        for first, below in eval(line, {"Read": Read}).items():  # noqa: S307 - of the message's own text
+            access[first] = access.get(first, {}) | below if isinstance(below, dict) else below
+    fixed = FollowsMessage(access, meant)
+    testlearner(fixed, Hides()).fit(1)
+
+
+class FollowsMessage(Callback):
+    def __init__(self, access, path):
+        self.access, self.path = access, path
+
+    def stateaccess(self):
+        return self.access
+
+    def init(self, learner):
+        learner.cbstate.table = 0
+
+    @on
+    def handle(self, event: StepEnd, phase: TrainingPhase, learner):
+        operator.attrgetter(self.path)(learner)
+
+
+def test_a_name_that_is_no_state():
+    bad, text = fails(AccessError, EpochEnd, {}, lambda learner: learner.seen)
+    assert text == (
+        "Made() reads `seen`, which is no part of the state.\n"
+        + declared(bad)
+        + WHY
+        + "  fix:   for a value of your own, create `learner.cbstate.seen` in `init`, and add "
+        '`{"cbstate": {"seen": Write()}}` to `stateaccess`'
+    )
+    testlearner(made(EpochEnd, {"cbstate": {"seen": Write()}}, lambda learner: learner.cbstate.seen)).fit(1)
 
 
 def test_a_write_under_read():

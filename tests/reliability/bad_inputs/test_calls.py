@@ -222,8 +222,8 @@ def test_calls_from_a_handler(call, first, refuses):
 @pytest.mark.parametrize(
     ("call", "first"),
     [
-        (lambda learner: learner.fit(1), "may not read `fit`: its `stateaccess` does not declare it."),
-        (lambda learner: setattr(learner, "mine", 5), "may not write `mine`: its `stateaccess` does not declare it."),
+        (lambda learner: learner.fit(1), "reads `fit`, which is no part of the state."),
+        (lambda learner: setattr(learner, "mine", 5), "writes `mine`, which is no part of the state."),
         (lambda learner: setattr(learner.progress, "step", 5), "writes `progress.step`, which only the engine does."),
         (lambda learner: setattr(learner, "key", 5), "writes `key`, which only the engine does."),
     ],

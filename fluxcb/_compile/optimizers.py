@@ -1,0 +1,209 @@
+"""What an optax optimizer was made with, for messages that say how to make it with hyperparameters.
+
+An optimizer is a pair of functions and does not know its name. What optax's own factories return is recognized by the
+functions that it consists of.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+from fluxcb._errors import nearest
+
+__all__ = ["Origin", "origin_of"]
+
+# What other libraries and papers call them.
+_ALIASES = {
+    "lr": "learning_rate",
+    "rate": "learning_rate",
+    "step_size": "learning_rate",
+    "alpha": "learning_rate",
+    "beta1": "b1",
+    "beta_1": "b1",
+    "beta2": "b2",
+    "beta_2": "b2",
+    "epsilon": "eps",
+    "wd": "weight_decay",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The factory that made an optimizer, or the part of it that has hyperparameters.
+
+    Attributes:
+        factory: The factory, e.g. `optax.adam`, or None if it is not known.
+        inside: Whether it made a part of the optimizer only, e.g. of an `optax.chain`.
+        injected: Names of the hyperparameters that the optimizer has already.
+    """
+
+    factory: Callable[..., Any] | None
+    inside: bool
+    injected: tuple[str, ...]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The factory's arguments that can be hyperparameters, with their defaults."""
+        if self.factory is None:
+            return {}
+        parameters = inspect.signature(self.factory).parameters.values()
+        return {p.name: p.default for p in parameters if _may_be_number(p)}
+
+    def meant(self, name: str) -> str:
+        """Return the hyperparameter that a name stands for: itself, or the nearest one, or an empty string."""
+        known = dict.fromkeys([*self.injected, *self.arguments])
+        if name in known or not known:
+            return name if name in known else _ALIASES.get(name, name)
+        alias = next((k for k in known if k == _ALIASES.get(name.lower()) or _ALIASES.get(k) == name), "")
+        return alias or nearest(name, known)
+
+    def injecting(self, name: str) -> str:
+        """Return what to do so that the optimizer has a hyperparameter."""
+        line = self.call(name)
+        if self.factory is None:
+            return f"build the optimizer with `{line}`, where `factory` makes it, e.g. `optax.adam`"
+        if self.injected:
+            return f"inject it as well: `{line}`"
+        where = "inside the optimizer, " if self.inside else ""
+        return f"{where}write `{line}` instead of `{_name(self.factory)}(...)`"
+
+    def call(self, name: str) -> str:
+        """Return a call of `fluxcb.inject` that makes the optimizer, or the part of it, with a hyperparameter."""
+        called = _name(self.factory) if self.factory is not None else "factory"
+        names = dict.fromkeys([*(self.injected or self._required()), name])
+        return f"fluxcb.inject({called}, {', '.join(f'{n}={self._example(n)}' for n in names)})"
+
+    def _required(self) -> list[str]:
+        return [name for name, default in self.arguments.items() if default is inspect.Parameter.empty]
+
+    def _example(self, name: str) -> Any:
+        default = self.arguments.get(name)
+        if isinstance(default, int | float) and not isinstance(default, bool):
+            return default
+        return 0.9 if "momentum" in name or "decay" in name else "1e-3"
+
+
+def origin_of(optimizer: Any, injected: tuple[str, ...]) -> Origin:
+    """Return what is known of how an optimizer was made.
+
+    Args:
+        optimizer: The optimizer.
+        injected: Names of the hyperparameters that it has.
+    """
+    update = getattr(optimizer, "update", None)
+    parts = list(_parts(update, "inner_factory" if injected else None))
+    factory, depth = parts[0] if len(parts) == 1 else (None, 0)
+    return Origin(factory, depth > 0, injected)
+
+
+def _may_be_number(parameter: inspect.Parameter) -> bool:
+    default = parameter.default
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return False
+    if default is None:  # `momentum: float | None = None`, but not `mu_dtype: Any | None = None`
+        return "float" in str(parameter.annotation)
+    return default is parameter.empty or (isinstance(default, int | float) and not isinstance(default, bool))
+
+
+def _name(factory: Callable[..., Any]) -> str:
+    name = getattr(factory, "__name__", "")
+    if getattr(optax, name, None) is factory:
+        return f"optax.{name}"
+    return name if name.isidentifier() else "factory"
+
+
+def _cells(function: Any) -> dict[str, Any]:
+    """Return what a function has captured, by name."""
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    return (
+        {name: cell.cell_contents for name, cell in zip(code.co_freevars, closure or (), strict=True)} if code else {}
+    )
+
+
+def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate over the functions and flags that a function has captured, also in tuples, with the names they have."""
+    for name, value in _cells(function).items():
+        if name != "learning_rate":  # a number or a schedule of the user's
+            for member in _members(value):
+                if isinstance(member, bool) or hasattr(member, "__code__"):
+                    yield name, member
+
+
+def _members(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):  # a GradientTransformation is one
+        for member in value:
+            yield from _members(member)
+    else:
+        yield value
+
+
+def _parts(function: Any, cell: str | None, depth: int = 0) -> Iterator[tuple[Callable[..., Any], int]]:
+    """Iterate over the factories that made an optimizer's parts, each with how deep inside it the part is.
+
+    Args:
+        function: The `update` of the optimizer.
+        cell: The name by which `optax.inject_hyperparams` has captured a factory, or None for optax's own factories.
+        depth: How deep the function is inside the optimizer.
+    """
+    factory = _cells(function).get(cell) if cell is not None else _factory_of(function)
+    if factory is not None:
+        yield factory, depth
+        return
+    for _, inner in _captured(function):
+        yield from _parts(inner, cell, depth + 1)
+
+
+def _fingerprint(function: Any, flags: bool) -> Any:
+    """Return what functions of one factory have in common, and those of others have not.
+
+    Args:
+        function: A function, or a flag that one has captured.
+        flags: Whether flags such as `nesterov` count.
+    """
+    if not hasattr(function, "__code__"):
+        return function if flags else None
+    captured = tuple((name, _fingerprint(inner, flags)) for name, inner in _captured(function))
+    return function.__module__, function.__qualname__, captured
+
+
+def _factory_of(update: Any) -> Callable[..., Any] | None:
+    """Return the factory of optax's that returned an optimizer, with these flags or at least with others."""
+    for flags in (True, False):
+        factory = _factories(flags).get(_fingerprint(update, flags))
+        if factory is not None:
+            return factory
+    return None
+
+
+@functools.cache
+def _factories(flags: bool) -> dict[Any, Callable[..., Any]]:
+    """Return optax's factories with a learning rate, by the fingerprints of what they return."""
+    known: dict[Any, Callable[..., Any]] = {}
+    for name in dir(optax):
+        factory = getattr(optax, name)
+        if name.startswith("_") or not inspect.isfunction(factory):
+            continue
+        parameters = inspect.signature(factory).parameters
+        if "learning_rate" not in parameters:
+            continue
+        variants: list[dict[str, Any]] = [{"learning_rate": 0.1}, {"learning_rate": lambda count: 0.1}]
+        if "momentum" in parameters:
+            variants += [{**variant, "momentum": 0.9} for variant in variants]
+        for variant in variants:
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    made = factory(**variant)
+            except (TypeError, ValueError):  # it needs more arguments, or takes no schedule
+                continue
+            known.setdefault(_fingerprint(made.update, flags), factory)
+    return known

@@ -1,0 +1,61 @@
+"""Averages of the parameters: which of them validation measures, and where their arrays are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._declare.callback import unwrap
+from fluxcb._declare.events import EpochBegin
+from fluxcb._declare.phases import Phase
+from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._run.state import HostState
+from fluxcb._typing import PyTree
+
+__all__ = ["average_in", "averages_by_name", "params_with", "validated_average"]
+
+
+def average_in(graph: CallbackGraph, phase: type[Phase]) -> str | None:
+    """Return the average that callbacks put in the place of the parameters for an epoch of a phase, or None.
+
+    If several do, the last one to run decides. A schedule around one of them makes no difference.
+    """
+    names = [unwrap(h.declared.callback).validates_with for h in graph.handlers(EpochBegin, phase)]
+    return next((name for name in reversed(names) if name is not None), None)
+
+
+def averages_by_name(graph: CallbackGraph, phases: Iterable[Phase]) -> dict[str, str | None]:
+    """Return the average that each phase that does not train measures, and each callback with statistics of its own."""
+    found = {type(phase).name: average_in(graph, type(phase)) for phase in phases if not type(phase).trains}
+    for declared in graph.declared:
+        found |= unwrap(declared.callback).measured_with
+    return found
+
+
+def validated_average(graph: CallbackGraph, phases: Iterable[Phase]) -> str | None:
+    """Return the average that the first phase that does not train measures, or None."""
+    return next((average_in(graph, type(phase)) for phase in phases if not type(phase).trains), None)
+
+
+def params_with(state: HostState, average: str | None) -> PyTree:
+    """Return the parameters, or an average of them: the live arrays.
+
+    Raises:
+        DeclarationError: There is no such average.
+    """
+    carry = state.carry
+    if average is None:
+        return carry["params"]
+    entries = {**state.cbstate, **carry["cbstate"]}
+    entry = entries.get(average) if isinstance(average, str) else None
+    if not isinstance(entry, Mapping) or "params" not in entry:
+        known = [name for name, value in entries.items() if isinstance(value, Mapping) and "params" in value]
+        raise DeclarationError(
+            f"`average` is {average!r}, and no callback of this Learner keeps such an average."
+            f"{did_you_mean(str(average), known)}",
+            why=f"`cbstate` has {', '.join(f'`{name}`' for name in known)}" if known else "",
+            fix=["write `average=None` for the parameters that are trained", "add `ParameterEMA()`, which keeps `ema`"]
+            if not known
+            else [f'write `average="{known[0]}"`', "write `average=None` for the parameters that are trained"],
+        )
+    return entry["params"]

@@ -1,0 +1,89 @@
+"""How far `learner.predict` and `learner.evaluate` are, shown where the Learner's `ProgressBar` shows a fit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from time import monotonic
+from typing import Any
+
+from fluxcb._declare.callback import unwrap
+from fluxcb._run.assembly import Assembly
+from fluxcb.callbacks import ProgressBar
+from fluxcb.callbacks.console import console_for, is_plain, print_line
+
+__all__ = ["batch_progress"]
+
+_BAR_AFTER = 1.0
+_LINE_EVERY = 10.0
+
+
+@contextlib.contextmanager
+def batch_progress(parts: Assembly, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Give a function that is told how many batches are done.
+
+    A terminal gets a bar that disappears at the end, if the work takes more than a second. A file or a pipe gets a line
+    every 10 s. A Learner without a `ProgressBar` shows nothing, and neither does one that is fitting.
+
+    Args:
+        parts: The parts of the Learner.
+        what: What is shown, e.g. `predict`.
+        total: Number of batches, or None if it is not known.
+    """
+    bar = next((c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), ProgressBar)), None)
+    if bar is None or parts.fitting or not _is_chief():
+        yield lambda done: None
+        return
+    console = console_for(bar.file)
+    if is_plain(console):
+        yield _lines(console, what, total)
+        return
+    with contextlib.ExitStack() as stack:
+        yield _bar(console, what, total, bar.interval, stack)
+
+
+def _lines(console: Any, what: str, total: int | None) -> Callable[[int], None]:
+    began = shown = monotonic()
+
+    def show(done: int) -> None:
+        nonlocal shown
+        now = monotonic()
+        if now - shown >= _LINE_EVERY:
+            shown = now
+            print_line(console, f"{what}: {done}{f'/{total}' if total else ''} batches, {_rate(done, now - began)}")
+
+    return show
+
+
+def _bar(
+    console: Any, what: str, total: int | None, interval: float, stack: contextlib.ExitStack
+) -> Callable[[int], None]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, auto_refresh=False)
+    task = progress.add_task(what, total=total, rate="")
+    began, drawn, live = monotonic(), 0.0, False
+
+    def show(done: int) -> None:
+        nonlocal drawn, live
+        now = monotonic()
+        if now - began < _BAR_AFTER or now - drawn < interval:
+            return
+        drawn = now
+        if not live:
+            live = True
+            stack.enter_context(progress)
+        progress.update(task, completed=done, rate=_rate(done, now - began), refresh=True)
+
+    return show
+
+
+def _rate(done: int, seconds: float) -> str:
+    return f"{done / max(seconds, 1e-9):,.0f} batches/s"
+
+
+def _is_chief() -> bool:
+    import jax
+
+    return jax.process_index() == 0

@@ -1,0 +1,241 @@
+"""`learner.evaluate`: metrics of a phase's step over some data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._compile.arrays import leading_axis
+from fluxcb._declare.callback import unwrap
+from fluxcb._declare.phases import Phase
+from fluxcb._errors import DataError, DeclarationError
+from fluxcb._run.assembly import Assembly
+from fluxcb._run.averages import params_with
+from fluxcb._run.batch_progress import batch_progress
+from fluxcb._run.given_batches import BatchesOf, Pieces, innermost, is_arrays
+from fluxcb._run.predicting import DEFAULT_BATCH_SIZE
+from fluxcb._typing import Batch, PyTree
+from fluxcb.callbacks import Metrics
+from fluxcb.callbacks.metric import AbstractMetric, Loss
+
+__all__ = ["Measure", "evaluated", "validating_phase"]
+
+_WHAT = "`data` of `learner.evaluate`"
+
+
+class Measure:
+    """What `learner.evaluate` measures; kept from call to call, so that the same metrics are not compiled again.
+
+    Args:
+        metrics: What the user gave as `metrics`, or None for the Learner's own.
+        graph: The Learner's callbacks.
+
+    Attributes:
+        sums: Computes the metrics.
+
+    Raises:
+        DeclarationError: Something given is no metric, or two have one name.
+    """
+
+    def __init__(self, metrics: Any, graph: CallbackGraph) -> None:
+        self._made_of = _parts_of(metrics, graph)
+        own = self._made_of[0] if self._made_of else None
+        chosen = own if isinstance(own, Metrics) and metrics is None else Metrics(*self._made_of)
+        self.sums = MetricSums(chosen.metrics)
+
+    def of(self, metrics: Any, graph: CallbackGraph) -> bool:
+        """Return whether this measures the same."""
+        parts = _parts_of(metrics, graph)
+        return len(parts) == len(self._made_of) and all(a is b for a, b in zip(parts, self._made_of, strict=True))
+
+
+def _parts_of(metrics: Any, graph: CallbackGraph) -> tuple[Any, ...]:
+    """Return the metrics that the user gave, or the Learner's `Metrics`, or nothing."""
+    if metrics is None:
+        return tuple(c for d in graph.declared if isinstance(c := unwrap(d.callback), Metrics))[:1]
+    return tuple(metrics) if isinstance(metrics, list | tuple) else (metrics,)
+
+
+def validating_phase(parts: Assembly, phase: Phase | None) -> Phase:
+    """Return the phase whose step is computed.
+
+    Raises:
+        DeclarationError: It trains, or it is no phase; none is given, and the Learner has none that does not train.
+    """
+    if phase is None:
+        for own in parts.phases:
+            if not type(own).trains:
+                return own
+        raise DeclarationError(
+            "None of this Learner's phases validates, so `learner.evaluate` has no step to compute.",
+            fix="name a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
+        )
+    known = parts.known_phase(phase)
+    if type(known).trains:
+        raise DeclarationError(
+            f"`learner.evaluate` computes steps that change nothing, and {type(known).__name__} trains.",
+            fix="name a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
+        )
+    return known
+
+
+def evaluated(
+    parts: Assembly, phase: Phase, data: Any, sums: MetricSums, average: str | None, batch_size: int | None
+) -> dict[str, float]:
+    """Return the metrics by name; see `Learner.evaluate`."""
+    state = parts.state
+    carry = state.carry
+    batches, total = _batches(parts, phase, data, batch_size)
+    evaluation = functools.partial(state.evaluation, phase, params_with(state, average), carry["model_state"])
+    compute: Any = None
+    states: dict[str, Any] = {}
+    with batch_progress(parts, "evaluate", total) as show:
+        for number, batch in enumerate(batches, 1):
+            try:
+                if compute is None:
+                    computed = evaluation(()).computed(batch)
+                    states = sums.begin(phase, computed)
+                    compute = evaluation([name for name in (*sums.needs, "skip") if name in computed])
+                before, states = states, sums.update(states, compute(batch), leading_axis(batch))
+            except Exception as error:
+                error.add_note(f"raised when `learner.evaluate` computed batch {number} of its data")
+                raise
+            jax.block_until_ready(before)  # the device is one batch behind, so that batches do not pile up
+            show(number)
+        return sums.values(states)
+
+
+def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -> tuple[Iterable[Batch], int | None]:
+    """Return the batches, and how many there are, if it is known."""
+    if data is None:
+        data = _own_data(parts, phase)
+    if is_arrays(data):
+        example = parts.example()
+        size = batch_size if batch_size is not None else leading_axis(example) if example is not None else None
+        found = Pieces(data, DEFAULT_BATCH_SIZE if size is None else size, _WHAT, overlap=False)
+        return (batch for batch, _ in found), len(found)
+    if batch_size is not None:
+        raise DeclarationError(
+            f"`batch_size` of `learner.evaluate` goes with arrays, and the data is of type `{type(data).__name__}`.",
+            why="what yields batches has a batch size of its own",
+            fix=["leave out `batch_size`", "give the examples as arrays: `(xs, ys)`"],
+        )
+    batches = BatchesOf(data, _WHAT, max(parts.state.epoch, 1))  # in the order of the epoch's own validation
+    return batches, batches.length
+
+
+def _own_data(parts: Assembly, phase: Phase) -> Any:
+    name = type(phase).name
+    if name not in parts.feeds:
+        raise DataError(
+            f"`learner.evaluate()` has no data: `data.{name}` is not set.",
+            fix=["give it some: `learner.evaluate(data)`", f'give the Learner `data={{"{name}": batches, ...}}`'],
+        )
+    source = parts.feeds[name].source
+    if isinstance(innermost(source), Iterator):
+        raise DataError(
+            f"`data.{name}` of the Learner is a one-shot iterator ({type(innermost(source)).__name__}).",
+            why="`learner.evaluate()` would use up batches that an epoch is to have",
+            fix="give other data, `learner.evaluate(data)`, or build the Learner with data that can be iterated again",
+        )
+    return source
+
+
+class MetricSums:
+    """Updates metrics by batches, in a compiled program for each shape of a batch.
+
+    Args:
+        metrics: See Attributes.
+
+    Attributes:
+        metrics: The metrics.
+        needs: The step values that they take.
+    """
+
+    def __init__(self, metrics: tuple[AbstractMetric, ...]) -> None:
+        self.metrics = metrics
+        self.needs = tuple(dict.fromkeys(name for metric in metrics for name in metric.needs))
+        self._update = jax.jit(self._updated, static_argnames="samples")
+
+    def begin(self, phase: Phase, computed: Collection[str]) -> dict[str, PyTree]:
+        """Return the states of the metrics before the first batch, by name.
+
+        Args:
+            phase: The phase.
+            computed: The step values that it computes.
+
+        Raises:
+            DeclarationError: A metric needs another value, or no metric is left.
+        """
+        states = {}
+        for metric in self.metrics:
+            missing = [name for name in metric.needs if name not in computed]
+            if not missing:
+                states[metric.name] = np.int32(0), metric.init()
+            elif not isinstance(metric, Loss):  # which `Metrics` has in any case
+                raise DeclarationError(
+                    f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not "
+                    "compute.",
+                    why=f"its step has {', '.join(computed)}",
+                    fix=[
+                        "name other metrics, which need what there is: `learner.evaluate(data, metrics=[...])`",
+                        "name another phase: `learner.evaluate(data, phase=...)`",
+                    ],
+                )
+        if not states:
+            raise DeclarationError(
+                f"There is nothing to measure: {type(phase).__name__} computes no loss, and no other metric is given.",
+                fix="name metrics: `learner.evaluate(data, metrics=[...])`",
+            )
+        return states
+
+    def update(self, states: Mapping[str, PyTree], values: Mapping[str, Any], samples: int) -> dict[str, PyTree]:
+        """Return the states after a batch, without waiting for them.
+
+        Args:
+            states: The states before.
+            values: The step values of the batch, by name.
+            samples: How many examples the batch has.
+        """
+        return self._update(dict(states), dict(values), samples=samples)
+
+    def _updated(self, states: dict[str, PyTree], values: dict[str, Any], samples: int) -> dict[str, PyTree]:
+        step, new = _Step(values), {}
+        for metric in self.metrics:
+            if metric.name in states:
+                count, state = states[metric.name]
+                new[metric.name] = count + 1, metric.update(state, step, samples)
+        # As in `Metrics`: a step that is skipped does not count.
+        skip = values.get("skip")
+        return new if skip is None else jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, states)
+
+    def values(self, states: Mapping[str, PyTree]) -> dict[str, float]:
+        """Return the values of the metrics, by name, in their order; those that no step counted in are left out."""
+        held = jax.device_get(dict(states))
+        found = {}
+        for metric in self.metrics:
+            count, state = held.get(metric.name, (0, None))
+            if count:
+                found[metric.name] = float(metric.compute(state))
+        return found
+
+
+class _Step:
+    """Step values as metrics read them: `step.loss`, `"aux" in step`."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self._values:
+            raise AttributeError(name)
+        return self._values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values

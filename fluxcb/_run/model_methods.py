@@ -1,0 +1,210 @@
+"""What a Learner does with its model beside training it: hand it out, exchange it, predict, evaluate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fluxcb._compile.arrays import own_copy
+from fluxcb._declare.phases import Phase
+from fluxcb._errors import DeclarationError
+from fluxcb._run.assembly import Assembly
+from fluxcb._run.averages import average_in, params_with, validated_average
+from fluxcb._run.data_metrics import Measure, evaluated, validating_phase
+from fluxcb._run.predicting import Predictor
+from fluxcb._tracebacks import entry_point
+from fluxcb._typing import PyTree
+from fluxcb.checkpoints.snapshot import VALIDATED
+
+__all__ = ["ModelMethods"]
+
+
+class ModelMethods:
+    """Base of `Learner`: the model, its predictions, and its metrics on any data.
+
+    Only `set_model` changes the training. The others use the parameters that validation measures. If a
+    `ParameterEMA` or a `StochasticWeightAveraging` validates with its average, that is the average. Otherwise it is the
+    parameters that are trained. The argument `average=` names others.
+    """
+
+    _parts: Assembly
+    _predictor: Predictor | None = None
+    _measure: Measure | None = None
+
+    @property
+    def model(self) -> Any:
+        """The trained model, ready for inference; the same as `get_model()`."""
+        return self.get_model()
+
+    @entry_point
+    def get_model(self, *, average: str | None = VALIDATED) -> Any:
+        """Return a new model of your kind with trained parameters, ready for inference.
+
+        A Flax NNX module is in evaluation mode, and an Equinox module is in inference mode: dropout is off, and batch
+        normalization uses its running averages. A Linen module is bound to its variables; it has no mode, so pass the
+        train flag of its call, if it has one. Of a pair of functions, you get a callable `model(xs)`.
+
+        The model that you passed to the Learner is not changed. To continue the training, call `learner.fit` again. To
+        continue it in a loop of your own, call `model.train()` (NNX) or `eqx.nn.inference_mode(model, False)`
+        (Equinox). A Learner that is given the model trains it in training mode.
+
+        Args:
+            average: Which parameters the model has: "validated" (those that validation measures), None (those that are
+                trained), or the name of an average in `cbstate`, such as "ema" or "swa".
+
+        Returns:
+            The model.
+
+        Raises:
+            DeclarationError: The Learner has no model, or there is no such average.
+
+        Example:
+            >>> from fluxcb.callbacks import ParameterEMA
+            >>> from fluxcb.testing import testlearner
+            >>> learner = testlearner(ParameterEMA(0.9))
+            >>> history = learner.fit(1)
+            >>> learner.model(1.0) == learner.get_model(average="ema")(1.0)
+            Array(True, dtype=bool)
+            >>> learner.model(1.0) == learner.get_model(average=None)(1.0)
+            Array(False, dtype=bool)
+        """
+        adapter = self._adapter("use `learner.params`")
+        self._parts.refuse_ahead("model")
+        state = self._parts.state
+        params = own_copy(params_with(state, self._average(average)))
+        return adapter.rebuild(params, own_copy(state.carry["model_state"]))
+
+    @entry_point
+    def set_model(self, model: Any) -> None:
+        """Continue the training with another model's parameters; it must have the same structure.
+
+        Args:
+            model: The model. The mode that it is in does not matter, so one that `learner.model` returned is fine.
+
+        Raises:
+            DeclarationError: Its parameters have another structure, shape or dtype.
+        """
+        self._parts.refuse_while_running("set_model(...)")
+        self._parts.exchange_model(model)
+
+    @entry_point
+    def predict(self, data: Any, *, batch_size: int | None = None, average: str | None = VALIDATED) -> PyTree:
+        """Apply the trained model, in evaluation mode, and return its outputs for all examples.
+
+        What `data` is follows from its type:
+
+        - An array has the inputs of all examples, along its first axis.
+        - A tuple, a dict or another pytree of arrays is one batch, of any size. A pair is `(xs, ys)`, as in training,
+          and only `xs` is used. If the model's input is itself a pytree, data of its structure is all input.
+        - Anything else that can be iterated (a list, a loader, a dataset, an iterator) yields batches. Each of them is
+          an array or a pytree as above.
+
+        Callbacks do not run. Parameters, model state, counters and random keys stay as they are.
+
+        Args:
+            data: The inputs.
+            batch_size: Examples per call of the compiled program, for data that yields no batches itself; by default as
+                many as a training batch has, or 32 if that is not known. A program is compiled for each shape of a
+                batch. The last examples of arrays are computed together with some of those before, so that they need
+                no program of their own.
+            average: Which parameters are used; see `get_model`.
+
+        Returns:
+            The outputs, a pytree as the model returns it, with NumPy arrays of all examples along the first axes. They
+            are in the order of the data.
+
+        Raises:
+            DeclarationError: The Learner has no model; the outputs do not have the examples along their first axes;
+                `batch_size` is given for data with batches of its own.
+            DataError: The data yields no batches, or something else than arrays of numbers; it is an `ArrayLoader` that
+                shuffles.
+            MissingStateError: The Learner has not yet seen the shape of a batch.
+            Exception: What the model raised, with a note that names the batch.
+
+        Example:
+            >>> import numpy as np
+            >>> from fluxcb.testing import testlearner
+            >>> learner = testlearner()
+            >>> history = learner.fit(30)  # the outputs become 3 x - 1
+            >>> xs = np.float32([[0], [1], [2]])
+            >>> learner.predict(xs).round(1).tolist()
+            [[-1.0], [2.0], [5.0]]
+            >>> learner.predict([(xs[:2], xs[:2]), (xs[2:], xs[2:])]).shape
+            (3, 1)
+
+        Source:
+            Keras, `Model.predict`.
+        """
+        adapter = self._adapter("apply your own function to `learner.params`")
+        self._parts.refuse_ahead("predict(...)")
+        if self._predictor is None or self._predictor.model is not adapter:
+            self._predictor = Predictor(adapter)
+        return self._predictor(self._parts, data, self._average(average), batch_size)
+
+    @entry_point
+    def evaluate(
+        self,
+        data: Any = None,
+        metrics: Any = None,
+        *,
+        phase: Phase | None = None,
+        batch_size: int | None = None,
+        average: str | None = VALIDATED,
+    ) -> dict[str, float]:
+        """Compute metrics of the trained model on some data.
+
+        The step of a phase that does not train, usually `ValidationPhase`, is computed for each batch, with the traced
+        handlers of that phase. Host handlers do not run. Each batch counts with its number of examples. Parameters,
+        model state, counters, random keys, `cbstate`, the history and the logs stay as they are.
+
+        Args:
+            data: Batches of the phase, in one of the forms that `predict` takes, with the targets: `(xs, ys)` is all
+                the examples or one batch, and a list or a loader yields batches. By default, the Learner's own data
+                for the phase.
+            metrics: What `Metrics(...)` takes: a function of `(outputs, ys)`, a metric, or a list of these. The loss
+                is always measured, if the phase computes one. By default, the metrics of the Learner's `Metrics`.
+            phase: The phase; by default the first one of the Learner that does not train.
+            batch_size: Examples per batch, for data that yields no batches itself; see `predict`.
+            average: Which parameters are used. "validated" uses those that an epoch of the phase uses; see `get_model`.
+
+        Returns:
+            The values by the names of the metrics, e.g. `{"loss": 0.33, "accuracy": 0.97}`.
+
+        Raises:
+            DeclarationError: The phase trains, or none of the Learner's phases validates; a metric is none, or needs
+                what the phase does not compute; there is no such average.
+            DataError: There is no data, it yields no batches, or it is a one-shot iterator of the Learner's own.
+            MissingStateError: The Learner has not yet seen the shape of a batch.
+            Exception: What the model, the loss or a metric raised, with a note that names the batch.
+
+        Example:
+            >>> import numpy as np
+            >>> from fluxcb.testing import testlearner
+            >>> learner = testlearner()
+            >>> history = learner.fit(30)  # the outputs become 3 x - 1
+            >>> xs, ys = np.float32([[0], [1], [2]]), np.float32([[-1], [2], [9]])
+            >>> round(learner.evaluate((xs, ys))["loss"], 1)  # (0 + 0 + 4 ** 2) / 3
+            5.3
+            >>> def largest_error(outputs, ys):
+            ...     return abs(outputs - ys).max()
+            >>> sorted(learner.evaluate((xs, ys), largest_error))
+            ['largest_error', 'loss']
+
+        Source:
+            Keras, `Model.evaluate`.
+        """
+        self._parts.refuse_ahead("evaluate(...)")
+        phase = validating_phase(self._parts, phase)
+        if average == VALIDATED:
+            average = average_in(self._parts.graph, type(phase))
+        if self._measure is None or not self._measure.of(metrics, self._parts.graph):
+            self._measure = Measure(metrics, self._parts.graph)
+        return evaluated(self._parts, phase, data, self._measure.sums, average, batch_size)
+
+    def _adapter(self, instead: str) -> Any:
+        if self._parts.adapter is None:
+            raise DeclarationError("This Learner has no model: it was built with `Learner.from_loss`.", fix=instead)
+        return self._parts.adapter
+
+    def _average(self, average: str | None) -> str | None:
+        parts = self._parts
+        return validated_average(parts.graph, parts.phases) if average == VALIDATED else average

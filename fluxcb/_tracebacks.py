@@ -1,0 +1,98 @@
+"""Tracebacks of exceptions that leave fluxcb: they show the user's frames, and not those of fluxcb itself.
+
+`FLUXCB_TRACEBACK=full` in the environment keeps every frame.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from fluxcb._errors import FluxcbError
+
+__all__ = ["entry_point", "stacklevel_of_user"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+VARIABLE = "FLUXCB_TRACEBACK"
+NOTE = f"fluxcb removed its own frames from this traceback. Set {VARIABLE}=full to include them."
+
+
+def entry_point(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function of the public interface remove fluxcb's frames from the traceback of what it raises.
+
+    Args:
+        function: A function or method that users call.
+
+    Returns:
+        The function. What it raises is the same exception, with the same notes, cause and context.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if os.environ.get(VARIABLE) != "full":
+                _remove_frames(error, set())
+            raise  # a bare `raise` takes the traceback as it now is, and does not add this frame
+
+    return call
+
+
+def stacklevel_of_user() -> int:
+    """Return the `stacklevel` for a `warnings.warn` in the caller, so that the warning shows the user's line."""
+    frame, level = sys._getframe(1), 1
+    while frame is not None and _is_own(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_own(frame: FrameType) -> bool:
+    # The module's name, not the file's: generated code, such as a dataclass's `__init__`, has no file.
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fluxcb"
+
+
+def _remove_frames(error: BaseException | None, seen: set[int]) -> None:
+    """Remove fluxcb's frames from an exception, from its cause and context, and from those that a group holds."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    error.__traceback__ = _users(error.__traceback__, keep_last=_is_unexpected(error))
+    ends_inside = error.__traceback__ is not None and _is_own(_last(error.__traceback__).tb_frame)
+    if ends_inside and NOTE not in getattr(error, "__notes__", ()):
+        error.add_note(NOTE)
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            _remove_frames(inner, seen)
+    _remove_frames(error.__cause__, seen)
+    _remove_frames(error.__context__, seen)
+
+
+def _is_unexpected(error: BaseException) -> bool:
+    """Tell whether the line of fluxcb that raised an exception says something that its message does not."""
+    return isinstance(error, Exception) and not isinstance(error, FluxcbError | ExceptionGroup)
+
+
+def _users(traceback: TracebackType | None, *, keep_last: bool) -> TracebackType | None:
+    """Return a traceback without fluxcb's frames, but with its last one if that is asked for."""
+    entries = []
+    while traceback is not None:
+        if not _is_own(traceback.tb_frame) or (keep_last and traceback.tb_next is None):
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    users: TracebackType | None = None
+    for entry in reversed(entries):  # new ones: exceptions that were raised inside each other share theirs
+        users = TracebackType(users, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return users
+
+
+def _last(traceback: TracebackType) -> TracebackType:
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,302 @@
+"""How `ProgressBar` shows an epoch: a live bar in terminals and notebooks, lines elsewhere."""
+
+from __future__ import annotations
+
+import html
+import math
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+from fluxcb.callbacks.cell_output import CellOutput, cell_output
+from fluxcb.callbacks.console import in_notebook, is_plain, print_line
+
+__all__ = ["Display", "open_display"]
+
+_PLAIN_SECONDS = 10.0
+_TEXT_WIDTH = 72  # of everything but the bar (characters); narrower terminals do not show the remaining time
+
+
+def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bool) -> Display:
+    """Return the display that suits a console.
+
+    Args:
+        console: The console.
+        of_fit: Whether the display lasts for a fit. In a hand-written loop there is one per epoch.
+        interval: Least time between two drawings of a bar (seconds).
+        rows_follow: Whether a table on the same console gets a row when an epoch is done.
+    """
+    if in_notebook(console):
+        return _NotebookBar(console, of_fit, rows_follow)
+    if is_plain(console):
+        return _Lines(console, of_fit, rows_follow)
+    return _Bar(console, of_fit, interval)
+
+
+class Display(ABC):
+    """What is shown of the current epoch.
+
+    Args:
+        console: The console.
+        of_fit: Whether the display lasts for a fit.
+
+    Attributes:
+        title: What is run, e.g. `epoch 1/5 training`; empty before the first epoch.
+        total: Steps of the epoch, or 0 if that is not known.
+        done: Steps of the epoch that were run before the fit was resumed.
+        compiling: Whether the first step is being compiled.
+        loss: The last loss that was looked at.
+    """
+
+    def __init__(self, console: Any, of_fit: bool) -> None:
+        self.console = console
+        self.of_fit = of_fit
+        self.name = self.title = ""
+        self.total = self.done = 0
+        self.compiling = False
+        self.loss: float | None = None
+        self.began = self.looked = time.monotonic()
+        self._counted_from = 0, self.began  # steps and time from which the rate counts
+        self._lengths: dict[str, int] = {}  # steps of the last epoch, by phase
+
+    def begin(self, name: str, title: str, total: int, done: int, *, compiling: bool) -> None:
+        """Begin an epoch.
+
+        Args:
+            name: The phase's name.
+            title: What is run, e.g. `epoch 1/5 training`.
+            total: Steps of the epoch, or 0 if that is not known.
+            done: Steps of it that have been run already.
+            compiling: Whether the first step is about to be compiled.
+        """
+        self.name, self.title, self.total, self.done, self.loss = name, title, total, done, None
+        self.compiling, self.began = compiling, time.monotonic()
+        self._counted_from = done, self.began
+
+    def looks(self, steps: int, interval: float) -> bool:
+        """Return whether to look at the step: once an interval, and at what may be the last step of the epoch."""
+        # To look costs a read of the device where steps are single calls.
+        now, expected = time.monotonic(), self.total or self._lengths.get(self.name)
+        if now - self.looked < interval and expected is not None and steps != expected:
+            return False
+        self.looked = now
+        return True
+
+    def update(self, steps: int, loss: float | None) -> None:
+        """Show finished steps and the last one's loss, None in a phase without a loss."""
+        self.loss = loss
+        if self.compiling and steps > self.done:  # the rate does not count the time of compiling
+            self.compiling, self._counted_from = False, (steps, time.monotonic())
+        self.show(steps)
+
+    def end(self, steps: int, *, trains: bool) -> None:
+        """Note how long the epoch was, and show its end.
+
+        Args:
+            steps: Finished steps.
+            trains: Whether the phase trains.
+        """
+        self.compiling = False
+        self._lengths[self.name] = steps
+        if not 0 < self.done == steps:  # all its steps were run before the fit was resumed
+            self.finish(steps, trains=trains)
+
+    def finish(self, steps: int, *, trains: bool) -> None:
+        """Show the end of an epoch."""
+        self.show(steps)
+
+    @abstractmethod
+    def show(self, steps: int) -> None:
+        """Show finished steps."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the display."""
+
+    def rate(self, steps: int, now: float) -> float:
+        """Return the steps per second, or 0 if no step has been counted since the first one was compiled."""
+        first, since = self._counted_from
+        return (steps - first) / max(now - since, 1e-9)
+
+    def line(self, steps: int, now: float) -> str:
+        """Return the state of the epoch as a line of text."""
+        of = f"/{self.total}" if self.total else ""
+        loss = f", loss {self.loss:.4f}" if self.loss is not None else ""
+        rate = self.rate(steps, now) or (steps - self.done) / max(now - self.began, 1e-9)
+        return f"{self.title}: {steps}{of} steps{loss}, {_per_second(rate)}"
+
+
+class _Lines(Display):
+    """Plain lines, now and then.
+
+    Args:
+        console: The console.
+        of_fit: Whether the display lasts for a fit.
+        rows_follow: Whether a table says when an epoch is done.
+    """
+
+    def __init__(self, console: Any, of_fit: bool, rows_follow: bool) -> None:
+        super().__init__(console, of_fit)
+        self.rows_follow = rows_follow
+        self.shown = 0.0
+
+    def begin(self, name: str, title: str, total: int, done: int, *, compiling: bool) -> None:
+        super().begin(name, title, total, done, compiling=compiling)
+        self.shown = self.began
+        if compiling:
+            print_line(self.console, f"{title}: compiling the step")
+
+    def close(self) -> None:
+        """Do nothing: lines leave nothing open."""
+
+    def show(self, steps: int) -> None:
+        if time.monotonic() - self.shown >= _PLAIN_SECONDS:
+            self._print(steps)
+
+    def finish(self, steps: int, *, trains: bool) -> None:
+        if not self.rows_follow and (trains or time.monotonic() - self.began >= _PLAIN_SECONDS):
+            self._print(steps)
+
+    def _print(self, steps: int) -> None:
+        self.shown = time.monotonic()
+        print_line(self.console, self.line(steps, self.shown))
+
+
+class _Bar(Display):
+    """A live bar in the last line of the terminal.
+
+    Args:
+        console: The console.
+        of_fit: Whether the display lasts for a fit.
+        interval: Least time between two drawings (seconds).
+    """
+
+    def __init__(self, console: Any, of_fit: bool, interval: float) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        super().__init__(console, of_fit)
+        self.interval = interval
+        texts = [TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}")]
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=min(40, max(8, console.width - _TEXT_WIDTH))),
+            MofNCompleteColumn(),
+            *texts,
+            *([TimeRemainingColumn()] if console.width >= _TEXT_WIDTH else []),
+            console=console,
+            transient=True,
+            auto_refresh=False,  # no thread: the handler refreshes, at most once an interval
+        )
+        self._progress.start()
+        self._task: Any = None
+        self._losses: dict[str, str] = {}
+        self._drawn = -math.inf
+
+    def begin(self, name: str, title: str, total: int, done: int, *, compiling: bool) -> None:
+        super().begin(name, title, total, done, compiling=compiling)
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+        # Until there is a loss, that of the phase's epoch before is shown: short epochs would never show one.
+        loss = "compiling" if compiling else self._losses.get(name, "")
+        self._task = self._progress.add_task(title, total=total or None, completed=done, loss=loss, rate="")
+
+    def show(self, steps: int) -> None:
+        if self.loss is not None:
+            self._losses[self.name] = f"loss {self.loss:.4f}"
+        now = time.monotonic()
+        if now - self._drawn < self.interval:  # epochs of milliseconds would draw more than they train
+            return
+        self._drawn = now
+        loss, rate = self._losses.get(self.name, ""), _per_second(self.rate(steps, now))
+        self._progress.update(self._task, completed=steps, loss=loss, rate=rate, refresh=True)
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+class _NotebookBar(Display):
+    """A bar below a notebook cell, in the output that the table of the fit is in.
+
+    Args:
+        console: The console.
+        of_fit: Whether the display lasts for a fit.
+        rows_follow: Whether a table says when an epoch is done.
+    """
+
+    def __init__(self, console: Any, of_fit: bool, rows_follow: bool) -> None:
+        super().__init__(console, of_fit)
+        self.rows_follow = rows_follow
+        self.steps = 0
+        self._losses: dict[str, str] = {}
+        self._last_line = ""
+        self._output: CellOutput | None = cell_output("bar", self)
+
+    def begin(self, name: str, title: str, total: int, done: int, *, compiling: bool) -> None:
+        super().begin(name, title, total, done, compiling=compiling)
+        self.steps = done
+        self._redraw()
+
+    def show(self, steps: int) -> None:
+        self.steps = steps
+        if self.loss is not None:
+            self._losses[self.name] = f"loss {self.loss:.4f}"
+        self._redraw()
+
+    def finish(self, steps: int, *, trains: bool) -> None:
+        self.show(steps)
+        if trains:
+            self._last_line = self.line(steps, time.monotonic())
+
+    def close(self) -> None:
+        """Remove the bar. Without a table, the line of the last training epoch takes its place."""
+        output, self._output = self._output, None
+        if output is not None:
+            output.close("bar", remove=self.rows_follow)
+
+    def _redraw(self) -> None:
+        if self._output is None:
+            return
+        if self.compiling:  # for minutes, nothing else will draw it
+            self._output.draw()
+        else:
+            self._output.redraw()
+
+    def html(self) -> str:
+        """Return the bar as HTML: text and a `progress` element, which follows the theme of the front end."""
+        if self._output is None:
+            return f"<div>{html.escape(self._last_line)}</div>" if self._last_line else ""
+        if not self.title:
+            return ""
+        value = f' value="{self.steps}"' if self.total and not self.compiling else ""  # without: it is animated
+        bar = f'<progress max="{self.total or 1}"{value} style="width: 16em; vertical-align: middle"></progress>'
+        texts = "".join(f"<span>{html.escape(text)}</span>" for text in self._texts())
+        style = "display: flex; gap: 1em; align-items: center; flex-wrap: wrap; font-variant-numeric: tabular-nums"
+        return f'<div style="{style}"><span>{html.escape(self.title)}</span>{bar}{texts}</div>'
+
+    def text(self) -> str:
+        """Return the bar as a line of text."""
+        if self._output is None:
+            return self._last_line
+        return "  ".join([self.title, *self._texts()]) if self.title else ""
+
+    def _texts(self) -> list[str]:
+        count = f"{self.steps}/{self.total or '?'}"
+        if self.compiling:
+            return [count, "compiling"]
+        rate = self.rate(self.steps, time.monotonic())
+        left = _clock((self.total - self.steps) / rate) if self.total and rate else ""
+        return [text for text in (count, self._losses.get(self.name, ""), _per_second(rate), left) if text]
+
+
+def _per_second(rate: float) -> str:
+    """Return a rate as text, which is empty for 0."""
+    if rate == 0:
+        return ""
+    return f"{rate:,.0f} steps/s" if rate >= 9.95 else f"{rate:.2g} steps/s"
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as `h:mm:ss`."""
+    minutes, rest = divmod(math.ceil(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,0 +1,297 @@
+"""Names of metrics are compared at construction: what is watched is provided, and no name is used by two callbacks."""
+
+import numpy as np
+import pytest
+
+import fluxcb
+from fluxcb import Callback, ConflictError, DeclarationError, MissingStateError, Read, Write, every, on
+from fluxcb.callbacks import (
+    ByPhase,
+    Checkpointer,
+    ClassificationError,
+    EarlyStopping,
+    EpochValues,
+    InferenceRunner,
+    LearningRate,
+    LogMetrics,
+    MaxSaver,
+    Metric,
+    Metrics,
+    MinSaver,
+    Monitors,
+    ReduceLROnPlateau,
+    ScalarStats,
+    StatMonitorParamSetter,
+    Watched,
+    accuracy,
+)
+from fluxcb.events import EpochEnd, Trigger
+from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
+
+BATCHES = [(np.ones((4, 1), np.float32), np.full((4, 1), 2, np.float32))]
+WHY = "  why:   a metric that never has a value decides nothing\n"
+
+
+class Watches(Callback):
+    def __init__(self, metric, phase=None):
+        self.watched = Watched.named(metric, phase, "Watches")
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Read()}}
+
+    def watched_metrics(self):
+        return (self.watched,)
+
+    @on
+    def look(self, event: Trigger, phase: TrainingPhase, learner): ...
+
+    def __repr__(self):
+        return f"Watches({self.watched})"
+
+
+class Provides(Callback):
+    """Provide a metric for one phase; without a declaration of its names."""
+
+    def stateaccess(self):
+        return {"cbstate": {"metrics_epoch": Write()}}
+
+    def init(self, learner):
+        learner.cbstate.metrics_epoch = ByPhase(EpochValues)
+
+    @on
+    def add(self, event: EpochEnd, phase: AbstractTrainingPhase, learner):
+        learner.cbstate.metrics_epoch.entry(phase).add("mine", learner.progress.epoch, 1.0)
+
+
+class Declares(Provides):
+    def provided_metrics(self, phase):
+        return ["mine"] if issubclass(phase, AbstractTrainingPhase) else []
+
+
+class PhaseOfMine(AbstractValidationPhase):
+    name = "mine"
+
+
+def check(*callbacks, phases=(TrainingPhase, ValidationPhase)):
+    return fluxcb.check(callbacks, phases=phases, default_callbacks=False)
+
+
+# --- what is watched ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: EarlyStopping(3, metric="acuracy"),
+        lambda folder: ReduceLROnPlateau(metric="acuracy"),
+        lambda folder: StatMonitorParamSetter(LearningRate, "acuracy", lambda rate: rate, 0, 3),
+        lambda folder: MinSaver(folder, "acuracy"),
+        lambda folder: MaxSaver(folder, "acuracy"),
+        lambda folder: Checkpointer(folder, keep_best=1, metric="acuracy"),
+        lambda folder: every(EarlyStopping(3, metric="acuracy"), epochs=2),
+    ],
+    ids=[
+        "EarlyStopping",
+        "ReduceLROnPlateau",
+        "StatMonitorParamSetter",
+        "MinSaver",
+        "MaxSaver",
+        "Checkpointer",
+        "every",
+    ],
+)
+def test_a_misspelt_metric_is_an_error_at_construction(make, tmp_path, refused):
+    callback = make(tmp_path)
+    text = (
+        f"{callback!r} watches `validation/acuracy`, which no callback provides. "
+        "Did you mean `validation/accuracy`?\n"
+        "  where: the callbacks provide `training/loss`, `training/accuracy`, `validation/loss`, "
+        "`validation/accuracy`\n"
+        f"{WHY}"
+        '  fix:   write "validation/accuracy" as the metric\n'
+        '     or: add the metric: `Metrics(Metric(fn, name="acuracy"))`'
+    )
+    with refused(MissingStateError, text):
+        check(Metrics(accuracy), callback)
+    with refused(MissingStateError, text):
+        testlearner(Metrics(accuracy), callback)
+    learner = testlearner(Metrics(accuracy))
+    with refused(MissingStateError, text):
+        learner.callbacks.add(callback)
+    with refused(MissingStateError, text):
+        learner.callbacks.set([Metrics(accuracy), callback])
+    assert len(learner.callbacks) == 1
+    # the second fix
+    check(Metrics(accuracy, Metric(accuracy, name="acuracy")), callback)
+
+
+def test_a_checkpointer_that_keeps_no_best_watches_nothing(tmp_path):
+    check(Metrics(), Checkpointer(tmp_path, metric="acuracy"))
+
+
+@pytest.mark.parametrize(
+    ("metric", "nearest"),
+    [
+        ("los", "validation/loss"),
+        ("val_loss", "validation/loss"),  # the names of Keras
+        ("train_loss", "training/loss"),
+        ("test_error", "test/error"),
+        ("trainig/loss", "training/loss"),
+        ("training/accuracy", "validation/accuracy"),  # measured in validation only
+        ("over/all", "validation/over/all"),  # a slash in the metric's own name
+    ],
+)
+def test_the_nearest_name_that_works(metric, nearest):
+    of_validation = Metric(accuracy, phase=ValidationPhase)
+    others = [
+        Metrics(of_validation, Metric(accuracy, name="over/all", phase=ValidationPhase)),
+        InferenceRunner(BATCHES, ClassificationError(), name="test"),
+    ]
+    with pytest.raises(MissingStateError) as caught:
+        check(*others, Watches(metric))
+    assert f" Did you mean `{nearest}`?" in caught.value.what
+    assert caught.value.fix[0] == f'write "{nearest}" as the metric'
+    check(*others, Watches(nearest))
+
+
+def test_a_phase_that_is_not_run(refused):
+    with refused(
+        MissingStateError,
+        "Watches(mine/loss) watches `mine/loss`, which no callback provides. Did you mean `training/loss`?\n"
+        "  where: the callbacks provide `training/loss`, `validation/loss`\n"
+        f"{WHY}"
+        '  fix:   write "training/loss" as the metric\n'
+        '     or: add a callback that provides it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="mine")`',
+    ):
+        check(Metrics(), Watches("loss", PhaseOfMine))
+    check(Metrics(), Watches("loss", PhaseOfMine), phases=(TrainingPhase, PhaseOfMine))
+    check(Metrics(), Watches("mine/loss"), InferenceRunner(BATCHES, ScalarStats("loss"), name="mine"))
+
+
+def test_a_callback_that_does_not_declare_its_metrics_provides_any():
+    check(fluxcb.in_order(Metrics(), Provides()), Watches("training/mine"), Watches("test/anything"))
+
+
+def test_a_callback_that_declares_its_metrics_provides_these():
+    check(Declares(), Watches("training/mine"))
+    for wrong in ("validation/mine", "training/other", "test/mine"):
+        with pytest.raises(MissingStateError, match="which no callback provides"):
+            check(Declares(), Watches(wrong))
+
+
+def test_a_wrapper_forwards_the_names():
+    wrapped = every(InferenceRunner(BATCHES, ScalarStats("loss"), name="test"), epochs=2)
+    check(wrapped, every(Watches("test/loss"), epochs=2))
+    with pytest.raises(MissingStateError, match=r"watches `test/los`, .* Did you mean `test/loss`"):
+        check(wrapped, every(Watches("test/los"), epochs=2))
+
+
+def test_an_inferencer_that_does_not_declare_its_statistics_provides_any():
+    class Unknown(ScalarStats):
+        def after(self):
+            return {"anything": 1.0}
+
+    check(Metrics(), InferenceRunner(BATCHES, Unknown("loss"), name="test"), Watches("test/anything"))
+    with pytest.raises(MissingStateError, match="watches `validation/anything`"):
+        check(Metrics(), InferenceRunner(BATCHES, Unknown("loss"), name="test"), Watches("anything"))
+
+
+def test_all_misspelt_names_are_reported_together():
+    with pytest.raises(fluxcb.CheckError, match=r"^2 problems were found") as caught:
+        check(Metrics(), Watches("los"), Watches("lss"))
+    assert [problem.what.split(",")[0] for problem in caught.value.problems] == [
+        "Watches(validation/los) watches `validation/los`",
+        "Watches(validation/lss) watches `validation/lss`",
+    ]
+
+
+def test_without_metrics_the_metrics_are_what_is_missing():
+    with pytest.raises(MissingStateError, match=r"reads `cbstate\.metrics_epoch`, which no callback creates"):
+        check(Watches("los"))
+
+
+def test_a_statistic_needs_no_data_of_its_phase():
+    runner = InferenceRunner(BATCHES, ScalarStats("loss"), name="validation")
+    testlearner(runner, EarlyStopping(3), validation_batches=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned", "text"),
+    [
+        ("provided_metrics", "loss", "must return a collection of names or None, not 'loss'."),
+        ("provided_metrics", [3], "must return a collection of names or None, not [3]."),
+        ("logged_names", "loss", "must return a collection of names or None, not 'loss'."),
+        ("watched_metrics", ["loss"], "returned 'loss', which is not a `Watched`."),
+    ],
+)
+def test_declarations_of_another_kind(method, returned, text):
+    cls = type("Wrong", (Provides,), {method: lambda self, *_: returned})
+    with pytest.raises(DeclarationError) as caught:
+        check(cls(), Metrics())
+    assert caught.value.what == f"`Wrong.{method}` {text}"
+
+
+def test_the_names_that_the_library_provides():
+    metrics = Metrics(accuracy, Metric(accuracy, name="top", phase=ValidationPhase))
+    runner = InferenceRunner(BATCHES, [ScalarStats("loss"), ClassificationError()], name="test")
+    assert list(metrics.provided_metrics(TrainingPhase)) == ["loss", "accuracy"]
+    assert list(metrics.provided_metrics(ValidationPhase)) == ["loss", "accuracy", "top"]
+    assert [list(runner.provided_metrics(phase)) for phase in runner.metric_phases()] == [["loss", "error"]]
+    assert list(runner.provided_metrics(ValidationPhase)) == []
+    assert Watches("loss").provided_metrics(Phase) == ()
+    assert Provides().provided_metrics(Phase) is None
+    assert Monitors().logged_names({}) == ()
+    assert LogMetrics().logged_names({TrainingPhase: ["loss"], ValidationPhase: ["loss"]}) == [
+        "training/loss",
+        "training/step/loss",
+        "validation/loss",
+    ]
+
+
+# --- names that two callbacks use -----------------------------------------------------------------------------------
+
+
+def test_two_runners_that_log_under_one_name(refused):
+    class Other(InferenceRunner):
+        def stateaccess(self):
+            return {**super().stateaccess(), "cbstate": {"metrics_epoch": Write()}}
+
+    one, other = (cls(BATCHES, ScalarStats("loss"), name="test") for cls in (InferenceRunner, Other))
+    with pytest.raises(ConflictError, match="both"):
+        check(one, InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))
+    with refused(
+        ConflictError,
+        "InferenceRunner('test') and Other('test') both provide the metric `test/loss`.\n"
+        "  why:   values are kept by name, so the values of the two would be mixed\n"
+        "  fix:   give the values of one of the two another name",
+    ):
+        check(fluxcb.in_order(one, other))
+    check(one, InferenceRunner(BATCHES, ScalarStats("loss"), name="other"))
+
+
+def test_a_runner_with_the_name_of_a_phase_that_is_measured(refused):
+    runner = InferenceRunner(BATCHES, ScalarStats("loss"), name="validation")
+    with refused(
+        ConflictError,
+        "Metrics() and InferenceRunner('validation') both provide the metric `validation/loss`.\n"
+        "  why:   values are kept by name, so the values of the two would be mixed\n"
+        "  fix:   give the values of one of the two another name",
+    ):
+        check(Metrics(), runner)
+    check(Metrics(), InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))
+    check(Metrics(), InferenceRunner(BATCHES, ClassificationError(), name="validation"))
+
+
+def test_two_that_log_the_metrics(refused):
+    text = (
+        "LogMetrics() and LogMetrics() #2 both log `training/loss` and `training/step/loss` and 1 more.\n"
+        "  why:   values are kept by name, so the values of the two would be mixed\n"
+        "  fix:   remove one `LogMetrics` from the callbacks\n"
+        "     or: give one of the two another name, if it takes one"
+    )
+    with refused(ConflictError, text):
+        check(Metrics(), Monitors(), LogMetrics(), LogMetrics())
+    with refused(ConflictError, text):
+        testlearner(Metrics(), Monitors(), LogMetrics(), LogMetrics())
+    check(Metrics(), Monitors(), LogMetrics())

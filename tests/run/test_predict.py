@@ -1,0 +1,621 @@
+"""learner.predict: the outputs of the trained model, in order, whatever the form of the data, and nothing else."""
+
+import io
+from typing import NamedTuple
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import fluxcb
+from fluxcb import Callback, DataError, DeclarationError, Learner, MissingStateError, Read, on
+from fluxcb.callbacks import ParameterEMA, ProgressBar, StochasticWeightAveraging
+from fluxcb.data import ArrayLoader
+from fluxcb.events import EpochEnd, StepEnd
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
+
+RNG = np.random.default_rng(0)
+XS = RNG.normal(size=(10, 3)).astype(np.float32)
+YS = (XS @ np.float32([[1], [2], [3]])).astype(np.float32)
+W = np.float32([[1, 2], [0, 1], [2, 0]])
+OUTPUTS = XS @ W
+BATCHES = [(XS[:4], YS[:4]), (XS[4:8], YS[4:8]), (XS[8:], YS[8:])]
+
+
+class Traces:
+    """A linear model that counts how often it is traced."""
+
+    def __init__(self):
+        self.shapes = []
+
+    def apply(self, params, xs):
+        self.shapes.append(xs.shape)
+        return xs @ params["w"]
+
+
+def fixed(traces=None, **options):
+    """Return a Learner whose model is `xs @ W`."""
+    traces = traces or Traces()
+    options = {"data": [(XS[:4], OUTPUTS[:4])], "default_callbacks": False, **options}
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.asarray(W)}, traces.apply),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.0),
+        **options,
+    )
+    traces.shapes.clear()
+    return learner
+
+
+class Pair(NamedTuple):
+    xs: np.ndarray
+    ys: np.ndarray
+
+
+class Loader:
+    """Batches in one buffer, which is used again."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        buffer = np.empty((4, 3), np.float32)
+        for xs, ys in self.batches:
+            buffer[: len(xs)] = xs
+            yield buffer[: len(xs)], ys
+            buffer[:] = np.nan
+
+
+FORMS = {
+    "an array": XS,
+    "an array on the device": jnp.asarray(XS),
+    "inputs and targets": (XS, YS),
+    "a named pair": Pair(XS, YS),
+    "inputs without targets": (XS, None),
+    "a list of batches": BATCHES,
+    "a list of inputs": [xs for xs, _ in BATCHES],
+    "batches that are lists": [list(batch) for batch in BATCHES],
+    "a loader": ArrayLoader((XS, YS), 4, shuffle=False),
+    "a loader of inputs": ArrayLoader(XS, 4, shuffle=False),
+    "a loader on the device": ArrayLoader((XS, YS), 4, shuffle=False, device=True),
+    "a placed loader": fluxcb.data.place(ArrayLoader((XS, YS), 4, shuffle=False), jax.devices()[0]),
+    "a loader that reuses its buffer": Loader(BATCHES),
+    "one batch": BATCHES[0],
+    "one example": XS[:1],
+}
+
+
+@pytest.mark.parametrize("form", list(FORMS))
+def test_every_form_of_data(form):
+    outputs = fixed().predict(FORMS[form])
+    assert type(outputs) is np.ndarray
+    assert outputs.dtype == np.float32
+    expected = {"one batch": OUTPUTS[:4], "one example": OUTPUTS[:1]}.get(form, OUTPUTS)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5)
+
+
+def test_an_iterator_is_read_once():
+    np.testing.assert_allclose(fixed().predict(iter(BATCHES)), OUTPUTS, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 10, 99])
+def test_arrays_in_batches_of_any_size(size):
+    np.testing.assert_allclose(fixed().predict(XS, batch_size=size), OUTPUTS, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "shapes"),
+    [
+        (XS, {}, [(4, 3)]),  # as many as a training batch; the last two together with two of those before
+        (XS, {"batch_size": 7}, [(7, 3)]),
+        (XS, {"batch_size": 64}, [(10, 3)]),
+        (BATCHES, {}, [(4, 3), (2, 3)]),
+        ([*BATCHES, *BATCHES], {}, [(4, 3), (2, 3)]),
+    ],
+)
+def test_the_model_is_compiled_once_for_each_shape(data, options, shapes):
+    traces = Traces()
+    learner = fixed(traces)
+    for _ in range(3):
+        learner.predict(data, **options)
+    assert traces.shapes == shapes
+    learner.fit(1)
+    traces.shapes.clear()
+    learner.predict(data, **options)
+    assert traces.shapes == []
+
+
+def test_without_a_training_batch_there_are_32_examples_in_a_call():
+    traces = Traces()
+    assert fixed(traces, data=None).predict(np.zeros((100, 3), np.float32)).shape == (100, 2)
+    assert traces.shapes == [(32, 3)]
+
+
+# -- inputs that are pytrees -------------------------------------------------------------------------------------------
+
+
+def two_inputs(example):
+    def apply(params, xs):
+        one, two = (xs["a"], xs["b"]) if isinstance(xs, dict) else xs
+        return {"sum": params["w"] * (one + two)}
+
+    return Learner(
+        (lambda key, xs: {"w": jnp.ones(())}, apply),
+        lambda outputs, ys: jnp.mean(outputs["sum"]),
+        optax.sgd(0.0),
+        example_batch=example,
+        default_callbacks=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("example", "data"),
+    [
+        (((XS, XS), YS), (XS, 2 * XS)),
+        (((XS, XS), YS), ((XS, 2 * XS), YS)),
+        (((XS, XS), YS), [(XS[:5], 2 * XS[:5]), (XS[5:], 2 * XS[5:])]),
+        (({"a": XS, "b": XS}, YS), {"a": XS, "b": 2 * XS}),
+        (({"a": XS, "b": XS}, YS), ({"a": XS, "b": 2 * XS}, YS)),
+        ({"a": XS, "b": XS}, [{"a": XS, "b": 2 * XS}]),
+    ],
+)
+def test_inputs_are_told_from_batches_by_the_structure_that_the_model_takes(example, data):
+    outputs = two_inputs(example).predict(data)
+    assert list(outputs) == ["sum"]
+    np.testing.assert_allclose(outputs["sum"], 3 * XS, rtol=1e-6)
+
+
+# -- the model that predicts -------------------------------------------------------------------------------------------
+
+
+class LinenNet(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(8)(x))
+        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+class NNXNet(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.second = nnx.Linear(3, 8, rngs=rngs), nnx.Linear(8, 1, rngs=rngs)
+        self.norm, self.dropout = nnx.BatchNorm(8, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.second(self.dropout(self.norm(self.first(x))))
+
+
+class EquinoxNet(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    second: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.first, self.second = eqx.nn.Linear(3, 8, key=key), eqx.nn.Linear(8, 1, key=key)
+        self.norm, self.dropout = eqx.nn.BatchNorm(8, "batch", mode="batch"), eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, state, *, key=None):
+        x, state = self.norm(self.first(x), state)
+        return self.second(self.dropout(x, key=key)), state
+
+
+def pair_apply(params, xs, *, key, train):
+    hidden = xs @ params["in"]
+    return (hidden * jax.random.bernoulli(key, 0.5, hidden.shape) if train else hidden) @ params["out"]
+
+
+MODELS = {
+    "pair": lambda: (
+        lambda key, xs: {"in": jax.random.normal(key, (3, 8)), "out": jax.random.normal(key, (8, 1))},
+        pair_apply,
+    ),
+    "linen": LinenNet,
+    "nnx": lambda: NNXNet(nnx.Rngs(0)),
+    "equinox": lambda: eqx.nn.make_with_state(EquinoxNet)(jax.random.key(0)),
+}
+CALLS = {
+    "pair": lambda model: model(XS),
+    "linen": lambda model: model(XS, train=False),
+    "nnx": lambda model: model(XS),
+    "equinox": lambda model: jax.vmap(model[0], in_axes=(0, None), out_axes=(0, None))(XS, model[1])[0],
+}
+
+
+def loss_fn(outputs, ys):
+    return jnp.mean((outputs - ys) ** 2)
+
+
+def assert_same(before, after):
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+
+    def same(a, b):
+        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+            a, b = jax.random.key_data(a), jax.random.key_data(b)
+        np.testing.assert_array_equal(a, b)
+
+    jax.tree.map(same, before, after)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_models_of_all_kinds_predict_what_they_return_and_training_does_not_notice(kind):
+    def made():
+        return Learner(
+            MODELS[kind](), loss_fn, optax.adam(0.01), data=(BATCHES, BATCHES), callbacks=[ParameterEMA(0.5)],
+            default_callbacks=False,
+        )  # fmt: skip
+
+    learner, plain = made(), made()
+    learner.fit(2)
+    before = learner.state
+    outputs = learner.predict(XS, batch_size=3)
+    np.testing.assert_array_equal(learner.predict(XS, batch_size=3), outputs)
+    assert_same(before, learner.state)
+    np.testing.assert_allclose(outputs, CALLS[kind](learner.model), rtol=1e-4, atol=1e-5)
+    learner.fit(1)
+    plain.fit(3)
+    assert_same(plain.state, learner.state)
+
+
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_a_model_goes_back_into_a_learner_and_trains_as_before(kind):
+    def made(model):
+        return Learner(model, loss_fn, optax.sgd(0.05), data=BATCHES[:2], default_callbacks=False)
+
+    first = made(MODELS[kind]())
+    first.fit(1)
+    expected = [float(first.run_step(TrainingPhase(), batch)["loss"]) for batch in BATCHES[:2]]
+
+    other = made(MODELS[kind]())
+    other.fit(1)
+    state = other.state
+    other.set_model(other.model)
+    other.state = {**other.state, "key": state["key"], "counters": state["counters"]}
+    assert [float(other.run_step(TrainingPhase(), batch)["loss"]) for batch in BATCHES[:2]] == expected
+
+    other = made(MODELS[kind]())
+    other.fit(1)
+    again = made(other.model)
+    again.state = {**again.state, **{name: other.state[name] for name in ("key", "counters")}}
+    assert [float(again.run_step(TrainingPhase(), batch)["loss"]) for batch in BATCHES[:2]] == expected
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "average", "entry"),
+    [
+        ([ParameterEMA(0.5)], "validated", "ema"),
+        ([ParameterEMA(0.5)], None, None),
+        ([ParameterEMA(0.5, validate=False)], "validated", None),
+        ([ParameterEMA(0.5, validate=False)], "ema", "ema"),
+        ([StochasticWeightAveraging(1)], "validated", "swa"),
+        ([ParameterEMA(0.5, validate=False), StochasticWeightAveraging(1)], "ema", "ema"),
+    ],
+)
+def test_which_parameters_predict(callbacks, average, entry):
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.zeros((3, 1))}, lambda params, xs: xs @ params["w"]),
+        loss_fn, optax.sgd(0.1), data=BATCHES, callbacks=callbacks, default_callbacks=False,
+    )  # fmt: skip
+    learner.fit(2)
+    params = learner.params if entry is None else learner.cbstate[entry]["params"]
+    expected = XS @ np.asarray(params["w"])
+    np.testing.assert_allclose(learner.predict(XS, average=average), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(learner.get_model(average=average)(XS), expected, rtol=1e-5, atol=1e-6)
+    if average == "validated":
+        np.testing.assert_allclose(learner.model(XS), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_average_that_nobody_keeps(refused):
+    with refused(
+        DeclarationError,
+        "`average` is 'ema', and no callback of this Learner keeps such an average.\n"
+        "  fix:   write `average=None` for the parameters that are trained\n"
+        "     or: add `ParameterEMA()`, which keeps `ema`",
+    ):
+        fixed().predict(XS, average="ema")
+    learner = fixed(callbacks=[ParameterEMA(0.5)])
+    with refused(
+        DeclarationError,
+        "`average` is 'emma', and no callback of this Learner keeps such an average. Did you mean `ema`?\n"
+        "  why:   `cbstate` has `ema`\n"
+        '  fix:   write `average="ema"`\n'
+        "     or: write `average=None` for the parameters that are trained",
+    ):
+        learner.predict(XS, average="emma")
+    assert learner.predict(XS, average="ema").shape == learner.predict(XS, average=None).shape == (10, 2)
+
+
+def test_another_model_predicts_after_it_was_set():
+    learner = fixed()
+    learner.predict(XS)
+    learner.set_model((lambda key, xs: {"w": jnp.asarray(2 * W)}, lambda params, xs: -xs @ params["w"]))
+    np.testing.assert_allclose(learner.predict(XS), -2 * OUTPUTS, rtol=1e-5)
+
+
+def test_parameters_spread_over_devices():
+    devices = np.array(jax.devices()[:2])
+    sharding = NamedSharding(Mesh(devices, ("model",)), PartitionSpec(None, "model"))
+    learner = Learner(
+        (lambda key, xs: {"w": jax.device_put(W, sharding)}, lambda params, xs: xs @ params["w"]),
+        loss_fn, optax.sgd(0.1), data=[(XS[:4], OUTPUTS[:4])], default_callbacks=False,
+    )  # fmt: skip
+    learner.fit(1)
+    expected = XS @ np.asarray(learner.params["w"])
+    for data in (XS, jnp.asarray(XS), BATCHES):
+        np.testing.assert_allclose(learner.predict(data), expected, rtol=1e-5)
+
+
+def test_a_learner_whose_phase_is_its_users_own():
+    class Own(AbstractTrainingPhase):
+        def step(self, learner, emit):
+            def loss(params):
+                learner.step.loss = jnp.mean(learner.forward(params, learner.step.batch["inputs"]) ** 2)
+                return learner.step.loss
+
+            learner.step.grads = learner.grad(loss)
+            learner.apply_updates()
+
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.asarray(W)}, lambda params, xs: xs @ params["w"]),
+        None, optax.sgd(0.0), data=[{"inputs": XS, "rest": YS}], phases=(Own(),), default_callbacks=False,
+    )  # fmt: skip
+    learner.fit(1)
+    np.testing.assert_allclose(learner.predict(XS), OUTPUTS, rtol=1e-5)
+    with pytest.raises(TypeError) as caught:  # the model is given the whole dict
+        learner.predict({"inputs": XS, "rest": YS})
+    assert caught.value.__notes__[-1] == (
+        "raised by the model, when `learner.predict` applied it to batch 1: dict of float32[10, 3], float32[10, 1]; "
+        "the Learner was built for inputs like dict of float32[10, 3], float32[10, 1]"
+    )
+
+
+class Predicts(Callback):
+    def __init__(self, event):
+        self.event, self.learner, self.outputs = event, None, []
+
+    def stateaccess(self):
+        return {"step": {"loss": Read()}}
+
+    @on
+    def at_step(self, event: StepEnd, phase: TrainingPhase, learner):
+        if self.event is StepEnd:
+            self.learner.predict(XS)
+
+    @on
+    def at_epoch(self, event: EpochEnd, phase: TrainingPhase, learner):
+        if self.event is EpochEnd:
+            self.outputs.append(self.learner.predict(XS))
+
+
+def test_a_handler_may_predict_between_epochs_and_not_at_a_step():
+    callback = Predicts(EpochEnd)
+    callback.learner = fixed(callbacks=[callback])
+    callback.learner.fit(2)
+    np.testing.assert_allclose(callback.outputs, [OUTPUTS, OUTPUTS], rtol=1e-5)
+    callback = Predicts(StepEnd)
+    callback.learner = fixed(callbacks=[callback])
+    with pytest.raises(DeclarationError) as caught:
+        callback.learner.fit(1)
+    assert caught.value.what == (
+        "A step's handler reads `learner.predict(...)` of the Learner itself, and not of the one it was given."
+    )
+
+
+# -- what cannot be meant ----------------------------------------------------------------------------------------------
+
+
+def test_a_learner_without_a_model(refused):
+    learner = Learner.from_loss(
+        {"w": jnp.ones(3)}, lambda params, batch, key: jnp.sum(params["w"] * batch), optax.sgd(0.1), data=[XS],
+        default_callbacks=False,
+    )  # fmt: skip
+    with refused(
+        DeclarationError,
+        "This Learner has no model: it was built with `Learner.from_loss`.\n"
+        "  fix:   apply your own function to `learner.params`",
+    ):
+        learner.predict(XS)
+
+
+def test_a_learner_that_has_not_seen_a_batch():
+    learner = Learner(LinenNet(), loss_fn, optax.sgd(0.1), default_callbacks=False)
+    with pytest.raises(MissingStateError, match="The train state does not exist yet"):
+        learner.predict(XS)
+
+
+def test_a_loader_that_shuffles(refused):
+    with refused(
+        DataError,
+        "`data` of `learner.predict` is an `ArrayLoader` that shuffles.\n"
+        "  why:   the outputs would be in its random order, and not in that of its arrays\n"
+        "  fix:   give the array of inputs: `learner.predict(xs)`\n"
+        "     or: build the loader with `shuffle=False`",
+    ):
+        fixed().predict(fluxcb.data.map(lambda batch: batch, ArrayLoader((XS, YS), 4)))
+
+
+@pytest.mark.parametrize(
+    ("data", "shown"),
+    [(None, "None"), (3.0, "3.0"), ("xs.npy", "'xs.npy'"), (len, "of type `builtin_function_or_method`")],
+)
+def test_what_yields_no_batches(data, shown, refused):
+    with refused(
+        DataError,
+        f"`data` of `learner.predict` is {shown}, which yields no batches.\n"
+        "  why:   it must be an array, one batch, or something that yields batches\n"
+        "  fix:   give arrays of inputs, a list of batches, or a loader",
+    ):
+        fixed().predict(data)
+
+
+@pytest.mark.parametrize("data", [[], iter([])])
+def test_no_batches(data, refused):
+    with refused(
+        DataError,
+        "`data` of `learner.predict` yields no batches.\n"
+        "  fix:   check its length and filters; an iterator that is used up yields nothing the second time",
+    ):
+        fixed().predict(data)
+
+
+NO_EXAMPLES = (
+    "  why:   arrays are divided into batches along their first axes\n"
+    "  fix:   for a single example, add an axis: `xs[None]`\n"
+    "     or: for a batch that cannot be divided, write `[batch]`"
+)
+
+
+@pytest.mark.parametrize(
+    ("data", "where"), [(np.zeros((0, 3), np.float32), "data is float32[0, 3]"), (np.float32(1), "data is float32[]")]
+)
+def test_no_examples(data, where, refused):
+    with refused(
+        DataError,
+        "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
+        f"  where: {where}\n" + NO_EXAMPLES,
+    ):
+        fixed().predict(data)
+    assert fixed().predict(XS[0][None]).shape == (1, 2)
+
+
+def test_inputs_of_different_lengths(refused):
+    with refused(
+        DataError,
+        "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
+        "  where: data['a'] is float32[10, 3]\n"
+        "         data['b'] is float32[4, 3]\n" + NO_EXAMPLES,
+    ):
+        fixed().predict({"a": XS, "b": XS[:4]})
+
+
+def test_a_batch_that_cannot_be_divided():
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: params["w"] * xs["x"] * xs["scale"]),
+        lambda outputs, ys: outputs.mean(), optax.sgd(0.0), data=[{"x": XS, "scale": np.float32(1)}],
+        default_callbacks=False,
+    )  # fmt: skip
+    np.testing.assert_array_equal(learner.predict([{"x": XS, "scale": np.float32(2)}]), 2 * XS)
+
+
+def test_a_pair_given_as_a_list(refused):
+    labels = np.zeros(10, np.int32)
+    with refused(
+        DataError,
+        "Batch 2 of `data` of `learner.predict` is int32[10], and the first one is float32[10, 3].\n"
+        "  why:   a list is taken as a list of batches\n"
+        "  fix:   give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
+    ):
+        fixed().predict([XS, labels])
+    assert fixed().predict((XS, labels)).shape == fixed().predict(XS).shape
+
+
+def test_something_that_is_no_array(refused):
+    with refused(
+        DataError,
+        "Batch 1 of `data` of `learner.predict` has a list of 3 numbers, which JAX cannot take as an array of "
+        "numbers.\n"
+        "  why:   a list is a container to JAX, and each number in it would be an array of its own\n"
+        "  fix:   make it an array: `np.asarray(values)`\n"
+        "     or: give several batches as a list, `[batch1, batch2]`, and one batch as a tuple",
+    ):
+        fixed().predict([[1.0, 2.0, 3.0]])
+
+
+@pytest.mark.parametrize(("size", "shown"), [(0, "0"), (2.5, "2.5"), (True, "True")])
+def test_a_bad_batch_size(size, shown):
+    with pytest.raises(DeclarationError) as caught:
+        fixed().predict(XS, batch_size=size)
+    assert caught.value.what == f"`batch_size` (examples) must be a whole number of at least 1, not {shown}."
+
+
+def test_a_batch_size_for_data_that_has_one(refused):
+    with refused(
+        DeclarationError,
+        "`batch_size` of `learner.predict` goes with arrays, and `data` is of type `list`.\n"
+        "  why:   what yields batches has a batch size of its own\n"
+        "  fix:   leave out `batch_size`\n"
+        "     or: give the inputs as an array",
+    ):
+        fixed().predict(BATCHES, batch_size=4)
+
+
+def test_outputs_without_examples(refused):
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: {"mean": params["w"] * xs.mean()}),
+        lambda outputs, ys: outputs["mean"],
+        optax.sgd(0.0), data=[XS], default_callbacks=False,
+    )  # fmt: skip
+    with refused(
+        DeclarationError,
+        "The model's output `outputs['mean']` is float32[] for a batch of 10 examples.\n"
+        "  why:   `learner.predict` concatenates outputs along their first axis, which must be the examples\n"
+        "  fix:   return outputs with the examples along the first axis, or apply `learner.model` to each batch",
+    ):
+        learner.predict(XS)
+
+
+def test_outputs_of_different_shapes(refused):
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: params["w"] * xs),
+        lambda outputs, ys: outputs.mean(), optax.sgd(0.0), data=[XS], default_callbacks=False,
+    )  # fmt: skip
+    with refused(
+        DataError,
+        "The outputs of batches have different shapes, apart from the number of examples: ((2,),) and ((3,),).\n"
+        "  why:   `learner.predict` concatenates them\n"
+        "  fix:   pad the batches to one shape, or call `learner.predict` for each batch",
+    ):
+        learner.predict([XS, XS[:, :2]])
+
+
+# -- progress ----------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self, seconds):
+        self.now, self.seconds = 100.0, seconds
+
+    def __call__(self):
+        self.now += self.seconds
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lines"),
+    [
+        (0.001, []),
+        (6.0, ["predict: 2/3 batches, 0 batches/s"]),
+        (20.0, [f"predict: {n}/3 batches, 0 batches/s" for n in (1, 2, 3)]),
+    ],
+)
+def test_long_predictions_show_lines_where_the_progress_bar_does(monkeypatch, seconds, lines):
+    monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(seconds))
+    learner = fixed(callbacks=[ProgressBar(file := io.StringIO())])
+    learner.predict(BATCHES)
+    assert file.getvalue().splitlines() == lines
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_gets_a_bar_that_disappears(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(0.6))
+    learner = fixed(callbacks=[ProgressBar(file := Terminal())])
+    learner.predict(BATCHES)
+    assert "predict" in file.getvalue()
+    assert "2/3" in file.getvalue()
+    assert file.getvalue().endswith("\x1b[2K")  # the line is erased
+
+
+def test_without_a_progress_bar_nothing_is_shown(monkeypatch, capsys):
+    monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(20.0))
+    fixed().predict(BATCHES)
+    assert capsys.readouterr() == ("", "")
