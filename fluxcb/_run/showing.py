@@ -56,7 +56,7 @@ def _progress(parts: Assembly, stop_reason: str | None) -> str:
     if parts.fitting:
         return f"{at}, fitting"
     if stop_reason is not None:
-        return f"{at}; the last fit ended early: {stop_reason}"
+        return f"{at}; the last fit stopped: {stop_reason}"
     return at if state.step else "not trained yet"
 
 

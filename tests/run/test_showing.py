@@ -105,7 +105,7 @@ def test_it_tells_how_far_the_training_is_and_how_it_ended():
     learner.fit(1)
     assert shown(learner).rows["Learner"] == ["epoch 1, step 4"]
     learner.fit(3)
-    assert shown(learner).rows["Learner"] == [f"epoch 2, step 6; the last fit ended early: {learner.stop_reason}"]
+    assert shown(learner).rows["Learner"] == [f"epoch 2, step 6; the last fit stopped: {learner.stop_reason}"]
     assert "a & b" in shown(learner).rows["Learner"][0]
 
 
