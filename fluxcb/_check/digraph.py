@@ -78,7 +78,8 @@ class CallbackDiGraph(nx.DiGraph):
 
 def to_digraph(graph: CallbackGraph) -> CallbackDiGraph:
     """Return a callback graph as a networkx graph."""
-    shown = CallbackDiGraph(**{_PICTURE: _Picture(lambda: drawing(graph))})
+    shown = CallbackDiGraph()
+    shown.graph[_PICTURE] = _Picture(lambda: drawing(graph))
     for d in graph.declared:
         shown.add_node(d.label, callback=d.callback, position=d.position)
     for (i, j), edge in graph.edges.items():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 
 from fluxcb._check.graph import CallbackGraph, moment_name
 from fluxcb._declare.access import dotted, overlap, writes
 from fluxcb._declare.declared import Handler, Moment
 from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent
-from fluxcb._declare.phases import Phase
 from fluxcb._typing import StatePath
 
 __all__ = ["counts", "explain", "summary"]
@@ -109,7 +108,7 @@ def counts(graph: CallbackGraph) -> str:
     return ", ".join(numbers)
 
 
-def _count(things: Sequence[object] | set[type[Phase]] | dict[tuple[int, int], object], what: str) -> str:
+def _count(things: Sized, what: str) -> str:
     return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
 
 
@@ -159,7 +158,7 @@ def _is_ordered(place: _Place) -> bool:
 
 
 Writers = dict[str, list[tuple[StatePath, Handler]]]
-"""For each entry of the shared state, what is written of it and by which handler."""
+"""For each entry of the shared state, the paths that are written, each with the handler that writes it."""
 
 
 def _writers(graph: CallbackGraph) -> Writers:
@@ -173,7 +172,7 @@ def _writers(graph: CallbackGraph) -> Writers:
 
 
 def _written_earlier(handler: Handler, writers: Writers) -> Iterator[str]:
-    """Yield for each entry that a handler reads which other callback wrote it at an earlier moment."""
+    """Yield a reason for each entry that a handler reads and that another callback wrote at an earlier moment."""
     turn = _TURNS.get(handler.event, 0)  # nothing is known to be earlier than an event of the user's
     for path, permission in handler.access.items():
         if path[0] != "cbstate" or len(path) < 2 or writes(permission):
@@ -214,7 +213,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _filled(head: str, items: Iterable[str]) -> Iterator[str]:
-    """Yield items behind a head, on as many lines as they need, unbroken."""
+    """Yield items after a head, on as many lines as they need."""
     line, begun = head, False
     for item in items:
         if begun and len(line) + 2 + len(item) > WIDTH:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from fluxcb._check.shown import ShownSvg
+from fluxcb._compile.optimizers import origin_of
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import FluxcbError
 from fluxcb._run.assembly import Assembly
@@ -56,7 +57,7 @@ def _progress(parts: Assembly, stop_reason: str | None) -> str:
     if parts.fitting:
         return f"{at}, fitting"
     if stop_reason is not None:
-        return f"{at}; the last fit ended early: {stop_reason}"
+        return f"{at}; the last fit stopped: {stop_reason}"
     return at if state.step else "not trained yet"
 
 
@@ -83,7 +84,7 @@ def _parameters(parts: Assembly) -> str:
     return f"{count:,} in {len(leaves):,} array{'' if len(leaves) == 1 else 's'}, {_bytes(size)}"
 
 
-def _bytes(size: int) -> str:
+def _bytes(size: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if size < 10_000:
             return f"{size:,.0f} {unit}"
@@ -92,26 +93,16 @@ def _bytes(size: int) -> str:
 
 
 def _optimizer(parts: Assembly) -> str:
-    """Return the parts of the optimizer that have a state, and its hyperparameters: optax keeps no names."""
+    """Return the factory that made the optimizer, if it can be told, and the hyperparameters."""
     state = parts.state
+    origin = origin_of(state.optimizer, state.hyperparams.names)
+    name = _name(origin.factory) if origin.factory is not None else type(state.optimizer).__name__
+    made = f"{name}, combined with other transformations" if origin.inside else name
     if not (state.built and state.alive) or state.ahead:
-        return type(state.optimizer).__name__
+        return made
     opt_state = state.live(("opt_state",))
-    stateful = dict.fromkeys(_state_names(opt_state))
-    values = [f"{name} = {float(state.hyperparams.get(opt_state, name)):.4g}" for name in state.hyperparams.names]
-    return ", ".join([*stateful, *values]) or "without state"
-
-
-def _state_names(opt_state: Any) -> Iterator[str]:
-    if isinstance(opt_state, dict):  # parameters, or hyperparameters
-        return
-    name = type(opt_state).__name__.removesuffix("State")
-    if hasattr(opt_state, "_fields") and "hyperparams" not in opt_state._fields and jax.tree.leaves(opt_state):
-        yield name
-        return
-    if isinstance(opt_state, tuple | list):
-        for part in opt_state:
-            yield from _state_names(part)
+    values = (f"{name} = {float(state.hyperparams.get(opt_state, name)):.4g}" for name in state.hyperparams.names)
+    return ", ".join([made, *values])
 
 
 def _data(parts: Assembly, phase: Phase) -> str:

@@ -20,7 +20,7 @@ __all__ = ["Line", "chart"]
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BLANK = 0x2800
 _MARKERS = 6
-"""About how many markers a curve has that has more points than this."""
+"""Number of markers on a curve with many points."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Line:
     Attributes:
         points: Its points `(x, y)`, all finite.
         style: Its color (a rich style).
-        marker: A character that distinguishes it from others without colors: it stands at each point of a curve of few
-            points, and now and then on others. Empty for none.
+        marker: A character that distinguishes the curve from others without colors, or an empty string. It is drawn at
+            each point of a curve with few points, and at a few places of other curves.
     """
 
     points: Points
@@ -90,7 +90,7 @@ def _below(x: Scale, label: str, columns: int) -> str:
 
 
 def _spread(path: Sequence[tuple[int, int]], number: int, lines: int) -> Iterator[tuple[int, int]]:
-    """Yield some places along a curve, for each curve of a chart at other columns."""
+    """Yield a few places along a curve; those of different curves of a chart are in different columns."""
     left, right = path[0][0], path[-1][0]
     at = dict(path)
     for i in range(_MARKERS):

@@ -62,7 +62,7 @@ def spanning(values: Iterable[float], *, log: bool = False) -> Scale:
 
 
 def ticks(low: float, high: float, intervals: int = 4) -> list[float]:
-    """Return round numbers that enclose a range, with about so many intervals between them."""
+    """Return round numbers that enclose a range, about `intervals` + 1 of them."""
     if high <= low:
         high = low + max(1.0, abs(low) * 1e-9)  # 1 is nothing beside 1e17
     rough = (high - low) / intervals

@@ -16,8 +16,7 @@ _MARGIN, _TITLE, _LEGEND, _BELOW = 20.0, 30.0, 20.0, 48.0
 _SAMPLE = 26.0
 """Width of a legend entry without its text (pixels)."""
 _CHARACTER = 7.2
-"""About the width of the widest usual font's characters at size 12; a legend that is too wide is better than one that
-is cut off (pixels)."""
+"""Estimated width of a character at font size 12, on the large side, so that no legend is cut off (pixels)."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
 """A line style for each color, for prints without colors."""
 

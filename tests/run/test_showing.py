@@ -84,7 +84,7 @@ def test_a_learner_is_displayed_as_a_table_and_its_graph():
         "Learner": ["not trained yet"],
         "model": ["pair of functions: init, apply"],
         "parameters": ["2 in 2 arrays, 8 bytes"],
-        "optimizer": ["ScaleByAdam, learning_rate = 0.001"],
+        "optimizer": ["adam, learning_rate = 0.001"],
         "data": ["TrainingPhase: ArrayLoader, 4 batches of 16", "ValidationPhase: list, 1 batch"],
         "callbacks": ["CustomCallback(print, EpochEnd), Metrics()"],
     }
@@ -105,14 +105,14 @@ def test_it_tells_how_far_the_training_is_and_how_it_ended():
     learner.fit(1)
     assert shown(learner).rows["Learner"] == ["epoch 1, step 4"]
     learner.fit(3)
-    assert shown(learner).rows["Learner"] == [f"epoch 2, step 6; the last fit ended early: {learner.stop_reason}"]
+    assert shown(learner).rows["Learner"] == [f"epoch 2, step 6; the last fit stopped: {learner.stop_reason}"]
     assert "a & b" in shown(learner).rows["Learner"][0]
 
 
 def test_a_model_of_a_library_is_called_by_its_class():
     learner = linear(model=nnx.Linear(1, 1, rngs=nnx.Rngs(0)), optimizer=optax.sgd(0.1))
     assert shown(learner).rows["model"] == ["Linear"]
-    assert shown(learner).rows["optimizer"] == ["without state"]
+    assert shown(learner).rows["optimizer"] == ["sgd"]
 
 
 def test_parameters_with_a_loss_of_their_own():
@@ -126,7 +126,7 @@ def test_parameters_with_a_loss_of_their_own():
         "Learner": ["not trained yet"],
         "model": ["parameters, with the loss function squares"],
         "parameters": ["4,096 in 1 array, 8,192 bytes"],
-        "optimizer": ["Trace"],
+        "optimizer": ["sgd, combined with other transformations"],
         "data": ["LossTrainingPhase: list_iterator", "LossValidationPhase: none"],
         "graph": ["no callback has to run before another one"],
     }
