@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
+from fluxcb.callbacks.fit_summary import FitSummary
 from fluxcb.callbacks.metrics import Metrics
 from fluxcb.callbacks.nan_loss import StopOnNaNLoss
 from fluxcb.callbacks.printer import MetricsPrinter
@@ -21,9 +22,9 @@ def default_callbacks() -> list[Callback]:
 
     Example:
         >>> default_callbacks()
-        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
     """
-    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
 
 
 def with_defaults(callbacks: Any) -> Any:
@@ -37,7 +38,7 @@ def with_defaults(callbacks: Any) -> Any:
 
     Example:
         >>> with_defaults([Recorder(), Metrics()])
-        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
     """
     if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | Callback):
         return callbacks
