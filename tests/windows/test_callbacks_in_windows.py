@@ -366,7 +366,9 @@ def test_a_built_in_callback_does_the_same(name, same, tell, keep):
         learner = build(log, *callbacks, kept, batches=STEPS, validation_batches=3, steps_per_call=length)
         learner.fit(EPOCHS)
         learner.fit(steps=20)
-        printed = re.sub(r"[\d,]+ steps/s|[\d.]+ s\n|\([\d.]+ s\)|[\de.-]+ seconds?\n", "?", file.getvalue())  # what a clock said
+        printed = re.sub(
+            r"[\d,]+ steps/s|[\d.]+ s\n|\([\d.]+ s\)|[\de.-]+ seconds?\n", "?", file.getvalue()
+        )  # what a clock said
         told = tell(learner, log, kept)
         if name in MEASURED:
             monitors = learner.cbstate["monitors"]
