@@ -41,6 +41,7 @@ class Display(ABC):
         of_fit: Whether the display lasts for a fit.
 
     Attributes:
+        begun: Whether the first epoch has begun.
         title: What is run, e.g. `epoch 1/5 training`; empty before the first epoch.
         total: Steps of the epoch, or 0 if that is not known.
         done: Steps of the epoch that were run before the fit was resumed.
@@ -53,7 +54,7 @@ class Display(ABC):
         self.of_fit = of_fit
         self.name = self.title = ""
         self.total = self.done = 0
-        self.compiling = False
+        self.begun = self.compiling = False
         self.loss: float | None = None
         self.began = self.looked = time.monotonic()
         self._counted_from = 0, self.began  # steps and time from which the rate counts
@@ -70,8 +71,18 @@ class Display(ABC):
             compiling: Whether the first step is about to be compiled.
         """
         self.name, self.title, self.total, self.done, self.loss = name, title, total, done, None
-        self.compiling, self.began = compiling, time.monotonic()
+        self.begun, self.compiling, self.began = True, compiling, time.monotonic()
         self._counted_from = done, self.began
+
+    def announce(self, name: str, title: str) -> None:
+        """Show that the step is being compiled for an epoch that a fit resumes, whose position is not known yet.
+
+        Args:
+            name: The phase's name.
+            title: What is run.
+        """
+        self.begin(name, title, 0, 0, compiling=True)
+        self.begun = False
 
     def looks(self, steps: int, interval: float) -> bool:
         """Return whether to look at the step: once an interval, and at what may be the last step of the epoch."""

@@ -85,11 +85,14 @@ class ProgressBar(Callback):
             )
         self.interval = interval
         self._display: Display | None = None
-        self._in_epoch = False  # whether the display has begun the fit's first epoch
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {**_LOSS, "callbacks": Read()}
+
+    def runafter(self) -> tuple[type[Callback], ...]:
+        """Run after `MetricsPrinter`: the table's header comes before lines about progress."""
+        return (MetricsPrinter,)
 
     @on(FitBegin, Phase, access={"callbacks": Read()})
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
@@ -97,15 +100,14 @@ class ProgressBar(Callback):
         self._close()
         self._display = self._open(learner, of_fit=True)
         if not learner.progress.compiled:  # the fit resumes in the middle of an epoch, which has no EpochBegin
-            done = learner.progress.step_in_epoch
-            self._display.begin(type(phase).name, _title(phase, learner.progress), 0, done, compiling=True)
+            self._display.announce(type(phase).name, _title(phase, learner.progress))
 
     @on(EpochBegin, Phase, access={"callbacks": Read()})
     def begin_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
         """Begin an epoch. Loops written by hand have one display per epoch."""
         if self._display is None:
             self._display = self._open(learner, of_fit=False)
-        progress, self._in_epoch = learner.progress, True
+        progress = learner.progress
         steps, compiling = progress.steps_in_epoch, not progress.compiled
         self._display.begin(type(phase).name, _title(phase, progress), steps, 0, compiling=compiling)
 
@@ -139,15 +141,13 @@ class ProgressBar(Callback):
 
     def _begun(self, phase: Phase, progress: Any) -> Display | None:
         """Return the display. In an epoch that a resumed fit continues, EpochBegin is not emitted: begin it here."""
-        if self._display is not None and not self._in_epoch:
-            self._in_epoch = True
+        if self._display is not None and not self._display.begun:
             steps, done = progress.steps_in_epoch, progress.step_in_epoch
             self._display.begin(type(phase).name, _title(phase, progress), steps, done, compiling=False)
         return self._display
 
     def _open(self, learner: Any, *, of_fit: bool) -> Display:
         printers = [c for c in map(unwrap, learner.callbacks) if isinstance(c, MetricsPrinter)]
-        self._in_epoch = False
         rows_follow = any(printer.file is self.file for printer in printers)
         return open_display(console_for(self.file), of_fit=of_fit, interval=self.interval, rows_follow=rows_follow)
 

@@ -172,3 +172,14 @@ def test_a_resumed_fit_says_so_before_it_begins(tmp_path, compilations, event, s
     assert begun == [True, epoch == 2]
     titles = [line.split(",")[0] for line in file.getvalue().splitlines()]
     assert titles == [first, *(f"epoch {number}/2 training: 4/4 steps" for number in range(epoch, 3))]
+
+
+def test_a_resumed_fit_prints_the_header_first(tmp_path):
+    def paused(file, *at):
+        return resumable(tmp_path, Pause(*at), ProgressBar(file), Metrics(), MetricsPrinter(file))
+
+    paused(io.StringIO(), StepEnd, 2).fit(2)
+    paused(file := io.StringIO()).fit(2, resume=True)
+    lines = file.getvalue().splitlines()
+    assert lines[:2] == ["epoch  train loss      time", "epoch 1/2 training: compiling the step"]
+    assert lines[-1].split()[0] == "2"

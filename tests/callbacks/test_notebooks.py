@@ -99,6 +99,12 @@ def table_rows(output):
     return [re.split(" {2,}", line.strip()) for line in shown(output).splitlines()]
 
 
+def epochs_of(outputs):
+    """Return the first column of each table among the outputs."""
+    tables = [output for output in outputs if output["output_type"] == "display_data"]
+    return [[row[0] for row in table_rows(table)] for table in tables]
+
+
 def test_a_fit_is_one_output_that_is_updated_in_place(executed):
     sent, outputs = executed["fit"]
     kinds = [kind for kind, _ in sent]
@@ -108,7 +114,7 @@ def test_a_fit_is_one_output_that_is_updated_in_place(executed):
     assert len({content["transient"]["display_id"] for content in displayed}) == 1
     assert len(displayed) > 11  # a row, and the bar
     assert [output["output_type"] for output in outputs] == ["display_data", "stream"]
-    assert shown(outputs[1]) == "a handler speaks\n"
+    assert shown(outputs[1]).startswith("a handler speaks\nTraining finished after epoch 11, step 44 (")
 
 
 def test_the_bar_says_what_runs_and_disappears(executed):
@@ -140,7 +146,7 @@ def test_the_table_grows_and_lines_up(executed):
 
 def test_each_fit_has_an_output_of_its_own(executed):
     _, outputs = executed["twice"]
-    assert [[row[0] for row in table_rows(output)] for output in outputs] == [["epoch", "12"], ["epoch", "13"]]
+    assert epochs_of(outputs) == [["epoch", "12"], ["epoch", "13"]]
 
 
 def test_a_bar_without_a_table_leaves_its_last_line(executed):
@@ -152,17 +158,18 @@ def test_a_bar_without_a_table_leaves_its_last_line(executed):
 def test_a_loop_written_by_hand_has_a_table_in_each_cell(executed):
     for cell, epochs in (("by hand", ["1", "2"]), ("by hand, continued", ["3"])):
         _, outputs = executed[cell]
-        assert [[row[0] for row in table_rows(output)] for output in outputs] == [["epoch", *epochs]]
+        assert epochs_of(outputs) == [["epoch", *epochs]]
 
 
 def test_threads_share_the_output(executed):
     _, outputs = executed["threads"]
-    assert [[row[0] for row in table_rows(output)] for output in outputs] == [["epoch", "1", "2"]]
+    assert epochs_of(outputs) == [["epoch", "1", "2"]]
 
 
 def test_the_bar_disappears_after_an_error(executed):
     _, outputs = executed["an error"]
-    assert ["<progress" in output["data"]["text/html"] for output in outputs] == [False]
+    assert outputs[0]["data"]["text/plain"] == "epoch  train loss  valid loss      time"
+    assert "<progress" not in outputs[0]["data"]["text/html"]
 
 
 def test_long_tables_are_shortened(executed):

@@ -215,7 +215,7 @@ ADD = "to `Odd.stateaccess`"
             "no-counter",
             UnknownStateError,
             "reads `progress.stpe`, which is no counter. Did you mean `step`?",
-            "\n  fix:   it has step, epoch, step_in_epoch, epochs, steps_in_epoch, batch_size",
+            "\n  fix:   it has step, epoch, step_in_epoch, epochs, steps_in_epoch, batch_size, compiled",
         ),
         (no_part, "no-part", UnknownStateError, "reads `fit`, which is not a part of the Learner.", ""),
         (
