@@ -209,7 +209,7 @@ class _View:
 
 def _key(name: str | Phase | type[Phase]) -> str:
     """Return the name of a part: state that is kept by phase is looked up by the phase as well."""
-    return name if isinstance(name, str) else getattr(name, "name", name)
+    return name if isinstance(name, str) else name.name
 
 
 def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any:
