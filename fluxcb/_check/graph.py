@@ -332,22 +332,19 @@ class CallbackGraph:
             relations: Where the order is noted.
             after: Which positions are stated to come after each position, through others also; see `reachable`.
         """
-        i, j = a.declared.position, b.declared.position
-        forward, backward = (i, j), (j, i)
+        forward = a.declared.position, b.declared.position
+        backward = forward[::-1]
         # What is stated outweighs what is derived from reads and writes.
         if forward in relations or backward in relations:
             return None
         # Only statements settle a conflict: if one reads what the other computes, their order is known, but not which
         # of their writes to a third place should remain.
-        stated = {(k, m) for k, m in (forward, backward) if after.get(k, 0) >> m & 1}
-        if shared.both_write and not stated:
+        if shared.both_write and not any(after.get(i, 0) >> j & 1 for i, j in (forward, backward)):
             return Conflict(a, b, shared)
         for pair, paths, writer, reader in (
             (forward, shared.a_before_b, a, b),
             (backward, shared.b_before_a, b, a),
         ):
-            if pair[::-1] in stated:
-                continue
             for written, read in paths:
                 nested = written == read[: len(written)] or read == written[: len(read)]
                 what = dotted(max(written, read, key=len) if nested else written)
