@@ -22,7 +22,11 @@ FluxcbError
 `CancelStep`, `CancelEpoch` and `CancelFitting` are control flow, not errors: see `_declare/control.py`.
 """
 
+import os
+import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -43,7 +47,10 @@ __all__ = [
     "UndeclaredAccessError",
     "UnknownStateError",
     "did_you_mean",
+    "warn",
 ]
+
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
 
 
 class FluxcbError(Exception):
@@ -159,6 +166,14 @@ class CheckpointCorruptError(CheckpointError):
 
 class ResumeError(CheckpointError):
     """A checkpoint does not fit the Learner that is to go on from it."""
+
+
+def warn(text: str, category: type[Warning]) -> None:
+    """Issue a warning that points at the first line outside of fluxcb, such as the call of `fit`."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, category, stacklevel=level)
 
 
 def did_you_mean(name: str, known: Any) -> str:

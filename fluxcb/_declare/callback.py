@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fluxcb._declare.access import normalise, overlap, writes
@@ -110,6 +111,13 @@ class Callback:
                 where=_place(type(self)),
                 fix="define `load_state_dict(self, state)` next to `state_dict`",
             )
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the callback writes: paths of files and directories, or addresses of services as text.
+
+        The default callback `FitSummary` lists them at the end of a fit, without the paths that do not exist.
+        """
+        return ()
 
     # Which names it uses; construction compares them, so that a misspelt or doubled name is an error there.
 

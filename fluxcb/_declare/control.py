@@ -30,7 +30,19 @@ class CancelEpoch(Cancel):
 
 
 class CancelFitting(Cancel):
-    """Raise in a host handler to end training; `fit` returns normally."""
+    """Raise in a host handler to end training; `fit` returns normally.
+
+    Args:
+        reason: Why the fit ends; it becomes `learner.stop_reason`.
+        advice: What the user can do next, in a sentence that begins with a verb. `FitSummary` prints it.
+    """
+
+    def __init__(self, reason: str = "", *, advice: str = "") -> None:
+        super().__init__(reason)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class PauseFitting(CancelFitting):
@@ -59,8 +71,6 @@ class RewindFitting(CancelFitting):
     """
 
     def __init__(self, reason: str, before: int, at_most: int = 3) -> None:
-        super().__init__(reason, before, at_most)  # all of them, for copies between processes
+        super().__init__(reason)
+        self.args = (reason, before, at_most)  # all of them, for copies between processes
         self.reason, self.before, self.at_most = reason, before, at_most
-
-    def __str__(self) -> str:
-        return self.reason

@@ -5,6 +5,8 @@ the step is traced, so their handlers become part of the program. Both lists are
 `HostEvent` or `TracedEvent` and emit instances.
 """
 
+from typing import Literal, TypeAlias
+
 __all__ = [
     "BUILTIN_EVENTS",
     "BackwardBegin",
@@ -26,6 +28,10 @@ __all__ = [
     "UpdateEnd",
     "is_concrete",
 ]
+
+
+Outcome: TypeAlias = Literal["finished", "stopped", "interrupted", "failed", "rewinding"]
+"""How a fit ended; see `FitEnd`."""
 
 
 class Event:
@@ -100,7 +106,29 @@ class FitStopping(HostEvent):
 
 
 class FitEnd(HostEvent):
-    """Emitted once per `fit`, whatever happened; one callback's failure does not stop the others'."""
+    """Emitted once per `fit`, whatever happened; one callback's failure does not stop the others'.
+
+    Args:
+        outcome: How the fit ended. "finished": it ran to its end. "stopped": a callback raised `CancelFitting`.
+            "interrupted": a signal or `PauseFitting` ended it, and it can be resumed. "failed": `error` was raised.
+            "rewinding": the run returns to an earlier checkpoint, and `FitBegin` follows.
+        reason: What `learner.stop_reason` will be: None if the fit ran to its end.
+        advice: What the user can do next, if the callback that ended the fit said so.
+        error: The exception that ended the fit and will be raised, or None.
+    """
+
+    def __init__(
+        self,
+        outcome: Outcome = "finished",
+        reason: str | None = None,
+        *,
+        advice: str = "",
+        error: BaseException | None = None,
+    ) -> None:
+        self.outcome = outcome
+        self.reason = reason
+        self.advice = advice
+        self.error = error
 
 
 class ForwardBegin(TracedEvent):

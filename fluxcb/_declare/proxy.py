@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.callback import Callback
@@ -109,6 +110,10 @@ class ProxyCallback(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hand the state to the wrapped callback."""
         self.callback.load_state_dict(state)
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the wrapped callback writes."""
+        return self.callback.output_locations()
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
         """Return the metrics that the wrapped callback provides."""

@@ -17,6 +17,7 @@ from fluxcb._declare.declared import Declared, declare
 from fluxcb._declare.events import ComputeEnd, EpochBegin, EpochEnd, Event, FitBegin, FitEnd, StepBegin
 from fluxcb._declare.phases import Emit, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
+from fluxcb._run.fitting import describe_error
 from fluxcb._run.learner import Learner
 from fluxcb._run.loop_values import announced, handed_over
 
@@ -172,8 +173,11 @@ class CallbacksHook:
         Raises:
             Exception: What failed.
         """
+        self._end(FitEnd())
+
+    def _end(self, event: FitEnd) -> None:
         self._in_epoch = False
-        engine, event = self._parts.engine, FitEnd()
+        engine = self._parts.engine
         failures: list[Exception] = []
         for call in engine.plan.calls(FitEnd, type(self._phase)):
             try:
@@ -190,13 +194,13 @@ class CallbacksHook:
     def __enter__(self) -> CallbacksHook:
         try:
             self.before_training()
-        except BaseException:
-            self.after_training()
+        except BaseException as error:
+            self._end(_end_of(error))
             raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
-        self.after_training()
+        self._end(_end_of(error))
         if not isinstance(error, CancelFitting):
             return False
         self.stop_reason = str(error) or "CancelFitting"
@@ -210,6 +214,13 @@ class CallbacksHook:
         for name, value in counters.items():
             setattr(state, name, value)
         state.set_counters()
+
+
+def _end_of(error: BaseException | None) -> FitEnd:
+    """Return the event that ends a training which this exception leaves."""
+    if isinstance(error, CancelFitting):
+        return FitEnd("stopped", str(error) or "CancelFitting", advice=error.advice)
+    return FitEnd() if error is None else FitEnd("failed", describe_error(error), error=error)
 
 
 class _LoopPhase(TrainingPhase):

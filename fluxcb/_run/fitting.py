@@ -12,9 +12,10 @@ from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.assembly import Assembly
 from fluxcb._run.engine import refuse_rewinds
+from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.rewinding import Rewinding, WayBack
 
-__all__ = ["FitLength", "run_fit"]
+__all__ = ["FitLength", "describe_error", "run_fit"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ def _run(
     """
     engine, fit = parts.engine, parts.state.fit
     reason: str | None = None
+    advice = ""
     failure: BaseException | None = None
     way: WayBack | None = None
     fit.ended, fit.restored = None, False
@@ -114,10 +116,11 @@ def _run(
                 raise CancelFitting(ended)
             _train(parts, phase, length)
         except RewindFitting as asked:
-            way = rewinding.way_back(asked)
+            way, advice = rewinding.way_back(asked), asked.advice
             fit.ended = reason = rewinding.refusal if way is None else None
         except CancelFitting as cancel:
             fit.ended = reason = str(cancel) or "CancelFitting"
+            advice = cancel.advice
         if way is None:
             if engine.interrupt.requested:
                 engine.stop(engine.interrupt.reason, None)
@@ -129,7 +132,7 @@ def _run(
         failure = error
     engine.fit_phase, engine.accepts = None, refuse_rewinds
     parts.state.snapshots.forget()
-    failures = _end(parts, phase)
+    failures = _end(parts, phase, _end_event(engine.interrupt, way, failure, reason, advice))
     if way is not None and failure is None and not failures:
         return way, None
     for error in [e for e in failures if not isinstance(e, Exception)]:  # Ctrl-C again, or sys.exit
@@ -150,6 +153,25 @@ def _run(
     if failures:
         raise BaseExceptionGroup("several callbacks failed at FitEnd", failures)
     return None, reason
+
+
+def _end_event(
+    interrupt: Interrupt, way: WayBack | None, failure: BaseException | None, reason: str | None, advice: str
+) -> FitEnd:
+    """Return the event that says how the fit ended."""
+    if way is not None:
+        return FitEnd("rewinding", str(way.asked))
+    ended_by_interrupt = reason == interrupt.reason if failure is None else isinstance(failure, KeyboardInterrupt)
+    if interrupt.requested and ended_by_interrupt:
+        return FitEnd("interrupted", interrupt.reason, error=failure)
+    if failure is not None:
+        return FitEnd("failed", describe_error(failure), error=failure)
+    return FitEnd("finished" if reason is None else "stopped", reason, advice=advice)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's class and message, as `learner.stop_reason` has it."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def _epochs_done(parts: Assembly, phase: Phase) -> int:
@@ -200,10 +222,9 @@ def _validate(parts: Assembly, phase: Phase) -> None:
         state.fit.at = None
 
 
-def _end(parts: Assembly, phase: Phase) -> list[BaseException]:
+def _end(parts: Assembly, phase: Phase, event: FitEnd) -> list[BaseException]:
     """Run every FitEnd handler, whatever the others do; return what they raised, Ctrl-C as well."""
     failures: list[BaseException] = []
-    event = FitEnd()
     for call in parts.engine.plan.calls(FitEnd, type(phase)):
         try:
             parts.engine.run_calls((call,), event, phase)

@@ -25,7 +25,7 @@ from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.choosing import choose_engine
 from fluxcb._run.executors import Executor
 from fluxcb._run.explaining import explain_windows
-from fluxcb._run.fitting import FitLength, run_fit
+from fluxcb._run.fitting import FitLength, describe_error, run_fit
 from fluxcb._run.given import FIT_CURES, LEARNER_CURES, as_key, as_loss, as_optimizer
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
@@ -242,7 +242,7 @@ class Learner:
             try:
                 self.stop_reason = run_fit(parts, phase, length, resumes=resume and state.fit.restored)
             except BaseException as error:
-                self.stop_reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                self.stop_reason = describe_error(error)
                 raise
             finally:
                 parts.fitting = False
@@ -465,4 +465,5 @@ class Learner:
         return {"traces": programs.traces, "compiles": programs.compiles}
 
     def __repr__(self) -> str:
-        return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks>"
+        stopped = f"; the last fit stopped: {self.stop_reason}" if self.stop_reason is not None else ""
+        return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks{stopped}>"

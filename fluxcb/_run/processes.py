@@ -171,6 +171,8 @@ class Agreeing(Engine):
                 fix=f"see the traceback of process {process}",
             )
         if number:
+            if mine is not None and str(mine) == text:  # with all that it holds; the others have its text only
+                raise mine
             if _CANCELS[number - 1] is RewindFitting:
                 raise RewindFitting(text, *back)
             raise _CANCELS[number - 1](text)

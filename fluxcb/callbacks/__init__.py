@@ -19,6 +19,7 @@ from fluxcb.callbacks.dump_arrays import DumpArrays
 from fluxcb.callbacks.dump_images import DumpImages
 from fluxcb.callbacks.early_stopping import EarlyStopping
 from fluxcb.callbacks.factory import CallbackFactory
+from fluxcb.callbacks.fit_summary import FitSummary
 from fluxcb.callbacks.freeze import Freeze
 from fluxcb.callbacks.garbage import GarbageCollect
 from fluxcb.callbacks.gpu_utilization import GPUUtilizationTracker
@@ -101,6 +102,7 @@ __all__ = [
     "EnableCallbackIf",
     "EpochValues",
     "EstimatedTimeLeft",
+    "FitSummary",
     "Freeze",
     "FrequencyThrottle",
     "GPUUtilizationTracker",

@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
+from fluxcb.callbacks.fit_summary import FitSummary
 from fluxcb.callbacks.log_metrics import LogMetrics
 from fluxcb.callbacks.metrics import Metrics
 from fluxcb.callbacks.monitors import Monitors
@@ -23,9 +24,9 @@ def default_callbacks() -> list[Callback]:
 
     Example:
         >>> default_callbacks()
-        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+        [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
     """
-    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+    return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
 
 
 def with_defaults(callbacks: Any) -> Any:
@@ -40,7 +41,7 @@ def with_defaults(callbacks: Any) -> Any:
 
     Example:
         >>> with_defaults([Recorder(), Metrics()])
-        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss()]
+        [Recorder(), Metrics(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
         >>> with_defaults([Monitors()])[-1]
         LogMetrics()
     """

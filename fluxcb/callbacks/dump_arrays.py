@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.events import Event, FitBegin
@@ -28,6 +29,10 @@ class DumpsFiles(LooksAtValues):
         super().__init__(names)
         self._files = files
         self._begun = False
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the folder."""
+        return (self._files.folder,)
 
     @on(FitBegin, AbstractTrainingPhase, access={})
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:

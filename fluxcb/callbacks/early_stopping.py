@@ -72,7 +72,7 @@ class EarlyStopping(Callback):
         ... )
         >>> history = learner.fit(100)
         >>> learner.epoch, learner.stop_reason
-        (4, 'validation/loss: the last 2 were no better than 0')
+        (4, 'validation/loss: no improvement on 0 for 2 epochs')
 
     Source:
         FluxTraining.jl, `EarlyStopping`, where a number means `Patience`; Keras, `EarlyStopping`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.access import Append, Read, Write
@@ -119,6 +120,10 @@ class InferenceRunner(Callback):
     def data(self) -> Any:
         """The data."""
         return self._data.source
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the inferencers write."""
+        return [place for inferencer in self.inferencers for place in inferencer.output_locations()]
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DeclarationError
@@ -50,6 +51,10 @@ class Inferencer:
             f"`{type(self).__name__}` has no `fetches(self)`, so it would get no values.",
             fix='return names of step values, e.g. `("outputs", "ys")`',
         )
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the inferencer writes: paths of files and directories."""
+        return ()
 
     def before(self) -> None:
         """Begin a round."""

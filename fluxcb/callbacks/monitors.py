@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.access import Append, Read
@@ -100,6 +101,10 @@ class Monitors(Callback):
     def backends(self) -> tuple[LoggerBackend, ...]:
         """The backends."""
         return self._delivery.backends
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the backends write."""
+        return [place for backend in self.backends for place in backend.output_locations()]
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""

@@ -13,14 +13,22 @@ from fluxcb._declare.events import BackwardEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import AtWindowEnds
+from fluxcb._errors import warn
 
-__all__ = ["StopOnNaNLoss"]
+__all__ = ["DIVERGED", "StopOnNaNLoss"]
+
+DIVERGED = (
+    "lower the learning rate, add `ClipGradients(1.0)` to the callbacks, or add `CheckNumerics()` to find the gradient "
+    "that is not finite. The parameters are those after the last good step"
+)
+"""Advice for a training whose loss or gradients are no longer finite."""
 
 
 class StopOnNaNLoss(Callback):
-    """End the fit at the first step whose loss is NaN or infinite; that step's update is not applied.
+    """End the fit, with a warning, at the first step whose loss is NaN or infinite.
 
-    The parameters stay those of the last good step, and `learner.stop_reason` says which step it was.
+    The update of that step is not applied, so the parameters are those after the last good step.
+    `learner.stop_reason` names the step.
 
     Access:
         step.loss: Read.
@@ -35,7 +43,11 @@ class StopOnNaNLoss(Callback):
     Cost:
         Fetches the loss. Bounds no window: the device stops by itself, and the host looks once per window.
 
+    Warns:
+        RuntimeWarning: It ends the fit.
+
     Example:
+        >>> import warnings
         >>> import jax.numpy as jnp, optax, fluxcb
         >>> from fluxcb.callbacks import StopOnNaNLoss
         >>> learner = fluxcb.Learner.from_loss(
@@ -46,7 +58,8 @@ class StopOnNaNLoss(Callback):
         ...     callbacks=[StopOnNaNLoss()],
         ...     default_callbacks=False,
         ... )
-        >>> history = learner.fit(5)
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     history = learner.fit(5)
         >>> learner.stop_reason, f"{learner.params['w']:.1f}"
         ('the loss was nan at step 2', '0.9')
 
@@ -76,4 +89,6 @@ class StopOnNaNLoss(Callback):
     def cancel(self, event: Event, phase: Phase, learner: Any) -> None:
         """End the fit if this step was stopped because of its loss (others may stop, too)."""
         if learner.step.stop and not math.isfinite(learner.step.loss):
-            raise CancelFitting(f"the loss was {float(learner.step.loss)} at step {learner.progress.step}")
+            reason = f"the loss was {float(learner.step.loss)} at step {learner.progress.step}"
+            warn(f"Training stopped: {reason}.", RuntimeWarning)
+            raise CancelFitting(reason, advice=DIVERGED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,10 @@ class PredictionWriter(Inferencer):
         self._file: Any = None
         self._columns: dict[str, list[Any]] = {}
         self._samples = 0
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the file."""
+        return (self.path,)
 
     def fetches(self) -> Sequence[str]:
         """Return the names."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,10 @@ class Profiler(Callback):
         self.steps = None if steps is None else _checked(steps, "steps")
         self.epochs = None if epochs is None else _checked(epochs, "epochs")
         self.folder: Path = checked_path(folder, owner="`Profiler`", folder=True)
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the folder."""
+        return (self.folder,)
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""

@@ -13,8 +13,9 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import Resolution, RunFirst, Unresolvable
 from fluxcb._declare.schedules import AtWindowEnds, positive
+from fluxcb._errors import warn
 from fluxcb.callbacks.finite import all_finite
-from fluxcb.callbacks.nan_loss import StopOnNaNLoss
+from fluxcb.callbacks.nan_loss import DIVERGED, StopOnNaNLoss
 from fluxcb.callbacks.step_writers import writes_step
 
 __all__ = ["SkipNonFinite"]
@@ -50,6 +51,9 @@ class SkipNonFinite(StopOnNaNLoss):
 
     Raises:
         DeclarationError: `limit` is no whole number of at least 1, or `rewinds` none of at least 0.
+
+    Warns:
+        RuntimeWarning: It ends the fit.
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb
@@ -124,7 +128,8 @@ class SkipNonFinite(StopOnNaNLoss):
             reason = f"loss or gradients were not finite at {self.limit} steps in a row, up to step {step}"
             if self.rewinds:
                 raise RewindFitting(reason, step - self.limit, self.rewinds)
-            raise CancelFitting(reason)
+            warn(f"Training stopped: {reason}.", RuntimeWarning)
+            raise CancelFitting(reason, advice=DIVERGED)
 
     def __repr__(self) -> str:
         return f"SkipNonFinite({self.limit})"

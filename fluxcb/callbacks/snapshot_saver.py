@@ -70,6 +70,10 @@ class SnapshotSaver(Callback):
         """Go on with that run."""
         self._run, self._goes_on = state["run"], True
 
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the directory."""
+        return (self.folder,)
+
     # -- a fit ------------------------------------------------------------------------------
 
     @on(FitBegin, Phase)

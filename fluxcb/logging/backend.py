@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from fluxcb._errors import DeclarationError
@@ -45,6 +46,10 @@ class LoggerBackend(ABC):
 
     loggables: ClassVar[tuple[type[Loggable], ...]]
     name: str
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return where the values go: paths of files and directories, or addresses of services as text."""
+        return ()
 
     def open(self, *, resumes: bool) -> None:  # noqa: B027 - optional, as are the others
         """Get ready; called before the first `log`, and again after `close`.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.extras import library
@@ -42,6 +44,11 @@ class CometBackend(LoggerBackend):
         self._folder = offline_directory
         self._experiment: Any = None
         self._key: str | None = None
+        self._url: Path | str | None = None
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the address of the experiment, or the directory of an offline one."""
+        return () if self._url is None else (self._url,)
 
     def open(self, *, resumes: bool) -> None:
         """Begin an experiment, or go on with it."""
@@ -57,6 +64,7 @@ class CometBackend(LoggerBackend):
             made = comet.Experiment if self._folder is None else comet.OfflineExperiment
             self._experiment = made(**options)
         self._key = self._experiment.get_key()
+        self._url = Path(self._folder) if self._folder is not None else self._experiment.url
 
     def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
         """Log one thing; comet-ml sends it in the background."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ class CSVBackend(LoggerBackend):
         self._columns: list[str] = []
         self._count = 0
         self._kept: tuple[int, list[str]] | None = None
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the file."""
+        return (self._file.path,)
 
     def open(self, *, resumes: bool) -> None:
         """Open the file, and read what it has; see `LoggerBackend`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from fluxcb.logging.backend import LoggerBackend
@@ -53,6 +55,10 @@ class JSONLinesBackend(LoggerBackend):
         self._file = RecordFile(path, owner=self.name, append=append)
         self._rows = Rows()
         self._offset: int | None = None
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the file."""
+        return (self._file.path,)
 
     def open(self, *, resumes: bool) -> None:
         """Open the file; see `LoggerBackend`."""

@@ -6,6 +6,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ class TensorBoardBackend(LoggerBackend):
         self._events: list[Any] = []
         self._next_step = 0
         self._kept: dict[str, Any] = {}
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the folder."""
+        return (self.folder,)
 
     def open(self, *, resumes: bool) -> None:
         """Begin a file; see `LoggerBackend`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,18 @@ class WandbBackend(LoggerBackend):
         self._rows = Rows()
         self._run: Any = None
         self._id: str | None = None
+        self._url: str | None = None
         self._sounds: Any = None
+
+    def output_locations(self) -> Iterable[Path | str]:
+        """Return the address of the run."""
+        return () if self._url is None else (self._url,)
 
     def open(self, *, resumes: bool) -> None:
         """Begin a run, or go on with it."""
         going_on = {"id": self._id, "resume": "allow"} if resumes and self._id is not None else {}
         self._run = self._wandb.init(**{**self._init, **going_on})
-        self._id = self._run.id
+        self._id, self._url = self._run.id, self._run.url  # an offline run has no address
         self._sounds = tempfile.TemporaryDirectory()
         # The service's own count must not go back, which a resumed run's step does.
         self._run.define_metric("*", step_metric="step")

@@ -12,7 +12,7 @@ from fluxcb._errors import DeclarationError
 if TYPE_CHECKING:
     from fluxcb.stopping.disjunction import Disjunction
 
-__all__ = ["ComparingCriterion", "Criterion", "Mode", "State", "above_zero", "whole"]
+__all__ = ["ComparingCriterion", "Criterion", "Mode", "State", "above_zero", "count_of_epochs", "whole"]
 
 State = Any
 """What a criterion has seen: None at first, then plain data that JSON can hold."""
@@ -64,9 +64,9 @@ class Criterion:
         raise NotImplementedError(f"{type(self).__name__} does not say when it is done")
 
     def message(self, state: State) -> str:
-        """Say why it is time to stop; asked where it is."""
+        """Return why it is time to stop, for a state for which `done` is true; one value is one epoch."""
         del state
-        return f"{self!r} says so"
+        return f"{self!r} is met"
 
     def with_mode(self, mode: Mode) -> Criterion:
         """Return the same criterion for values of which low (`min`) or high (`max`) ones are good."""
@@ -119,6 +119,11 @@ class ComparingCriterion(Criterion):
 
     def _badness(self, value: float) -> tuple[bool, float]:
         return (True, 0.0) if math.isnan(value) else (False, value if self.mode == "min" else -value)
+
+
+def count_of_epochs(number: int) -> str:
+    """Return `1 epoch`, `2 epochs`."""
+    return f"{number} epoch{'' if number == 1 else 's'}"
 
 
 def whole(value: Any, what: str, least: int = 1) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from fluxcb._errors import DeclarationError
-from fluxcb.stopping.criterion import ComparingCriterion, Criterion, State, above_zero, whole
+from fluxcb.stopping.criterion import ComparingCriterion, Criterion, State, above_zero, count_of_epochs, whole
 
 __all__ = ["InvalidValue", "Never", "NumberLimit", "Threshold", "TimeLimit"]
 
@@ -55,8 +55,8 @@ class InvalidValue(Criterion):
         return state is not None
 
     def message(self, state: State) -> str:
-        """Name the bad value."""
-        return f"a value is {state}"
+        """Return the bad value."""
+        return f"the value is {state}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,8 +92,8 @@ class NumberLimit(Criterion):
         return state is not None and state >= self.n
 
     def message(self, state: State) -> str:
-        """Say how many there were."""
-        return f"number of values {state} (limit {self.n})"
+        """Return how many values there were."""
+        return f"{count_of_epochs(state)} with a value (limit {self.n})"
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fluxcb.stopping.criterion import ComparingCriterion, State, whole
+from fluxcb.stopping.criterion import ComparingCriterion, State, count_of_epochs, whole
 
 __all__ = ["NumberSinceBest", "Patience"]
 
@@ -51,8 +51,10 @@ class Patience(ComparingCriterion):
         return state is not None and state["worse"] >= self.n
 
     def message(self, state: State) -> str:
-        """Say how many were worse."""
-        return f"{state['worse']} in a row were worse than the one before, the last is {state['last']:.6g}"
+        """Return how many were worse, and the last value."""
+        return (
+            f"worse than the epoch before for {count_of_epochs(state['worse'])}; the last value is {state['last']:.6g}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -94,5 +96,5 @@ class NumberSinceBest(ComparingCriterion):
         return state is not None and state["since"] >= self.n
 
     def message(self, state: State) -> str:
-        """Give the best value and how many there were since."""
-        return f"the last {state['since']} were no better than {state['best']:.6g}"
+        """Return the best value and the number of values since."""
+        return f"no improvement on {state['best']:.6g} for {count_of_epochs(state['since'])}"

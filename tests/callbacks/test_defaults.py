@@ -9,6 +9,7 @@ from fluxcb._declare.state import PROVIDERS
 from fluxcb.callbacks import (
     AccumulateGradients,
     DynamicLossScale,
+    FitSummary,
     LogMetrics,
     LossSpikeGuard,
     Metrics,
@@ -33,7 +34,7 @@ class QuietBar(ProgressBar):
 
 def test_defaults_are_new_instances():
     first, second = default_callbacks(), default_callbacks()
-    assert [type(c) for c in first] == [Metrics, Recorder, ProgressBar, MetricsPrinter, StopOnNaNLoss]
+    assert [type(c) for c in first] == [Metrics, Recorder, ProgressBar, MetricsPrinter, StopOnNaNLoss, FitSummary]
     assert not {id(c) for c in first} & {id(c) for c in second}
 
 
@@ -41,7 +42,7 @@ def test_defaults_are_added_behind_and_only_where_missing():
     given = [every(MetricsPrinter(), epochs=2), in_order(QuietBar(), Metrics(accuracy)), ParameterEMA()]
     added = with_defaults(given)
     assert added[:3] == given
-    assert [type(c) for c in added[3:]] == [Recorder, StopOnNaNLoss]
+    assert [type(c) for c in added[3:]] == [Recorder, StopOnNaNLoss, FitSummary]
     assert [type(c) for c in with_defaults([])] == [type(c) for c in default_callbacks()]
 
 
@@ -106,7 +107,8 @@ def test_the_default_set_bounds_windows_at_fetches_only(build):
     plan = learner._parts.engine.steps(learner.phases[0]).caller.plan
     assert [(bound.call.handler.name, bound.blocks) for bound in plan.bounds] == [("fetch_step_values", False)]
     assert (list(plan.fetch.each), list(plan.fetch.last)) == ([("step", "loss")], [])
-    assert learner.graph.number_of_edges() == 0
+    # The summary is printed last.
+    assert set(learner.graph.edges) == {("MetricsPrinter()", "FitSummary()"), ("ProgressBar()", "FitSummary()")}
     assert len(learner._state.carry["cbstate"]) == 1
 
 

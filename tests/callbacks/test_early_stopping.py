@@ -54,17 +54,17 @@ ZIGZAG = [10.0, 9, 8, 9, 10, 7, 10, 10, 10, 10, 10]
 @pytest.mark.parametrize(
     ("criterion", "epoch", "said"),
     [
-        (2, 5, "validation/loss: the last 2 were no better than 8"),
-        (NumberSinceBest(3), 9, "validation/loss: the last 3 were no better than 7"),
-        (Patience(2), 5, "validation/loss: 2 in a row were worse than the one before, the last is 10"),
+        (2, 5, "validation/loss: no improvement on 8 for 2 epochs"),
+        (NumberSinceBest(3), 9, "validation/loss: no improvement on 7 for 3 epochs"),
+        (Patience(2), 5, "validation/loss: worse than the epoch before for 2 epochs; the last value is 10"),
         (GL(24), 5, "validation/loss: 10 is 25 % worse than the best, 8 (limit 24 %)"),
-        (NumberLimit(4), 4, "validation/loss: number of values 4 (limit 4)"),
+        (NumberLimit(4), 4, "validation/loss: 4 epochs with a value (limit 4)"),
         (Threshold(8.5), 3, "validation/loss: 8 is below 8.5"),
         (Never(), 11, None),
         (
             GL(24) | NumberLimit(5),
             5,
-            "validation/loss: 10 is 25 % worse than the best, 8 (limit 24 %); number of values 5 (limit 5)",
+            "validation/loss: 10 is 25 % worse than the best, 8 (limit 24 %); 5 epochs with a value (limit 5)",
         ),
     ],
     ids=repr,
@@ -95,13 +95,13 @@ def test_the_quotient_of_prechelt():
 def test_nan_in_training_is_seen_by_those_who_look():
     trained = learner([1.0] * 4, EarlyStopping(InvalidValue()), training=[1.0, np.nan, 1.0, 1.0])
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (2, "validation/loss: a value is nan")
+    assert (trained.epoch, trained.stop_reason) == (2, "validation/loss: the value is nan")
 
 
 def test_high_values_may_be_the_good_ones():
     trained = learner([0.1, 0.5, 0.4, 0.5, 0.6], EarlyStopping(2, metric="score", mode="max"))
     trained.fit(5)
-    assert (trained.epoch, trained.stop_reason) == (4, "validation/score: the last 2 were no better than 0.5")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/score: no improvement on 0.5 for 2 epochs")
     assert EarlyStopping(GL(2) | Threshold(0.9), mode="max").criteria == (
         GL(2, mode="max") | Threshold(0.9, mode="max"),
     )
@@ -112,7 +112,7 @@ def test_several_metrics_each_with_its_criterion():
     stop = EarlyStopping(("half", NumberSinceBest(2, mode="max")), ("half", 4), NumberLimit(6))
     trained = learner([1.0, 2.0, 3.0, 2.0, 1.0, 1.0], stop, metrics=Metrics(half))
     trained.fit(6)  # half: -0.5, -1, -1.5
-    assert (trained.epoch, trained.stop_reason) == (3, "validation/half: the last 2 were no better than -0.5")
+    assert (trained.epoch, trained.stop_reason) == (3, "validation/half: no improvement on -0.5 for 2 epochs")
     assert repr(stop) == (
         "EarlyStopping(('validation/half', NumberSinceBest(mode='max', n=2)), "
         "('validation/half', NumberSinceBest(n=4)), NumberLimit(n=6))"
@@ -125,14 +125,14 @@ def test_all_reasons_of_an_epoch_are_told():
     trained = learner([1.0, 2.0], EarlyStopping(1, ("score", NumberLimit(2))))
     trained.fit(2)
     assert trained.stop_reason == (
-        "validation/loss: the last 1 were no better than 1; validation/score: number of values 2 (limit 2)"
+        "validation/loss: no improvement on 1 for 1 epoch; validation/score: 2 epochs with a value (limit 2)"
     )
 
 
 def test_training_may_be_what_is_watched():
     trained = learner([1.0] * 4, EarlyStopping(1, phase=TrainingPhase), training=[3.0, 2.0, 2.5, 1.0])
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (3, "training/loss: the last 1 were no better than 2")
+    assert (trained.epoch, trained.stop_reason) == (3, "training/loss: no improvement on 2 for 1 epoch")
 
 
 @pytest.mark.parametrize("phase", [ValidationPhase, ValidationPhase(), "validation"])
@@ -146,7 +146,7 @@ def test_a_phase_is_a_class_an_instance_or_a_name(phase):
 def test_a_metric_may_be_named_as_it_is_logged(stop):
     trained = learner([1.0] * 4, stop, training=[3.0, 2.0, 2.5, 1.0])
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (3, "training/loss: the last 1 were no better than 2")
+    assert (trained.epoch, trained.stop_reason) == (3, "training/loss: no improvement on 2 for 1 epoch")
     assert repr(stop) == "EarlyStopping(('training/loss', NumberSinceBest(n=1)))"
 
 
@@ -154,7 +154,7 @@ def test_each_criterion_may_look_at_another_phase():
     stop = EarlyStopping(3, ("training/loss", 2))  # the best of validation is the last, of training the second
     trained = learner([5.0, 4, 3, 2, 1], stop, training=[3.0, 2.0, 2.5, 2.5, 1.0])
     trained.fit(5)
-    assert (trained.epoch, trained.stop_reason) == (4, "training/loss: the last 2 were no better than 2")
+    assert (trained.epoch, trained.stop_reason) == (4, "training/loss: no improvement on 2 for 2 epochs")
 
 
 def test_training_losses_may_be_named_as_they_are_logged():
@@ -189,9 +189,9 @@ def test_a_later_fit_goes_on_with_what_was_seen():
     trained.fit(7)
     assert trained.epoch == 3
     trained.fit(7)  # 6 is no reason to go on
-    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: the last 3 were no better than 3")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: no improvement on 3 for 3 epochs")
     trained.fit(3)  # but 1 is
-    assert (trained.epoch, trained.stop_reason) == (7, "validation/loss: the last 2 were no better than 1")
+    assert (trained.epoch, trained.stop_reason) == (7, "validation/loss: no improvement on 1 for 2 epochs")
 
 
 @pytest.mark.parametrize("saved_at", range(1, 9))
@@ -219,13 +219,13 @@ def test_epochs_without_a_validation_do_not_count():
 
     trained = learner([1.0, 2.0, 3.0, 4.0], EarlyStopping(1), Skip())
     trained.fit(4)
-    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: the last 1 were no better than 1")
+    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: no improvement on 1 for 1 epoch")
 
 
 def test_a_period_around_it_makes_it_look_less_often():
     trained = learner([3.0, 1.0, 2.0, 0.5, 3.0, 0.7, 0.1, 0.1], every(EarlyStopping(1), epochs=2))
     trained.fit(8)
-    assert (trained.epoch, trained.stop_reason) == (6, "validation/loss: the last 1 were no better than 0.5")
+    assert (trained.epoch, trained.stop_reason) == (6, "validation/loss: no improvement on 0.5 for 1 epoch")
 
 
 def test_a_loop_written_by_hand_is_told_by_the_cancel():
@@ -236,7 +236,7 @@ def test_a_loop_written_by_hand_is_told_by_the_cancel():
     trained.trigger()
     trained.run_epoch(training)
     trained.run_epoch(validation)
-    with pytest.raises(CancelFitting, match="validation/loss: the last 1 were no better than 1"):
+    with pytest.raises(CancelFitting, match="validation/loss: no improvement on 1 for 1 epoch"):
         trained.trigger()
 
 
@@ -383,4 +383,4 @@ def test_no_writer_of_the_metrics_comes_behind_it():
 
     trained = learner([1.0] * 5, EarlyStopping(2, metric="late"), Late())
     trained.fit(5)
-    assert (trained.epoch, trained.stop_reason) == (3, "validation/late: the last 2 were no better than 1")
+    assert (trained.epoch, trained.stop_reason) == (3, "validation/late: no improvement on 1 for 2 epochs")

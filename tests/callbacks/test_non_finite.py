@@ -68,6 +68,7 @@ def test_bad_steps_are_skipped_and_counted(steps_per_call, defaults, capsys):
     assert any(type(callback) is StopOnNaNLoss for callback in learner.callbacks) is False
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 def test_too_many_in_a_row_end_the_fit(steps_per_call):
     learner = weighted([1, NAN, 1, NAN, NAN, 1, 1], [SkipNonFinite(2)], steps_per_call=steps_per_call)
@@ -209,6 +210,7 @@ def test_an_overflow_of_the_scale_does_not_stop_a_fit_that_stops_on_nan(capsys):
     assert learner.params["w"] == pytest.approx(1 - 2 * 6e-4, rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 def test_a_loss_that_is_nan_itself_still_stops(capsys):
     learner = weighted([1, NAN, 1], [DynamicLossScale()], default_callbacks=True)
     learner.fit(1)

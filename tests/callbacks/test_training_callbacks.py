@@ -64,6 +64,7 @@ def weighted(values, stop_at=None):
     )
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize(("bad", "said"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
 @pytest.mark.parametrize("at", [1, 2, 40, 124])
 def test_a_loss_that_is_no_number_ends_the_fit_at_its_step(bad, said, at):

@@ -121,7 +121,7 @@ def test_a_runner_that_has_not_been_due_yet_is_waited_for():
     learner.fit(10)
     # The losses fall, which is bad for `max`: the second of them, in epoch 4, is one without a better one.
     assert learner.epoch == 4
-    assert learner.stop_reason.startswith("inference/loss: the last 1 were no better than ")
+    assert learner.stop_reason.startswith("inference/loss: no improvement on ")
 
 
 def test_a_statistic_of_unknown_name_that_a_runner_does_not_have_is_told_when_it_has_run():

@@ -201,6 +201,7 @@ HOW = {
     },
     "ModelSaver": {"make": lambda: library.ModelSaver(folder()), "handles": ["_files"]},
     "Metrics": {"make": lambda: library.Metrics(library.Metric(lambda outputs, ys: outputs.mean(), name="mean"))},
+    "FitSummary": {"make": lambda: library.FitSummary(io.StringIO())},
     "MetricsPrinter": {"make": lambda: library.MetricsPrinter(io.StringIO()), "needs": [library.Metrics]},
     "MixUp": {"learner": of_images},
     "Monitors": {"handles": ["_delivery"]},  # files and connections

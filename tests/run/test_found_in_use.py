@@ -130,6 +130,7 @@ def nan_at(place, count):
     return [np.full((2, 1), np.nan if i == place else 1.0, np.float32) for i in range(count)]
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 def test_a_stopped_iterator_goes_on_with_the_batches_handed_back():
     data = iter(nan_at(96, 100))
     learner = line(data, StopOnNaNLoss())
@@ -238,6 +239,7 @@ def test_reads_of_a_predicate_do_not_pile_up():
     assert learner._state.handed == []
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 def test_order_in_the_list_does_not_change_what_is_counted_at_a_cancel():
     for callbacks in ([StopOnNaNLoss(), Recorder()], [Recorder(), StopOnNaNLoss()]):
         learner = line(nan_at(2, 4), *callbacks)

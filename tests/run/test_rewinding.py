@@ -254,6 +254,7 @@ def astray(guard: Callback, folder: Path, losses: list[float], lost: int, **opti
     )
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize("steps_per_call", [1, 5, "auto"])
 def test_steps_that_are_not_finite(tmp_path, steps_per_call):
     losses = [1.0] * 10 + [float("nan")] * 3 + [1.0] * 7

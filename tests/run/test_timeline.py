@@ -280,6 +280,7 @@ def test_arrows_lead_from_a_dispatch_to_the_device_to_the_handlers(tmp_path):
         assert len({window_of(span) for _, span in ends}) == 1
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 def test_steps_that_a_traced_handler_stopped_are_not_on_the_device(tmp_path):
     batches = [
         (np.full((8, 1), np.nan if i == 17 else 1.0, np.float32), np.ones((8, 1), np.float32)) for i in range(40)

@@ -240,9 +240,9 @@ def test_a_disjunction_stops_with_the_first_and_says_which():
     assert stopping_time(either, [12.0, 10.0, 11.0, 12.0, 13.0, NAN]) == 5
     assert stopping_time(either, [NAN, 12.0, 10.0, 11.0, 12.0, 13.0]) == 1
     state = either.update(None, NAN)
-    assert either.message(state) == "a value is nan"
+    assert either.message(state) == "the value is nan"
     both = NumberLimit(1) | InvalidValue()
-    assert both.message(both.update(None, INF)) == "number of values 1 (limit 1); a value is inf"
+    assert both.message(both.update(None, INF)) == "1 epoch with a value (limit 1); the value is inf"
 
 
 def test_disjunctions_are_flat_and_without_doubles():
@@ -257,12 +257,12 @@ def test_disjunctions_are_flat_and_without_doubles():
 @pytest.mark.parametrize(
     ("criterion", "losses", "said"),
     [
-        (NumberSinceBest(2), [1.0, 2.0, 3.0], "the last 2 were no better than 1"),
-        (Patience(2), [1.0, 2.0, 3.0], "2 in a row were worse than the one before, the last is 3"),
+        (NumberSinceBest(2), [1.0, 2.0, 3.0], "no improvement on 1 for 2 epochs"),
+        (Patience(2), [1.0, 2.0, 3.0], "worse than the epoch before for 2 epochs; the last value is 3"),
         (GL(12), [10, 8, 9], "9 is 12.5 % worse than the best, 8 (limit 12 %)"),
         (Threshold(0.5), [0.25], "0.25 is below 0.5"),
         (Threshold(0.5, mode="max"), [0.75], "0.75 is above 0.5"),
-        (NumberLimit(2), [1, 1], "number of values 2 (limit 2)"),
+        (NumberLimit(2), [1, 1], "2 epochs with a value (limit 2)"),
     ],
 )
 def test_what_criteria_say(criterion, losses, said):
@@ -380,5 +380,5 @@ def test_a_criterion_of_ones_own():
             return state == 2
 
     assert stopping_time(Second() | Never(), [1.0, 1.0, 1.0]) == 2
-    assert Second().message(2) == "Second() says so"
+    assert Second().message(2) == "Second() is met"
     assert (Second() | Never()).with_mode("max").done([2, None])

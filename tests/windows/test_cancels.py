@@ -148,6 +148,7 @@ def test_stops_lose_no_batch_of_an_iterator(same, tell, keep):
     same(run, (7, "auto"))
 
 
+@pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize("beside", [(), (Recorder, Metrics)], ids=["alone", "beside others"])
 def test_the_loss_is_nan_at_every_step(beside, same, tell, keep):
     def run(length):

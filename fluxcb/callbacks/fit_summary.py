@@ -1,0 +1,146 @@
+"""`FitSummary`: how a fit ended, where its files are, and what can be done next."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fluxcb._declare.access import Read
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.dispatch import shown_path
+from fluxcb._declare.events import FitBegin, FitEnd
+from fluxcb._declare.handlers import on
+from fluxcb._declare.phases import Phase
+from fluxcb.callbacks.checkpointer import Checkpointer
+from fluxcb.callbacks.console import console_for, is_plain, print_line
+from fluxcb.callbacks.printer import MetricsPrinter
+from fluxcb.callbacks.progress import ProgressBar
+from fluxcb.logging.consoles import text_file
+
+__all__ = ["FitSummary"]
+
+
+class FitSummary(Callback):
+    """Print, when a fit ends, why it ended, where the callbacks have written files, and what can be done next.
+
+    Files are those that callbacks name in `output_locations`. What can be done next is the advice of the callback that
+    ended the fit (`CancelFitting(reason, advice=...)`), or how to use or continue the training.
+
+    Args:
+        file: Where to print; standard output by default.
+
+    Access:
+        callbacks: Read.
+        model: Read.
+
+    Runs:
+        FitBegin, FitEnd x Phase (host).
+
+    Cost:
+        Up to three lines per fit.
+
+    Example:
+        >>> import io, jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import FitSummary
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     optax.sgd(0.1),
+        ...     data=[jnp.ones(2)] * 3,
+        ...     callbacks=[FitSummary(file := io.StringIO())],
+        ...     default_callbacks=False,
+        ... )
+        >>> history = learner.fit(2)
+        >>> print(file.getvalue().rstrip())
+        Training finished after epoch 2, step 6 (... s).
+        Next: `learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs.
+    """
+
+    chief_only = True  # one process prints
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self.file = text_file(file, "FitSummary")
+        self._began: tuple[float, int] | None = None  # when the fit began (s), and the finished steps
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return what it reads and writes; see the class."""
+        return {"callbacks": Read(), "model": Read()}
+
+    def runafter(self) -> tuple[type[Callback], ...]:
+        """Return the other default callbacks that print, so that the summary comes last."""
+        return (MetricsPrinter, ProgressBar)
+
+    @on(FitBegin, Phase, access={})
+    def begin_fit(self, event: FitBegin, phase: Phase, learner: Any) -> None:
+        """Note the time."""
+        if self._began is None:  # not again when the run rewinds
+            self._began = time.monotonic(), learner.progress.step
+
+    @on(FitEnd, Phase)
+    def end_fit(self, event: FitEnd, phase: Phase, learner: Any) -> None:
+        """Print the summary."""
+        console = console_for(self.file)
+        if event.outcome == "rewinding":
+            print_line(console, f"Training rewinds {_after(learner.progress)}: {event.reason}.")
+            return
+        began, self._began = self._began, None
+        trained = began is not None and learner.progress.step > began[1]
+        seconds = time.monotonic() - began[0] if began is not None else 0.0
+        print_line(console, _ending(event, learner.progress, seconds, trained), None if is_plain(console) else "bold")
+        if event.outcome == "failed" and not trained:
+            return  # the error says what to do
+        locations = list(_locations(learner.callbacks))
+        if locations:
+            print_line(console, f"Wrote {', '.join(locations)}.")
+        print_line(console, f"Next: {_advice(event, learner)}.")
+
+
+def _after(progress: Any) -> str:
+    of = f" of {progress.epochs}" if progress.epochs > progress.epoch else ""
+    return f"after epoch {progress.epoch}{of}, step {progress.step}"
+
+
+def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:
+    """Return how the fit ended, as one sentence."""
+    after = _after(progress)
+    if event.outcome == "finished" and not trained:
+        return f"Training had already finished {after}."
+    if event.outcome == "finished":
+        return f"Training finished {after} ({seconds:.1f} s)."
+    reason = (event.reason or "").partition("\n")[0]
+    if event.outcome == "interrupted":
+        reason = {"KeyboardInterrupt": "Ctrl-C", "preempted": "SIGTERM"}.get(reason, reason)
+    verb = "was interrupted" if event.outcome == "interrupted" else event.outcome
+    if event.outcome == "failed" and not trained:
+        after = "before its first step"
+    return f"Training {verb} {after}: {reason.removesuffix('.')}."
+
+
+def _locations(callbacks: Any) -> Iterator[str]:
+    """Yield what the callbacks have written and where, each place once."""
+    seen: set[str] = set()
+    for callback in callbacks:
+        for place in callback.output_locations():
+            shown = shown_path(str(place)) if isinstance(place, Path) else place
+            if shown not in seen and (not isinstance(place, Path) or place.exists()):
+                seen.add(shown)
+                yield f"{shown} ({type(unwrap(callback)).__name__})"
+
+
+def _advice(event: FitEnd, learner: Any) -> str:
+    """Return what can be done next, as a clause without a period."""
+    if event.advice:
+        return event.advice
+    saves = any(isinstance(unwrap(callback), Checkpointer) for callback in learner.callbacks)
+    if event.outcome in ("failed", "interrupted"):
+        if saves:
+            return "`learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process"
+        return (
+            "`learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
+            "`learner.fit(..., resume=True)` continues in a new one"
+        )
+    if learner.model is None:  # built with `Learner.from_loss`
+        return "`learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs"
+    return "`learner.model` is the trained model; `learner.fit(n)` trains n more epochs"

@@ -1,0 +1,244 @@
+"""`FitSummary`: the last lines of a fit say how it ended, where its files are, and what can be done next."""
+
+import io
+import os
+import re
+import signal
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Append, Callback, CancelFitting, PauseFitting, RewindFitting, on
+from fluxcb.callbacks import (
+    Checkpointer,
+    CustomCallback,
+    EarlyStopping,
+    FitSummary,
+    Metrics,
+    Monitors,
+    SkipNonFinite,
+    StopOnNaNLoss,
+)
+from fluxcb.events import EpochBegin, EpochEnd, FitBegin, FitEnd, StepEnd
+from fluxcb.logging import CSVBackend, JSONLinesBackend
+from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
+
+PARAMS = "Next: `learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs."
+TRAINED = "Next: `learner.model` is the trained model; `learner.fit(n)` trains n more epochs."
+IN_PROCESS = (
+    "Next: `learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
+    "`learner.fit(..., resume=True)` continues in a new one."
+)
+RESUMABLE = "Next: `learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process."
+DIVERGED = (
+    "Next: lower the learning rate, add `ClipGradients(1.0)` to the callbacks, or add `CheckNumerics()` to find the "
+    "gradient that is not finite. The parameters are those after the last good step."
+)
+
+
+@pytest.fixture
+def file():
+    return io.StringIO()
+
+
+def lines(file):
+    """Return what was printed, with `(0.0 s)` for any time."""
+    return re.sub(r"\(\d+\.\d s\)", "(0.0 s)", file.getvalue()).splitlines()
+
+
+def raising(error, event, when=lambda learner: True):
+    """Return a callback that raises an error at an event of the training."""
+
+    def act(learner):
+        if when(learner):
+            raise error
+
+    return CustomCallback(act, event, TrainingPhase, access={"control": Append()})
+
+
+class Ends(Callback):
+    """Note the FitEnd events."""
+
+    def __init__(self):
+        self.seen = []
+
+    @on
+    def note(self, event: FitEnd, phase, learner):
+        self.seen.append((event.outcome, event.reason, event.advice, type(event.error).__name__))
+
+
+def test_a_fit_that_runs_to_its_end(file):
+    ends = Ends()
+    learner = testlearner(FitSummary(file), ends)
+    learner.fit(2)
+    learner.fit(1)
+    assert lines(file) == [
+        "Training finished after epoch 2, step 8 (0.0 s).",
+        TRAINED,
+        "Training finished after epoch 3, step 12 (0.0 s).",
+        TRAINED,
+    ]
+    assert ends.seen == [("finished", None, "", "NoneType")] * 2
+    assert repr(learner) == "<Learner at epoch 3, step 12, with 2 callbacks>"
+
+
+def test_a_learner_without_a_model(file):
+    fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        lambda params, batch, key: jnp.mean(params["w"] * batch),
+        optax.sgd(0.1),
+        data=[np.ones(2, np.float32)],
+        callbacks=[FitSummary(file)],
+        default_callbacks=False,
+    ).fit(1)
+    assert lines(file)[-1] == PARAMS
+
+
+def test_a_callback_stops_the_fit(file):
+    ends = Ends()
+    stop = raising(CancelFitting("enough"), EpochEnd, lambda learner: learner.progress.epoch == 2)
+    learner = testlearner(stop, FitSummary(file), ends)
+    assert learner.fit(5).stop_reason == "enough"
+    assert lines(file) == ["Training stopped after epoch 2 of 5, step 8: enough.", TRAINED]
+    assert ends.seen == [("stopped", "enough", "", "NoneType")]
+    assert repr(learner) == "<Learner at epoch 2, step 8, with 3 callbacks; the last fit stopped: enough>"
+
+
+def test_a_callback_gives_advice(file):
+    testlearner(raising(CancelFitting("no disk space", advice="delete old runs"), EpochEnd), FitSummary(file)).fit(5)
+    assert lines(file) == ["Training stopped after epoch 1 of 5, step 4: no disk space.", "Next: delete old runs."]
+
+
+def test_early_stopping_says_so(file):
+    learner = testlearner(Metrics(), EarlyStopping(1), FitSummary(file), learning_rate=1.5)  # diverges from epoch 1 on
+    learner.fit(5)
+    best = learner.history["validation/loss"][0]
+    assert lines(file)[0] == (
+        f"Training stopped after epoch 2 of 5, step 8: validation/loss: no improvement on {best:.6g} for 1 epoch."
+    )
+
+
+@pytest.mark.parametrize(
+    ("callback", "reason"),
+    [
+        (StopOnNaNLoss, "the loss was inf at step 2"),
+        (lambda: SkipNonFinite(2), "loss or gradients were not finite at 2 steps in a row, up to step 3"),
+    ],
+)
+def test_a_loss_that_is_not_finite_is_a_warning_too(file, callback, reason):
+    learner = testlearner(callback(), FitSummary(file), learning_rate=1e30)
+    with pytest.warns(RuntimeWarning, match=f"^Training stopped: {reason}.$") as caught:
+        learner.fit(5)
+    assert [warning.filename for warning in caught] == [__file__]  # it points at the call of `fit`
+    step = reason.split()[-1]
+    assert lines(file) == [f"Training stopped after epoch 1 of 5, step {step}: {reason}.", DIVERGED]
+    assert learner.stop_reason == reason
+
+
+def test_a_handler_pauses_the_fit(file):
+    pause = raising(PauseFitting("the machine is needed"), StepEnd, lambda learner: learner.progress.step == 3)
+    testlearner(pause, FitSummary(file), steps_per_call=1).fit(5)
+    assert lines(file) == ["Training was interrupted after epoch 1 of 5, step 3: the machine is needed.", IN_PROCESS]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown", "outcome"),
+    [(signal.SIGTERM, "SIGTERM", "NoneType"), (signal.SIGINT, "Ctrl-C", "KeyboardInterrupt")],
+)
+def test_a_signal_ends_the_fit(file, number, shown, outcome):
+    ends = Ends()
+    kill = CustomCallback(lambda learner: os.kill(os.getpid(), number), EpochBegin, TrainingPhase)
+    learner = testlearner(kill, FitSummary(file), ends)
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            learner.fit(5)
+    else:
+        learner.fit(5)
+    assert lines(file) == [f"Training was interrupted after epoch 1 of 5, step 0: {shown}.", IN_PROCESS]
+    assert [(seen[0], seen[3]) for seen in ends.seen] == [("interrupted", outcome)]
+
+
+def test_a_handler_fails(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fails = raising(ValueError("boom\nand more"), EpochEnd)
+    with pytest.raises(ValueError, match="boom"):
+        testlearner(fails, FitSummary(file), Checkpointer("run", steps=2)).fit(5)
+    assert lines(file) == [
+        "Training failed after epoch 1 of 5, step 4: ValueError: boom.",
+        "Wrote run (Checkpointer).",
+        RESUMABLE,
+    ]
+
+
+@pytest.mark.parametrize("event", [FitBegin, EpochBegin])
+def test_a_fit_that_fails_before_its_first_step_has_one_line(file, event):
+    with pytest.raises(ValueError, match="boom"):
+        testlearner(raising(ValueError("boom"), event), FitSummary(file)).fit(5)
+    assert lines(file) == ["Training failed before its first step: ValueError: boom."]
+
+
+def test_it_lists_what_was_written(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learner = testlearner(
+        Metrics(),
+        Monitors(JSONLinesBackend("log.jsonl"), CSVBackend(tmp_path / "logs" / "log.csv")),
+        raising(CancelFitting("enough"), EpochEnd),
+        Checkpointer("run"),
+        FitSummary(file),
+        default_callbacks=True,
+    )
+    learner.fit(5)
+    written = [line for line in lines(file) if line.startswith("Wrote")]
+    (line,) = written
+    places = line.removeprefix("Wrote ").removesuffix(".").split(", ")
+    assert set(places) == {
+        f"{name} ({owner})"
+        for name, owner in [("log.jsonl", "Monitors"), ("logs/log.csv", "Monitors"), ("run", "Checkpointer")]
+        if (tmp_path / name).exists()
+    }
+    assert "run (Checkpointer)" in places
+
+
+def test_a_resumed_run_that_is_done_says_so(file, tmp_path):
+    def learner():
+        return testlearner(Checkpointer(tmp_path), FitSummary(file))
+
+    learner().fit(2, resume=True)
+    learner().fit(2, resume=True)
+    assert [line for line in lines(file) if line.startswith("Training")] == [
+        "Training finished after epoch 2, step 8 (0.0 s).",
+        "Training had already finished after epoch 2, step 8.",
+    ]
+
+
+def test_a_run_that_rewinds_says_so_and_goes_on(file, tmp_path):
+    asked = []
+
+    def rewind(learner):
+        if learner.progress.epoch == 2 and not asked:
+            asked.append(True)
+            raise RewindFitting("a spike", before=4)
+
+    ends = Ends()
+    callbacks = (
+        CustomCallback(rewind, EpochEnd, TrainingPhase, access={"control": Append()}),
+        Checkpointer(tmp_path, epochs=1),
+        FitSummary(file),
+        ends,
+    )
+    with pytest.warns(UserWarning, match="a spike"):
+        testlearner(*callbacks).fit(3)
+    assert [line for line in lines(file) if line.startswith("Training")] == [
+        "Training rewinds after epoch 2 of 3, step 8: a spike.",
+        "Training finished after epoch 3, step 12 (0.0 s).",
+    ]
+    assert [seen[:2] for seen in ends.seen] == [("rewinding", "a spike"), ("finished", None)]
+
+
+def test_it_comes_after_the_table():
+    order = fluxcb.check([FitSummary()]).order(FitEnd, TrainingPhase)
+    assert isinstance(order[-1], FitSummary)
