@@ -333,7 +333,7 @@ class CallbackGraph:
             after: Which positions are stated to come after each position, through others also; see `reachable`.
         """
         forward = a.declared.position, b.declared.position
-        backward = forward[::-1]
+        backward = b.declared.position, a.declared.position
         # What is stated outweighs what is derived from reads and writes.
         if forward in relations or backward in relations:
             return None

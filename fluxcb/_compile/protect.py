@@ -207,9 +207,10 @@ class _View:
         return f"<{inside} as {self._who} may see it: {', '.join(sorted(self._readable)) or 'nothing'}>"
 
 
-def _key(name: str | Phase | type[Phase]) -> str:
+def _key(name: Any) -> Any:
     """Return the name of a part: state that is kept by phase is looked up by the phase as well."""
-    return name if isinstance(name, str) else name.name
+    by_phase = isinstance(name, Phase) or (isinstance(name, type) and issubclass(name, Phase))
+    return name.name if by_phase else name
 
 
 def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any:

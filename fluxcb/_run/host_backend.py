@@ -224,7 +224,7 @@ class HostBackend:
     def _nothing_at(self, path: StatePath, container: Any) -> MissingStateError:
         label, where, name = self._declared.label, self._declared.where, path[-1]
         hint = did_you_mean(name, _names(container))
-        if hasattr(container, "cbstate_part"):
+        if hasattr(type(container), "cbstate_part"):
             return MissingStateError(
                 f"{label} reads `{dotted(path)}`, which has no value yet.{hint}",
                 where=where,
@@ -292,7 +292,7 @@ class HostBackend:
     def hub(self, path: StatePath) -> Any:
         """Return the shared object at a path if it has named parts (`cbstate_part`), else None."""
         value = None if self._state.in_carry(path[1]) else self._shared(path)
-        return value if hasattr(value, "cbstate_part") else None
+        return value if hasattr(type(value), "cbstate_part") else None
 
     def _shared(self, path: StatePath) -> Any:
         """Return the shared object at a path, or an empty mapping if there is none."""
@@ -344,7 +344,7 @@ class HostBackend:
                 target = target.setdefault(part, {})
             else:
                 target = _part(target, part, writable=True)
-        if hasattr(target, "cbstate_part"):
+        if hasattr(type(target), "cbstate_part"):
             raise AccessError(
                 f"{self._declared.label} assigns `{dotted(path)}`, a part of a {type(target).__name__}.",
                 where=self._declared.where,
@@ -413,11 +413,11 @@ def _part(value: Any, name: str, *, writable: bool) -> Any:
     """
     if isinstance(value, Mapping):
         return value[name]
-    if hasattr(value, "cbstate_part"):
+    if hasattr(type(value), "cbstate_part"):
         return value.cbstate_part(name, writable=writable)
     return getattr(value, name)
 
 
 def _names(value: Any) -> list[str]:
     """Return the names of the parts of a shared object."""
-    return list(value) if hasattr(value, "cbstate_part") else list(names_in(value))
+    return list(value) if hasattr(type(value), "cbstate_part") else list(names_in(value))

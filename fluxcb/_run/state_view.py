@@ -95,7 +95,7 @@ def _described(value: Any) -> str:
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     if not hasattr(value, "__len__"):
         return kind
-    keyed = isinstance(value, Mapping) or hasattr(value, "cbstate_part")
+    keyed = isinstance(value, Mapping) or hasattr(type(value), "cbstate_part")
     if not keyed:
         return f"{kind} of {len(value)}"
     names = list(map(str, value))
