@@ -74,7 +74,7 @@ class CellOutput:
 
     def draw(self) -> None:
         """Draw the output."""
-        from IPython.display import display  # it runs, or there is no notebook
+        from IPython.display import display  # a notebook runs IPython; nothing else imports it
 
         with self._lock:
             self._drawn = time.monotonic()

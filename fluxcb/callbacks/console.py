@@ -19,7 +19,7 @@ def show_block(console: Any, lines: Sequence[str], style: str | None = None) -> 
     """Show a block of text once, for example what a fit says when it ends.
 
     In a terminal the block stands above the live bar. In a file, a pipe or a notebook, it follows what was printed
-    before. The block is printed in one write and flushed, so that no other output can come between its lines.
+    before. The block is printed in one write, so that no other output can come between its lines.
 
     Args:
         console: The console of `console_for`.

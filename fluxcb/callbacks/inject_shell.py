@@ -124,7 +124,7 @@ class InjectShell(Callback):
 
 
 def _ipython(learner: Any) -> None:
-    from IPython.terminal.embed import embed  # optional
+    from IPython.terminal.embed import embed
 
     embed(banner1=f"{learner!r}\nCtrl-D goes on with the training.", confirm_exit=False)
 
