@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,17 +17,24 @@ def is_plain(console: Any) -> bool:
 
 
 def show_block(console: Any, lines: Sequence[str], style: str | None = None) -> None:
-    """Show a block of text once, for example what a fit says when it ends.
+    """Show a block of text once, for example the summary at the end of a fit.
 
-    In a terminal the block stands above the live bar. In a file, a pipe or a notebook, it follows what was printed
-    before. The block is printed in one write, so that no other output can come between its lines.
+    In a terminal, the block is above the live bar, and long lines are wrapped between words. In a file, a pipe or a
+    notebook, the block follows the output before it. The block is printed in one write, so that no other output can
+    come between its lines.
 
     Args:
         console: The console of `console_for`.
         lines: The lines, without line ends.
         style: Their rich style in a terminal, e.g. `bold`; plain text has none.
     """
-    print_lines(console, lines, None if is_plain(console) else style)
+    if is_plain(console):
+        print_lines(console, lines, None)
+        return
+    wrapper = textwrap.TextWrapper(
+        console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    print_lines(console, [part for line in lines for part in wrapper.wrap(line) or [""]], style)
 
 
 def print_table(console: Any, header: Sequence[str], rows: Sequence[Sequence[str]], footer: Sequence[str]) -> None:

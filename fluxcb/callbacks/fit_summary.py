@@ -55,7 +55,7 @@ class FitSummary(Callback):
         >>> history = learner.fit(2)
         >>> print(file.getvalue().rstrip())
         Training finished after epoch 2, step 6 (... s).
-        Next: `learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs.
+        Next: `learner.params` has the trained parameters, `learner.fit(n)` trains further.
     """
 
     chief_only = True  # one process prints
@@ -140,5 +140,5 @@ def _advice(event: FitEnd, learner: Any) -> str:
             "`learner.fit(..., resume=True)` continues in a new one"
         )
     if learner.model is None:  # built with `Learner.from_loss`
-        return "`learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs"
-    return "`learner.predict(data)` applies the trained model, `learner.model`; `learner.fit(n)` trains n more epochs"
+        return "`learner.params` has the trained parameters, `learner.fit(n)` trains further"
+    return "`learner.predict(data)` applies the model, `learner.fit(n)` trains further"

@@ -27,10 +27,8 @@ from fluxcb.logging import CSVBackend, JSONLinesBackend
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
-PARAMS = "Next: `learner.params` are the trained parameters; `learner.fit(n)` trains n more epochs."
-TRAINED = (
-    "Next: `learner.predict(data)` applies the trained model, `learner.model`; `learner.fit(n)` trains n more epochs."
-)
+PARAMS = "Next: `learner.params` has the trained parameters, `learner.fit(n)` trains further."
+TRAINED = "Next: `learner.predict(data)` applies the model, `learner.fit(n)` trains further."
 IN_PROCESS = (
     "Next: `learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
     "`learner.fit(..., resume=True)` continues in a new one."
@@ -244,3 +242,18 @@ def test_a_run_that_rewinds_says_so_and_goes_on(file, tmp_path):
 def test_it_comes_after_the_table():
     order = fluxcb.check([FitSummary()]).order(FitEnd, TrainingPhase)
     assert isinstance(order[-1], FitSummary)
+
+
+def test_long_lines_are_wrapped_between_words_in_a_terminal():
+    from rich.console import Console
+
+    from fluxcb.callbacks.console import show_block
+
+    words = ["parameters", "`fit(n)`", "learning-rate", "of"] * 10
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), width=40, force_terminal=terminal, color_system=None)
+        show_block(console, ["short", " ".join(words)])
+        first, *rest = console.file.getvalue().splitlines()
+        assert first == "short"
+        assert " ".join(line.strip() for line in rest) == " ".join(words)
+        assert (len(rest) > 1, max(map(len, rest)) <= 40) == ((True, True) if terminal else (False, False))
