@@ -35,9 +35,6 @@ class Measure:
         metrics: What the user gave as `metrics`, or None for the Learner's own.
         graph: The Learner's callbacks.
 
-    Attributes:
-        sums: Computes the metrics.
-
     Raises:
         DeclarationError: Something given is no metric, or two have one name.
     """
@@ -46,7 +43,14 @@ class Measure:
         self._made_of = _parts_of(metrics, graph)
         own = self._made_of[0] if self._made_of else None
         chosen = own if isinstance(own, Metrics) and metrics is None else Metrics(*self._made_of)
-        self.sums = MetricSums(chosen.metrics)
+        self._metrics = chosen.metrics
+        self._sums: dict[type[Phase], MetricSums] = {}
+
+    def sums(self, phase: Phase) -> MetricSums:
+        """Return the metrics of a phase; a metric can be limited to other phases, with `Metric(fn, phase=...)`."""
+        if type(phase) not in self._sums:
+            self._sums[type(phase)] = MetricSums(tuple(m for m in self._metrics if isinstance(phase, m.phases)))
+        return self._sums[type(phase)]
 
     def of(self, metrics: Any, graph: CallbackGraph) -> bool:
         """Return whether this measures the same."""

@@ -198,7 +198,7 @@ class ModelMethods:
             average = average_in(self._parts.graph, type(phase))
         if self._measure is None or not self._measure.of(metrics, self._parts.graph):
             self._measure = Measure(metrics, self._parts.graph)
-        return evaluated(self._parts, phase, data, self._measure.sums, average, batch_size)
+        return evaluated(self._parts, phase, data, self._measure.sums(phase), average, batch_size)
 
     def _adapter(self, instead: str) -> Any:
         if self._parts.adapter is None:

@@ -489,3 +489,17 @@ def test_long_evaluations_show_lines_where_the_progress_bar_does(monkeypatch):
     learner = linear(ProgressBar(file := io.StringIO()))
     learner.evaluate()
     assert file.getvalue() == "evaluate: 2/3 batches, 0 batches/s\n"
+
+
+def test_a_metric_is_measured_in_its_own_phases():
+    def first_output(outputs, ys):
+        return outputs[:, 0].mean()
+
+    metrics = Metrics(
+        Metric(accuracy, "shared", phase=ValidationPhase), Metric(first_output, "shared", phase=TrainingPhase)
+    )
+    learner = linear(metrics)
+    expected = by_hand(learner.params)
+    assert_close(learner.evaluate(), {"loss": expected["loss"], "shared": expected["accuracy"]})
+    only_training = Metric(accuracy, phase=TrainingPhase)
+    assert_close(learner.evaluate(metrics=only_training), {"loss": expected["loss"]})
