@@ -113,7 +113,7 @@ class FitEnd(HostEvent):
             "interrupted": a signal or `PauseFitting` ended it, and it can be resumed. "failed": `error` was raised.
             "rewinding": the run returns to an earlier checkpoint, and `FitBegin` follows.
         reason: The value that `learner.stop_reason` will have: None if the fit ran to its end.
-        advice: The advice of the callback that ended the fit, or None.
+        advice: The advice of the callback that ended the fit, or an empty string.
         error: The exception that ended the fit and will be raised, or None.
     """
 

@@ -34,7 +34,7 @@ class Predictor:
         self.model = model
 
         def outputs(params: PyTree, model_state: PyTree, xs: PyTree, key: Any, number: Any) -> PyTree:
-            key = jax.random.fold_in(key, number)  # a different key per batch, for models that draw random numbers in evaluation
+            key = jax.random.fold_in(key, number)  # for models that draw random numbers in evaluation
             return model.apply(params, model_state, xs, train=False, key=key)[0]
 
         self._outputs = jax.jit(outputs)
