@@ -249,7 +249,7 @@ def _phase_of(names: tuple[str, ...]) -> TrainingPhase:
 def _refuse_foreign(declared: Declared, phase: type[Phase], names: Iterable[str]) -> None:
     """Refuse a callback that touches what stays with the loop, or acts inside its step."""
     for path, permission, where in declared.accesses():
-        kept = path[0] not in _THERE and (path != ("data",) or writes(permission))  # `data` is empty; reading it is fine
+        kept = path[0] not in _THERE and (path != ("data",) or writes(permission))  # `data` is empty, but readable
         overwrites = path[0] == "step" and writes(permission) and (len(path) == 1 or path[1] in (*names, *_IN_STEP))
         if kept or overwrites:
             raise DeclarationError(
