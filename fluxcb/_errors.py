@@ -163,7 +163,7 @@ class ResumeError(CheckpointError):
 
 
 def nearest(name: str, known: Iterable[Any]) -> str:
-    """Return the known name that is most like a name, or an empty string if none is."""
+    """Return the known name that is most similar to a name, or an empty string if none is similar."""
     import difflib
 
     close = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.6)

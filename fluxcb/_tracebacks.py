@@ -1,6 +1,6 @@
-"""Tracebacks of exceptions that leave fluxcb: they show the user's frames, and not those of fluxcb itself.
+"""Removing fluxcb's own frames from the tracebacks of exceptions, so that they show the user's code.
 
-`FLUXCB_TRACEBACK=full` in the environment keeps every frame.
+The environment variable `FLUXCB_TRACEBACK=full` keeps all frames.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NOTE = f"fluxcb removed its own frames from this traceback. Set {VARIABLE}=full 
 
 
 def entry_point(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function of the public interface remove fluxcb's frames from the traceback of what it raises.
+    """Wrap a public function so that fluxcb's frames are removed from the tracebacks of its exceptions.
 
     Args:
         function: A function or method that users call.
 
     Returns:
-        The function. What it raises is the same exception, with the same notes, cause and context.
+        The wrapped function. It raises the same exceptions, with the same notes, cause and context.
     """
 
     @functools.wraps(function)
@@ -40,7 +40,7 @@ def entry_point(function: Callable[P, R]) -> Callable[P, R]:
         except BaseException as error:
             if os.environ.get(VARIABLE) != "full":
                 _remove_frames(error, set())
-            raise  # a bare `raise` takes the traceback as it now is, and does not add this frame
+            raise  # a bare `raise` keeps the modified traceback and does not add this frame
 
     return call
 
@@ -54,12 +54,12 @@ def stacklevel_of_user() -> int:
 
 
 def _is_own(frame: FrameType) -> bool:
-    # The module's name, not the file's: generated code, such as a dataclass's `__init__`, has no file.
+    # Compare the name of the module instead of the file, because generated code (a dataclass's `__init__`) has no file.
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fluxcb"
 
 
 def _remove_frames(error: BaseException | None, seen: set[int]) -> None:
-    """Remove fluxcb's frames from an exception, from its cause and context, and from those that a group holds."""
+    """Remove fluxcb's frames from an exception, its cause and context, and the members of an exception group."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))
@@ -75,19 +75,19 @@ def _remove_frames(error: BaseException | None, seen: set[int]) -> None:
 
 
 def _is_unexpected(error: BaseException) -> bool:
-    """Tell whether the line of fluxcb that raised an exception says something that its message does not."""
+    """Return whether the line of fluxcb that raised an exception adds information to its message."""
     return isinstance(error, Exception) and not isinstance(error, FluxcbError | ExceptionGroup)
 
 
 def _users(traceback: TracebackType | None, *, keep_last: bool) -> TracebackType | None:
-    """Return a traceback without fluxcb's frames, but with its last one if that is asked for."""
+    """Return a traceback without fluxcb's frames, optionally keeping the last one."""
     entries = []
     while traceback is not None:
         if not _is_own(traceback.tb_frame) or (keep_last and traceback.tb_next is None):
             entries.append(traceback)
         traceback = traceback.tb_next
     users: TracebackType | None = None
-    for entry in reversed(entries):  # new ones: exceptions that were raised inside each other share theirs
+    for entry in reversed(entries):  # new entries, because nested exceptions share theirs
         users = TracebackType(users, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return users
 

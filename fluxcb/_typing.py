@@ -41,10 +41,10 @@ class BatchSource(Protocol):
 
 
 class ModelAdapter(Protocol):
-    """What the step needs of a model, whatever library it was written in.
+    """The interface between the training step and a model of any library.
 
-    An adapter may also have `held`: the `(params, model_state)` that `init` returns whatever its arguments are, or
-    None. `load_model` then checks that a checkpoint has the same arrays.
+    An adapter may also have an attribute `held`. It is None, or the `(params, model_state)` that `init` returns for any
+    arguments. `load_model` then checks that a checkpoint has arrays of the same structure.
     """
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
@@ -56,5 +56,5 @@ class ModelAdapter(Protocol):
         ...
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return a fresh model of the user's kind that holds these arrays, ready for inference."""
+        """Return a new model of the user's type that holds these arrays, ready for inference."""
         ...

@@ -183,7 +183,7 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
     paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
     fixes = [f"put them in the list as `in_order({one.label}, {other.label})`"]
-    # A class to change is the user's own.
+    # Only suggest changes to classes that the user wrote.
     first, second = (other, one) if _is_shipped(other) else (one, other)
     if one.cls is not other.cls and not _is_shipped(second):
         fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")

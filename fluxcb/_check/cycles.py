@@ -1,4 +1,4 @@
-"""The error for a cycle: the edges with their reasons, and the edits that break it."""
+"""The error for a cycle: its edges with their reasons, and the edits that break it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cycle(
     """Return the error for a cycle.
 
     Args:
-        nodes: The positions of its callbacks, in order; the first one is also the last.
+        nodes: The positions of its callbacks, in order. The first position is repeated at the end.
         declared: All callbacks.
         relations: For each pair `(earlier, later)` of the moment, the reasons for that order.
         ordered: The pairs that `in_order` states.
@@ -49,7 +49,7 @@ def cycle(
 
 
 class _Fixes:
-    """What breaks a cycle; the arguments are those of `cycle`."""
+    """The edits that break a cycle; the arguments are those of `cycle`."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class _Fixes:
         self._runafter = runafter
 
     def in_the_list(self, edges: Sequence[Pair]) -> list[str]:
-        """Return the edits of the callbacks list: users of callbacks that others wrote can make these."""
+        """Return the edits of the callbacks list, which are possible even if the user did not write the callbacks."""
         reversed_ = [(j, i) for i, j in edges if self._may_be_reversed((i, j))]
         left = {pair: self._cycles_with(pair) for pair in reversed_}
         best = sorted(pair for pair in reversed_ if left[pair] == min(left.values()))
-        best.sort(key=lambda pair: pair[0] > pair[1])  # first the order in which they are in the list
+        best.sort(key=lambda pair: pair[0] > pair[1])  # first the pairs that keep the order of the list
         lines = [f"put them in the list as `in_order({self._labels(pair)})`" for pair in best[:SHOWN]]
         return lines + [f"exchange the two in `in_order({self._labels(p)})`" for p in edges if p in self._ordered]
 
@@ -88,13 +88,13 @@ class _Fixes:
             yield f"in {classes}, narrow a handler that touches less with `@on(..., access={{...}})`"
 
     def _is_derived(self, pair: Pair) -> bool:
-        """Tell whether an edge follows from reads and writes alone."""
+        """Return whether an edge follows only from reads and writes."""
         return all(" writes `" in reason for reason in self._relations[pair])
 
     def _may_be_reversed(self, pair: Pair) -> bool:
-        """Tell whether the reader can run first: a stated order outweighs a derived one.
+        """Return whether the reader can run first, because a stated order overrides a derived one.
 
-        It cannot where it reads a value of the step that exists only once the writer has written it.
+        The reader cannot run first if it reads a step value that exists only after the writer has written it.
         """
         written = [name for reason in self._relations[pair] for name in re.findall(r" writes `step\.(\w+)", reason)]
         return self._is_derived(pair) and set(written) <= {*ENGINE_STEP_NAMES, *step_names(BUILTIN_PHASES)}
@@ -103,14 +103,14 @@ class _Fixes:
         return self._declared[i].cls.__module__.partition(".")[0] != "fluxcb"
 
     def _users(self, positions: Sequence[int]) -> str:
-        """Return the names of the user's own classes among those of some callbacks, as `A` or `B`."""
+        """Return the classes of these callbacks that the user wrote, as the text "`A` or `B`"."""
         return " or ".join(dict.fromkeys(f"`{self._class(i)}`" for i in sorted(positions) if self._is_users(i)))
 
     def _class(self, i: int) -> str:
         return self._declared[i].cls.__name__
 
     def _cycles_with(self, stated: Pair) -> int:
-        """Return how many cycles there would be if `in_order` stated the order of one more pair."""
+        """Return how many cycles would remain if `in_order` stated the order of one more pair."""
         import networkx as nx
 
         graph = nx.DiGraph([stated, *(pair for pair in self._relations if pair != stated[::-1])])

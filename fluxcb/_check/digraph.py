@@ -22,7 +22,7 @@ _PICTURE = "picture"
 
 
 class _Picture:
-    """The drawing of a whole graph, made when it is first needed: a graph of 1000 callbacks takes a while."""
+    """The drawing of a whole graph. It is computed on first use, because a graph of 1000 callbacks takes a while."""
 
     def __init__(self, make: Callable[[], Drawing]) -> None:
         self._make = make
@@ -42,9 +42,9 @@ def _picture_of(known: Drawing) -> _Picture:
 class CallbackDiGraph(nx.DiGraph):
     """A `networkx.DiGraph` of callbacks that notebooks display as a picture.
 
-    Nodes are callback labels with the attributes `callback` and `position`; edges have `reasons` and `moments`. The
-    picture shows the nodes and edges that the graph has, so that of a subgraph is a part of the whole. A graph with
-    nodes or edges that fluxcb did not derive has no picture.
+    Nodes are callback labels with the attributes `callback` and `position`. Edges have the attributes `reasons` and
+    `moments`. The picture shows the current nodes and edges of the graph, so a subgraph has a smaller picture. A graph
+    with nodes or edges that were added by hand has no picture.
     """
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class CallbackDiGraph(nx.DiGraph):
         return {"text/plain": repr(self), **picture}
 
     def _drawing(self) -> Drawing | None:
-        """Return what the picture shows, or None if the drawing does not know a node or an edge."""
+        """Return the content of the picture, or None if a node or an edge is not in the drawing."""
         picture = self.graph.get(_PICTURE)
         if not isinstance(picture, _Picture):
             return None
@@ -64,7 +64,7 @@ class CallbackDiGraph(nx.DiGraph):
         nodes = tuple(node for node in known.nodes if node.title in self)
         title = {node.key: node.title for node in nodes}
         ends = [(link, title.get(link.earlier), title.get(link.later)) for link in known.links]
-        # Conflicts have no direction and no edge in networkx; they are drawn between nodes that are there.
+        # Conflicts have no direction, so they are not edges in networkx. They are drawn if both nodes are in the graph.
         links = tuple(
             link
             for link, earlier, later in ends

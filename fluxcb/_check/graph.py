@@ -154,7 +154,7 @@ class CallbackGraph:
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # it changes: new moments may be asked for
 
     def explain(self) -> str:
-        """Return for each moment which handlers run, in which order, and why."""
+        """Return a text that lists the handlers of each moment in order, with the reason for each position."""
         from fluxcb._check.render import explain
 
         return ShownText(explain(self))
@@ -201,9 +201,9 @@ class CallbackGraph:
 
     @property
     def digraph(self) -> nx.DiGraph:
-        """The graph for networkx: nodes are callback labels (attribute `callback`), edges have `reasons` and `moments`.
+        """The graph for networkx, which notebooks display as a picture.
 
-        Notebooks display it as a picture.
+        Nodes are callback labels with the attribute `callback`. Edges have the attributes `reasons` and `moments`.
         """
         from fluxcb._check.digraph import to_digraph
 
@@ -308,7 +308,10 @@ class CallbackGraph:
         return clash
 
     def _resolve(self, a: Handler, b: Handler, relations: Relations) -> Settlement | Conflict:
-        """Note what both callbacks and the registry say about a pair; return it, or the conflict if they disagree."""
+        """Record the order that both callbacks and the registry state for a pair.
+
+        Return the order, or the conflict if they disagree.
+        """
         i, j = a.declared.position, b.declared.position
         try:
             settlement = settle(a.declared, b.declared)
@@ -323,22 +326,23 @@ class CallbackGraph:
     def _relate_pair(
         self, a: Handler, b: Handler, shared: Overlaps, relations: Relations, after: dict[int, int]
     ) -> Conflict | None:
-        """Note the order of a pair that follows from its reads and writes; return the conflict if nothing tells it.
+        """Record the order of a pair that follows from its reads and writes; return a conflict if there is none.
 
         Args:
             a: The handler of the callback that is earlier in the list.
-            b: The other one.
-            shared: What they share.
-            relations: Where the order is noted.
-            after: Which positions are stated to come after each position, through others also; see `reachable`.
+            b: The handler of the other callback.
+            shared: The state that both access.
+            relations: Receives the order.
+            after: For each position, the positions that are stated to come after it, directly or through others; see
+                `reachable`.
         """
         forward = a.declared.position, b.declared.position
         backward = b.declared.position, a.declared.position
         # What is stated outweighs what is derived from reads and writes.
         if forward in relations or backward in relations:
             return None
-        # Only statements settle a conflict: if one reads what the other computes, their order is known, but not which
-        # of their writes to a third place should remain.
+        # Only stated orders settle a conflict. If one callback reads what the other one computes, their order is known,
+        # but not which of their writes to some other path should remain.
         if shared.both_write and not any(after.get(i, 0) >> j & 1 for i, j in (forward, backward)):
             return Conflict(a, b, shared)
         for pair, paths, writer, reader in (

@@ -1,4 +1,4 @@
-"""Checks of names: metrics that callbacks watch and nobody provides, and names that two callbacks use."""
+"""Checks of names: metrics that are watched but that no callback provides, and names that two callbacks use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MetricNames:
         phases: The phases that will be run.
 
     Attributes:
-        providers: The callbacks that provide a metric, by the name of its phase and its own name.
+        providers: The callbacks that provide a metric, keyed by the name of its phase and its own name.
     """
 
     declared: Sequence[Declared]
@@ -39,23 +39,23 @@ class MetricNames:
             own = {phase.name: phase for phase in declared.callback.metric_phases()}
             for phase in (*self.phases, *(phase for name, phase in own.items() if name not in run)):
                 for name in _names(declared, "provided_metrics", phase) or ():
-                    if phase.name not in own:  # else they are not made by the phase
+                    if phase.name not in own:  # otherwise the callback computes them, not the phase
                         self._of_phase[phase].append(name)
                     providers = self.providers.setdefault((phase.name, name), [])
-                    if declared not in providers:  # two phases may have one name
+                    if declared not in providers:  # two phases may have the same name
                         providers.append(declared)
 
     @property
     def known(self) -> list[str]:
-        """The names of the provided metrics as they are logged, `validation/loss`."""
+        """The names of the provided metrics in the form in which they are logged, `validation/loss`."""
         return [f"{phase}/{name}" for phase, name in self.providers]
 
     def is_open(self, phase: str) -> bool:
-        """Tell whether a phase of this name may have metrics whose names are not known."""
+        """Return whether a phase with this name may have metrics with unknown names."""
         of_name = [p for p in self.phases if p.name == phase] or [named_phase(phase)]
         return any(_names(d, "provided_metrics", p) is None for d in self.declared for p in of_name)
 
-    # -- what is watched ----------------------------------------------------------------------
+    # -- watched metrics ----------------------------------------------------------------------
 
     def watched(self) -> Iterator[tuple[Declared, Any]]:
         """Yield the metrics that callbacks watch, each with its callback."""
@@ -69,9 +69,9 @@ class MetricNames:
                 yield declared, watched
 
     def unprovided(self) -> Iterator[CheckError]:
-        """Yield a problem for each metric that is watched but that no callback provides."""
+        """Yield a problem for each watched metric that no callback provides."""
         if not self.providers:
-            return  # what is missing is `cbstate.metrics_epoch` itself
+            return  # `cbstate.metrics_epoch` itself is missing, which another check reports
         for declared, watched in self.watched():
             if (watched.phase, watched.metric) not in self.providers and not self.is_open(watched.phase):
                 yield self._unprovided(declared, watched)
@@ -96,7 +96,7 @@ class MetricNames:
         )
 
     def _nearest(self, watched: Any) -> str | None:
-        """Return the provided metric that was most likely meant, as it is logged."""
+        """Return the logged name of the provided metric that the user most likely meant."""
         for name in self.known:
             if name.endswith(f"/{watched}"):  # a metric with a slash in its own name
                 return name
@@ -112,7 +112,7 @@ class MetricNames:
         return f"{_near(watched.phase, phases) or phases[0]}/{name}"
 
     def without_data(self, has_data: Collection[str], filled: Collection[str]) -> Iterator[CheckError]:
-        """Yield a problem for each metric that is watched in a phase that will never run, because it has no data.
+        """Yield a problem for each watched metric of a phase that never runs because it has no data.
 
         Args:
             has_data: Names of the phases that have data.
@@ -124,7 +124,7 @@ class MetricNames:
             if phase not in run or phase in has_data or phase in filled or self.is_open(phase):
                 continue
             if any(phase in (p.name for p in d.callback.metric_phases()) for d in self.declared):
-                continue  # its statistics need no data of the Learner
+                continue  # its statistics do not use the Learner's data
             give = "data=(training, validation)" if phase == ValidationPhase.name else f'data={{"{phase}": batches}}'
             others = [f"{other}/{watched.metric}" for other in has_data if (other, watched.metric) in self.providers]
             yield MissingStateError(
@@ -139,10 +139,10 @@ class MetricNames:
     # -- names that two callbacks use -----------------------------------------------------------
 
     def doubled(self, problems: Sequence[CheckError]) -> Iterator[CheckError]:
-        """Yield a problem for each two callbacks that provide a metric of one name, or log under one name.
+        """Yield a problem for each pair of callbacks that provide a metric, or log, under the same name.
 
         Args:
-            problems: What is known to be wrong; of two callbacks that conflict, nothing more is said.
+            problems: The problems found so far. A pair of callbacks that conflict is not reported again.
         """
         said = [problem.what for problem in problems if isinstance(problem, ConflictError)]
         pairs: dict[tuple[int, int], tuple[Declared, Declared, list[str], str]] = {}
@@ -186,7 +186,7 @@ def _cures(one: Declared, other: Declared) -> list[str]:
 
 
 def _names(declared: Declared, method: str, argument: Any) -> Collection[str] | None:
-    """Return the names that a callback states, or None where it does not know them."""
+    """Return the names that a callback declares, or None if it does not know them."""
     names = getattr(declared.callback, method)(argument)
     if names is None:
         return None

@@ -127,13 +127,13 @@ def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[s
 
 def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
     """Find shared state that is read, or appended to, and that no callback creates."""
-    # By the entry's name, because others share nothing.
+    # Group by the name of the entry, because different entries share nothing.
     created: dict[str, list[tuple[StatePath, Permission]]] = {}
     appended: dict[str, list[tuple[StatePath, Permission]]] = {}
     for d in declared:
         for path, permission, _ in d.accesses():
             if path == ("cbstate",) and isinstance(permission, Write) and d.cls.init is not Callback.init:
-                return []  # its `init` may create anything; a Learner looks again when it has run
+                return []  # its `init` may create any entry; a Learner checks again after `init`
             if path[0] == "cbstate" and len(path) > 1 and writes(permission):
                 kind = appended if _only_appends(d, path, permission) else created
                 kind.setdefault(path[1], []).append((path, permission))
@@ -146,7 +146,7 @@ def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
             if writes(permission) and not appends:
                 continue
             exists = [entry for entry in created.get(path[1], ()) if overlap(entry[0], path)]
-            # An Append to a whole hub may add any name, but promises none.
+            # `Append()` on a whole hub may add any name, but does not guarantee one.
             promised = [
                 p
                 for p, by in (*exists, *appended.get(path[1], ()))
@@ -171,7 +171,7 @@ def _only_appends(d: Declared, path: StatePath, permission: Permission) -> bool:
 def _unpromised(
     d: Declared, path: StatePath, where: str, appended: Iterable[tuple[StatePath, Permission]]
 ) -> MissingStateError:
-    """Return the error for a name in a hub to which others may add names, but none declares this one."""
+    """Return the error for a name in a hub that no callback declares, although some may add any name."""
     hint = did_you_mean(path[-1], {p[-1] for p, _ in appended if len(p) == len(path)})
     return MissingStateError(
         f"{d.label} reads `{dotted(path)}`, which no callback declares to write.{hint}",

@@ -1,4 +1,4 @@
-"""The graph as text: which handlers run at each moment, in which order, and why."""
+"""The graph as text: the handlers of each moment in order, with the reason for each position."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _TURNS: Mapping[type[Event], int] = {event: turn for turn, event in enumerate(BU
 
 @dataclass(frozen=True)
 class _Reason:
-    """Why a handler has its place.
+    """A reason for the position of a handler.
 
     Attributes:
-        after: Number of the handler that it runs after, or None if the reason concerns no other handler.
-        words: The reason.
+        after: Number of the handler that it runs after, or None if the reason does not involve another handler.
+        words: The text of the reason.
     """
 
     after: int | None
@@ -38,12 +38,12 @@ class _Reason:
 
 @dataclass(frozen=True)
 class _Place:
-    """A handler's place at a moment.
+    """The position of a handler at a moment.
 
     Attributes:
-        number: Its place, from 1.
+        number: The position, starting at 1.
         handler: The handler.
-        reasons: Why it has that place; empty if nothing orders it.
+        reasons: The reasons for the position; empty if the handler is unordered.
     """
 
     number: int
@@ -52,7 +52,7 @@ class _Place:
 
 
 def explain(graph: CallbackGraph) -> str:
-    """Return for each moment the handlers in order, each with the reasons for its place."""
+    """Return the handlers of each moment in order, each with the reasons for its position."""
     lines: list[str] = []
     for moment, places in _places(graph):
         kind = "traced" if issubclass(moment[0], TracedEvent) else "host"
@@ -69,7 +69,7 @@ def explain(graph: CallbackGraph) -> str:
 
 
 def summary(graph: CallbackGraph) -> str:
-    """Return the size of the graph, and a line for each moment: the callbacks in order, with the reasons."""
+    """Return the size of the graph, followed by a line for each moment with its callbacks in order and the reasons."""
     lines = [counts(graph)]
     width = max((len(event.__name__) for event, _ in graph.moments), default=0)
     phase, unordered = None, False
@@ -97,7 +97,7 @@ def summary(graph: CallbackGraph) -> str:
 
 
 def counts(graph: CallbackGraph) -> str:
-    """Return how many callbacks, moments and edges a graph has, and how many problems if there are any."""
+    """Return the numbers of callbacks, moments, edges and, if there are any, problems of a graph."""
     phases = {phase for _, phase in graph.moments}
     numbers = [
         _count(graph.declared, "callback"),
@@ -143,7 +143,7 @@ def _places(graph: CallbackGraph) -> Iterator[tuple[Moment, list[_Place]]]:
 
 
 def _direct(place: _Place, places: Sequence[_Place]) -> Iterator[_Reason]:
-    """Yield a place's reasons, without those that follow from two others."""
+    """Yield the reasons for a position, without those that follow from two others."""
     after = [reason.after for reason in place.reasons if reason.after is not None]
     between = {reason.after for number in after for reason in places[number - 1].reasons}
     return (reason for reason in place.reasons if reason.after is None or reason.after not in between)
@@ -158,7 +158,7 @@ def _is_ordered(place: _Place) -> bool:
 
 
 Writers = dict[str, list[tuple[StatePath, Handler]]]
-"""For each entry of the shared state, the paths that are written, each with the handler that writes it."""
+"""For each entry of the shared state, the written paths, each with the handler that writes it."""
 
 
 def _writers(graph: CallbackGraph) -> Writers:
@@ -173,7 +173,7 @@ def _writers(graph: CallbackGraph) -> Writers:
 
 def _written_earlier(handler: Handler, writers: Writers) -> Iterator[str]:
     """Yield a reason for each entry that a handler reads and that another callback wrote at an earlier moment."""
-    turn = _TURNS.get(handler.event, 0)  # nothing is known to be earlier than an event of the user's
+    turn = _TURNS.get(handler.event, 0)  # for a user-defined event, it is not known which events are earlier
     for path, permission in handler.access.items():
         if path[0] != "cbstate" or len(path) < 2 or writes(permission):
             continue
@@ -205,7 +205,7 @@ def _tie(moment: Moment) -> str:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """Return `1 and 3`, or `1 to 4` for numbers that follow each other."""
+    """Return `1 and 3`, or `1 to 4` for consecutive numbers."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     *most, last = map(str, numbers)
@@ -213,7 +213,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _filled(head: str, items: Iterable[str]) -> Iterator[str]:
-    """Yield items after a head, on as many lines as they need."""
+    """Yield a heading followed by items, wrapped into lines."""
     line, begun = head, False
     for item in items:
         if begun and len(line) + 2 + len(item) > WIDTH:

@@ -1,4 +1,4 @@
-"""Texts that a REPL and a notebook display as they are, instead of quoted and escaped."""
+"""Strings that a REPL and a notebook display unchanged, without quotes and escapes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ShownMermaid", "ShownPage", "ShownSvg", "ShownText"]
 class ShownText(str):
     """A string whose `repr` is its own text, so that a REPL displays its lines.
 
-    It is an ordinary string in every other way: `print`, `==`, hashing and string methods work as usual.
+    In all other respects it is an ordinary string: `print`, `==`, hashing and string methods work as usual.
     """
 
     __slots__ = ()
@@ -38,10 +38,10 @@ class ShownMermaid(ShownText):
 
 
 class ShownPage(ShownText):
-    """The source of an HTML page, which a notebook displays in a frame of its own."""
+    """The source of an HTML page, which a notebook displays in a separate frame."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        # A frame, because the page's style sheet and scripts must not affect the notebook.
+        # A frame keeps the style sheet and the scripts of the page from affecting the notebook.
         return f'<iframe srcdoc="{escape(str(self))}" style="width:100%;height:640px;border:0"></iframe>'

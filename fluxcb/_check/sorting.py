@@ -1,4 +1,4 @@
-"""Sorting the nodes of a graph topologically, and finding what can be reached from them."""
+"""Topological sorting, and the nodes that can be reached from each node of a graph."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["reachable", "topological"]
 def topological(
     nodes: Iterable[int], edges: Iterable[tuple[int, int]], *, key: Any
 ) -> tuple[list[int], list[set[int]]]:
-    """Sort topologically, ties by key.
+    """Sort nodes topologically; ties are broken by key.
 
     Returns:
-        The order, and the members of each loop; the order holds these too, within a loop by key.
+        The order, and the members of each loop. The order includes the members of loops, sorted by key in each loop.
     """
     waiting = dict.fromkeys(nodes, 0)
     after: dict[int, list[int]] = {i: [] for i in waiting}
@@ -45,7 +45,7 @@ def topological(
 
 
 def reachable(edges: Iterable[tuple[int, int]]) -> dict[int, int]:
-    """Return for each start of an edge the nodes that can be reached from it, as the bits of an integer."""
+    """Return the nodes that can be reached from the start of each edge, as the bits of an integer."""
     after: dict[int, list[int]] = {}
     for i, j in edges:
         after.setdefault(i, []).append(j)
@@ -54,7 +54,7 @@ def reachable(edges: Iterable[tuple[int, int]]) -> dict[int, int]:
         return reached
     backwards = topological(after, edges, key=lambda i: i)[0][::-1]
     changed = True
-    while changed:  # twice, where there is no cycle
+    while changed:  # runs twice if there is no cycle
         changed = False
         for i in backwards:
             now = reached[i]
@@ -66,7 +66,7 @@ def reachable(edges: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 
 def _first_loops(left: Iterable[int], after: dict[int, list[int]]) -> list[set[int]]:
-    """Return the members of the loops that wait for nothing but themselves, among the nodes that are left."""
+    """Return the members of the loops that only depend on themselves, among the remaining nodes."""
     import networkx as nx
 
     left = set(left)

@@ -309,7 +309,7 @@ def _only_schedules(callback: Callback) -> bool:
 
 
 def _unmarked_user(callback: Callback, path: StatePath, reader: Reader) -> Any:
-    """Return a method that takes what handlers take, is none, and touches a path; None if there is no such method."""
+    """Return a method with the arguments of a handler that is not a handler and touches a path, or None."""
     callback = unwrap(callback)
     cls = type(callback)
     handlers = {entry.name for entry in callback.handlers()}

@@ -199,7 +199,7 @@ class HandlerBackend:
         state.replace(path, value)
 
     def hub(self, path: StatePath) -> None:
-        """Return None: what rides in the carry are pytrees."""
+        """Return None, because entries in the carry are pytrees and have no named parts."""
 
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names below `step`, `hyperparams`, `cbstate` or a part of it."""

@@ -1,7 +1,7 @@
-"""What an optax optimizer was made with, for messages that say how to make it with hyperparameters.
+"""Finding the factory that created an optax optimizer, so that messages can show how to inject hyperparameters.
 
-An optimizer is a pair of functions and does not know its name. What optax's own factories return is recognized by the
-functions that it consists of.
+An optimizer is a pair of functions and does not store the name of its factory. fluxcb recognizes the optimizers that
+optax's own factories return by the functions that they consist of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fluxcb._errors import nearest
 
 __all__ = ["Origin", "origin_of"]
 
-# What other libraries and papers call them.
+# Names of hyperparameters in other libraries and in papers.
 _ALIASES = {
     "lr": "learning_rate",
     "rate": "learning_rate",
@@ -36,12 +36,12 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Origin:
-    """The factory that made an optimizer, or the part of it that has hyperparameters.
+    """The factory that created an optimizer, or the part of the optimizer that has hyperparameters.
 
     Attributes:
         factory: The factory, e.g. `optax.adam`, or None if it is not known.
-        inside: Whether it made a part of the optimizer only, e.g. of an `optax.chain`.
-        injected: Names of the hyperparameters that the optimizer has already.
+        inside: Whether the factory created only a part of the optimizer, e.g. of an `optax.chain`.
+        injected: Names of the hyperparameters that the optimizer already has.
     """
 
     factory: Callable[..., Any] | None
@@ -57,7 +57,7 @@ class Origin:
         return {p.name: p.default for p in parameters if _may_be_number(p)}
 
     def meant(self, name: str) -> str:
-        """Return the hyperparameter that a name stands for: itself, or the nearest one, or an empty string."""
+        """Return the hyperparameter with this name, or the nearest one, or an empty string."""
         known = dict.fromkeys([*self.injected, *self.arguments])
         if name in known or not known:
             return name if name in known else _ALIASES.get(name, name)
@@ -65,7 +65,7 @@ class Origin:
         return alias or nearest(name, known)
 
     def injecting(self, name: str) -> str:
-        """Return what to do so that the optimizer has a hyperparameter."""
+        """Return a suggestion for adding a hyperparameter to the optimizer."""
         line = self.call(name)
         if self.factory is None:
             return f"build the optimizer with `{line}`, where `factory` makes it, e.g. `optax.adam`"
@@ -75,7 +75,7 @@ class Origin:
         return f"{where}write `{line}` instead of `{_name(self.factory)}(...)`"
 
     def call(self, name: str) -> str:
-        """Return a call of `fluxcb.inject` that makes the optimizer, or the part of it, with a hyperparameter."""
+        """Return a call of `fluxcb.inject` that creates the optimizer, or its part, with a hyperparameter."""
         called = _name(self.factory) if self.factory is not None else "factory"
         names = dict.fromkeys([*(self.injected or self._required()), name])
         return f"fluxcb.inject({called}, {', '.join(f'{n}={self._example(n)}' for n in names)})"
@@ -91,11 +91,11 @@ class Origin:
 
 
 def origin_of(optimizer: Any, injected: tuple[str, ...]) -> Origin:
-    """Return what is known of how an optimizer was made.
+    """Return the factory that created an optimizer, as far as it is known.
 
     Args:
         optimizer: The optimizer.
-        injected: Names of the hyperparameters that it has.
+        injected: Names of the hyperparameters that the optimizer has.
     """
     update = getattr(optimizer, "update", None)
     parts = list(_parts(update, "inner_factory" if injected else None))
@@ -120,7 +120,7 @@ def _name(factory: Callable[..., Any]) -> str:
 
 
 def _cells(function: Any) -> dict[str, Any]:
-    """Return what a function has captured, by name."""
+    """Return the values that a function has captured, by name."""
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     return (
         {name: cell.cell_contents for name, cell in zip(code.co_freevars, closure or (), strict=True)} if code else {}
@@ -128,9 +128,9 @@ def _cells(function: Any) -> dict[str, Any]:
 
 
 def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """Iterate over the functions and flags that a function has captured, also in tuples, with the names they have."""
+    """Iterate over the functions and flags that a function has captured, also in tuples, each with its name."""
     for name, value in _cells(function).items():
-        if name != "learning_rate":  # a number or a schedule of the user's
+        if name != "learning_rate":  # the user's number or schedule
             for member in _members(value):
                 if isinstance(member, bool) or hasattr(member, "__code__"):
                     yield name, member
@@ -139,7 +139,7 @@ def _captured(function: Any) -> Iterator[tuple[str, Any]]:
 def _members(value: Any) -> Iterator[Any]:
     if isinstance(value, dict):
         value = tuple(value.values())
-    if isinstance(value, tuple | list):  # a GradientTransformation is one
+    if isinstance(value, tuple | list):  # a GradientTransformation is a tuple
         for member in value:
             yield from _members(member)
     else:
@@ -147,12 +147,12 @@ def _members(value: Any) -> Iterator[Any]:
 
 
 def _parts(function: Any, cell: str | None, depth: int = 0) -> Iterator[tuple[Callable[..., Any], int]]:
-    """Iterate over the factories that made an optimizer's parts, each with how deep inside it the part is.
+    """Iterate over the factories that created the parts of an optimizer, each with the nesting depth of the part.
 
     Args:
         function: The `update` of the optimizer.
         cell: The name by which `optax.inject_hyperparams` has captured a factory, or None for optax's own factories.
-        depth: How deep the function is inside the optimizer.
+        depth: The nesting depth of the function inside the optimizer.
     """
     factory = _cells(function).get(cell) if cell is not None else _factory_of(function)
     if factory is not None:
@@ -163,11 +163,11 @@ def _parts(function: Any, cell: str | None, depth: int = 0) -> Iterator[tuple[Ca
 
 
 def _fingerprint(function: Any, flags: bool) -> Any:
-    """Return what functions of one factory have in common, and those of others have not.
+    """Return a fingerprint that identifies the factory of a function.
 
     Args:
-        function: A function, or a flag that one has captured.
-        flags: Whether flags such as `nesterov` count.
+        function: A function, or a flag that a function has captured.
+        flags: Whether flags such as `nesterov` are part of the fingerprint.
     """
     if not hasattr(function, "__code__"):
         return function if flags else None
@@ -176,7 +176,7 @@ def _fingerprint(function: Any, flags: bool) -> Any:
 
 
 def _factory_of(update: Any) -> Callable[..., Any] | None:
-    """Return the factory of optax's that returned an optimizer, with these flags or at least with others."""
+    """Return the optax factory that returned an optimizer, with the same flags if possible, otherwise with others."""
     for flags in (True, False):
         factory = _factories(flags).get(_fingerprint(update, flags))
         if factory is not None:
@@ -186,7 +186,7 @@ def _factory_of(update: Any) -> Callable[..., Any] | None:
 
 @functools.cache
 def _factories(flags: bool) -> dict[Any, Callable[..., Any]]:
-    """Return optax's factories with a learning rate, by the fingerprints of what they return."""
+    """Return the optax factories that take a learning rate, by the fingerprints of the optimizers that they return."""
     known: dict[Any, Callable[..., Any]] = {}
     for name in dir(optax):
         factory = getattr(optax, name)

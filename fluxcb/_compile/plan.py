@@ -29,8 +29,8 @@ class HostCall:
         learner: Its protected learner.
         schedules: When it is due; empty for always.
         cancels: Whether it may cancel at any step, not only at those that a traced handler stopped.
-        begins: Whether its periods count the steps that have begun: it handles StepBegin, or it handles StepEnd on the
-            same schedules as its callback's handler of StepBegin, and ends what that one has begun.
+        begins: Whether its periods count the steps that have begun. This is so for handlers of StepBegin, and for a
+            handler of StepEnd with the same schedules as the StepBegin handler of its callback.
         asks: Where in a window its clock is asked: 0 at each step, AT_END at the last one only, IN_SYNC at the last one
             if the train state is that of this step.
     """

@@ -46,7 +46,7 @@ class Backend(Protocol):
         ...
 
     def hub(self, path: StatePath) -> Any:
-        """Return the shared object at a path if it has named parts (`cbstate_part`), else None."""
+        """Return the shared object at a path if it has named parts (`cbstate_part`), otherwise None."""
         ...
 
 
@@ -85,7 +85,7 @@ class _View:
         raise self._refused(name, Read() if hub is None else self._granted())
 
     def _method(self, hub: Any, method: str) -> Callable[..., Any]:
-        """Return a method of a hub whose first argument names a part, for the parts that are declared."""
+        """Return a method of a hub whose first argument names a part, limited to the declared parts."""
         permission = getattr(hub, "by_name", {}).get(method)
         if permission is None:
             raise AccessError(
@@ -107,7 +107,7 @@ class _View:
         return call
 
     def _granted(self) -> Permission:
-        """Return what is granted on a part, a permission to write if there is one."""
+        """Return the permission that is granted on a part, preferably a permission to write."""
         return next((permission for _, permission in self._writable.values()), Read())
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -175,7 +175,7 @@ class _View:
             what += f" Did you mean `{meant}`?"
             there = (*self._path, meant)
             fix = f"write `learner.{dotted(there)}` instead of `learner.{dotted(path)}`"
-            part = not self._path and meant in NAMESPACES  # permissions are for its own parts
+            part = not self._path and meant in NAMESPACES  # permissions are declared for parts of a namespace
             if not (meant in self._writable if writing else meant in self._readable or part):
                 fix += f", and add `{line_to_add(there, wanted)}` to `stateaccess`"
         elif not self._path and name not in FIRST_LEVEL:
@@ -194,7 +194,7 @@ class _View:
         )
 
     def _known(self) -> set[str]:
-        """Return the names that exist here, as far as that is known, whether or not the handler may see them."""
+        """Return the names that are known to exist here, including those that the handler may not access."""
         known = {*self._readable, *self._writable}
         if not self._path:
             return {*known, *FIRST_LEVEL} - {"*"}
@@ -208,7 +208,7 @@ class _View:
 
 
 def _key(name: Any) -> Any:
-    """Return the name of a part: state that is kept by phase is looked up by the phase as well."""
+    """Return the name of a part. State that is kept by phase can also be looked up with a phase class or instance."""
     by_phase = isinstance(name, Phase) or (isinstance(name, type) and issubclass(name, Phase))
     return name.name if by_phase else name
 

@@ -86,7 +86,7 @@ def bound_at(calls: Iterable[HostCall], step: int, epoch: int, cancelled: int) -
         calls: The calls.
         step: Number of a step.
         epoch: Number of the epoch.
-        cancelled: How many steps have begun and were cancelled; no others are, up to the one that is returned.
+        cancelled: How many steps have begun and were cancelled so far. No further step is assumed to be cancelled.
     """
     first: int | None = None
     for call in calls:

@@ -38,13 +38,14 @@ class Callback:
         on: The class's handler table, a `functools.singledispatchmethod`; calling
             `callback.on(event, phase, learner)` runs the handler of that moment, if any.
         name: What the callback is called in messages and what its random keys are folded from.
-        main_thread: Whether its host handlers run by themselves, on the thread that called `fit`, also where others run
+        main_thread: Whether its host handlers run by themselves, on the thread that called `fit`, also if others run
             on threads (`ThreadExecutor`): for signals, windows of a desktop, and for handlers that run an epoch.
         chief_only: Whether its host handlers run on process 0 only, under `jax.distributed`; `init` runs on all.
-        validates_with: Name of the `cbstate` entry whose `params` this callback puts in the place of `params` for the
-            epochs whose EpochBegin it handles, or None. Checkpoints record it, and `learner.predict` follows it.
-        measured_with: If the callback measures other data itself: by the name of the statistics, the `cbstate` entry
-            whose `params` it measures, or None for `params`. Checkpoints record it.
+        validates_with: Name of a `cbstate` entry, or None. The callback replaces `params` with the `params` of this
+            entry in each epoch whose EpochBegin it handles. Checkpoints record the name, and `learner.predict` uses
+            the same parameters.
+        measured_with: For callbacks that compute statistics of other data. It maps the name of the statistics to the
+            `cbstate` entry whose `params` are used, or to None for `params`. Checkpoints record it.
 
     Example:
         >>> from fluxcb import Callback, Read, on
@@ -120,19 +121,20 @@ class Callback:
             )
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return where the callback writes: paths of files and directories, or addresses of services as text.
+        """Return the paths of files and directories that the callback writes, or the addresses of services as text.
 
-        The default callback `FitSummary` lists them at the end of a fit, without the paths that do not exist.
+        The default callback `FitSummary` lists them at the end of a fit and omits paths that do not exist.
         """
         return ()
 
-    # Which names it uses; construction compares them, so that a misspelt or doubled name is an error there.
+    # The names that the callback uses. Construction compares them, so a misspelled or duplicate name is an error there.
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
         """Return the names of the metrics that this callback writes to `cbstate.metrics_epoch` for a phase.
 
-        Return None if the names are not known; then no name is refused for that phase. That is the default for
-        callbacks that declare to write `cbstate.metrics_epoch`. The default for all others is no names.
+        Return None if the names are not known. Then fluxcb does not check the names that other callbacks watch in that
+        phase. The default is None for callbacks that declare write access to `cbstate.metrics_epoch`, and no names for
+        all others.
 
         Args:
             phase: One of the phases that the Learner runs, or one that `metric_phases` returned.
@@ -141,24 +143,24 @@ class Callback:
         return None if self._writes("metrics_epoch") else ()
 
     def metric_phases(self) -> Collection[type[Phase]]:
-        """Return phases that this callback provides metrics for, although no Learner runs them.
+        """Return additional phases that this callback provides metrics for, although the Learner does not run them.
 
-        An `InferenceRunner` keeps its statistics under a name of its own, as if the name were that of a phase.
+        For example, `InferenceRunner` stores its statistics under its own name, as if this were the name of a phase.
         """
         return ()
 
     def watched_metrics(self) -> Iterable[Any]:
-        """Return the metrics that this callback looks up, as `fluxcb.callbacks.Watched`."""
+        """Return the metrics that this callback reads, as instances of `fluxcb.callbacks.Watched`."""
         return ()
 
     def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
-        """Return the names under which this callback puts values into `cbstate.monitors`.
+        """Return the names under which this callback logs values to `cbstate.monitors`.
 
-        Return None if the names are made while training. That is the default for callbacks that declare to append to
-        `cbstate.monitors`. The default for all others is no names.
+        Return None if the names are only known during training. The default is None for callbacks that declare
+        `Append()` on `cbstate.monitors`, and no names for all others.
 
         Args:
-            metrics: For each phase that the Learner runs, the names of its metrics as far as they are known.
+            metrics: For each phase that the Learner runs, the known names of its metrics.
         """
         del metrics
         return None if self._writes("monitors") else ()

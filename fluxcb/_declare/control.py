@@ -33,8 +33,8 @@ class CancelFitting(Cancel):
     """Raise in a host handler to end training; `fit` returns normally.
 
     Args:
-        reason: Why the fit ends; it becomes `learner.stop_reason`.
-        advice: What the user can do next, in a sentence that begins with a verb. `FitSummary` prints it.
+        reason: The reason the fit ends, which becomes `learner.stop_reason`.
+        advice: A sentence that begins with a verb and tells the user what to do next. `FitSummary` prints it.
     """
 
     def __init__(self, reason: str = "", *, advice: str = "") -> None:
@@ -72,5 +72,5 @@ class RewindFitting(CancelFitting):
 
     def __init__(self, reason: str, before: int, at_most: int = 3) -> None:
         super().__init__(reason)
-        self.args = (reason, before, at_most)  # all of them, for copies between processes
+        self.args = (reason, before, at_most)  # all arguments, so that pickling works
         self.reason, self.before, self.at_most = reason, before, at_most

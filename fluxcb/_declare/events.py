@@ -106,14 +106,14 @@ class FitStopping(HostEvent):
 
 
 class FitEnd(HostEvent):
-    """Emitted once per `fit`, whatever happened; one callback's failure does not stop the others'.
+    """Emitted once per `fit`, however the fit ended; an error in one handler does not stop the others.
 
     Args:
         outcome: How the fit ended. "finished": it ran to its end. "stopped": a callback raised `CancelFitting`.
             "interrupted": a signal or `PauseFitting` ended it, and it can be resumed. "failed": `error` was raised.
             "rewinding": the run returns to an earlier checkpoint, and `FitBegin` follows.
-        reason: What `learner.stop_reason` will be: None if the fit ran to its end.
-        advice: What the user can do next, if the callback that ended the fit said so.
+        reason: The value that `learner.stop_reason` will have: None if the fit ran to its end.
+        advice: The advice of the callback that ended the fit, or an empty string.
         error: The exception that ended the fit and will be raised, or None.
     """
 

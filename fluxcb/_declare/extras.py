@@ -1,4 +1,4 @@
-"""Optional libraries, each of which an extra of fluxcb installs."""
+"""Importing optional libraries, each of which is installed by an extra of fluxcb."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def library(name: str, *, extra: str, owner: str) -> Any:
         owner: The class that needs it, for the message.
 
     Raises:
-        DeclarationError: It is not installed.
+        DeclarationError: The library is not installed.
     """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         package = name.split(".")[0]
         if error.name is not None and error.name.split(".")[0] != package:
-            raise  # it is there, and something that it needs is not
+            raise  # the library is installed, but one of its own dependencies is not
         raise DeclarationError(
             f"`{owner}` needs the package `{package}`, which is not installed.", fix=f"`pip install 'fluxcb[{extra}]'`"
         ) from error

@@ -191,17 +191,17 @@ def _annotation(function: Any, parameter: inspect.Parameter, default: type, fram
 
 
 def _evaluated(annotation: Any, function: Any, frame: types.FrameType | None) -> Any:
-    """Return what an annotation stands for; names are looked up in the module and in the frames around the class."""
+    """Return the value of an annotation; names are looked up in the module and in the frames around the class."""
     if not isinstance(annotation, str):
         return annotation
     names: dict[str, Any] = {}
-    # Local classes live in the frames that enclose the class body; callers in other modules do not enclose it.
+    # Local classes are defined in the frames that enclose the class body. Frames of other modules do not enclose it.
     while frame is not None and frame.f_globals is function.__globals__ and frame.f_code.co_name != "<module>":
         for name, value in frame.f_locals.items():
             names.setdefault(name, value)
         frame = frame.f_back
     value: Any = annotation
-    while isinstance(value, str):  # a quoted annotation is a string within a string if they are postponed
+    while isinstance(value, str):  # with postponed annotations, a quoted annotation is a string within a string
         value = eval(value, function.__globals__, names)  # noqa: S307 - the user's own annotation
     return value
 
@@ -216,14 +216,14 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 
 
 def refuse_unmarked(cls: type) -> None:
-    """Refuse a method that is written like a handler but is not marked with `@on`, so that it would never run.
+    """Raise an error for a method that looks like a handler but is not marked with `@on`, because it would never run.
 
-    Such a method names an event class, and a phase class or four parameters: `(self, event: StepEnd, phase, learner)`.
-    These methods are left alone:
+    Such a method is annotated with an event class, and has either a phase class or four parameters:
+    `(self, event: StepEnd, phase, learner)`. The following methods are allowed:
 
     - a helper that another method of the class refers to, as in `self.show(event, phase, learner)`;
-    - a method whose event is annotated with `Event` itself, which names no moment;
-    - an override, which is a handler if the overridden method is one;
+    - a method whose event is annotated with `Event` itself, which does not name a moment;
+    - an override, which is a handler if the overridden method is a handler;
     - all methods of a class that defines `handlers` or `entry_for` and so chooses its handlers itself.
 
     Raises:
@@ -253,8 +253,8 @@ def _event_parameter(function: Any) -> str:
 
 
 def _unmarked_events(function: Any) -> tuple[type[Event], ...]:
-    """Return the events that an unmarked method is annotated with, if it is written like a handler."""
-    # Nearly all methods end here. It is cheap, because it happens for each method of each callback class.
+    """Return the events that an unmarked method is annotated with, if it looks like a handler."""
+    # This check runs for each method of each callback class, so it must be cheap. Nearly all methods return here.
     if not inspect.isfunction(function) or is_handler(function) or function.__code__.co_argcount < 3:
         return ()
     event, phase = _named_classes(function, 1, Event), _named_classes(function, 2, Phase)
@@ -264,7 +264,7 @@ def _unmarked_events(function: Any) -> tuple[type[Event], ...]:
 
 
 def _named_classes(function: Any, position: int, base: type) -> tuple[Any, ...]:
-    """Return the classes that a parameter is annotated with if all of them are subclasses of `base`, else none."""
+    """Return the classes that a parameter is annotated with, or nothing if one is not a subclass of `base`."""
     annotation = function.__annotations__.get(function.__code__.co_varnames[position])
     if annotation is None:
         return ()
@@ -273,13 +273,13 @@ def _named_classes(function: Any, position: int, base: type) -> tuple[Any, ...]:
         frame = frame.f_back
     try:
         members = _members(_evaluated(annotation, function, frame))
-    except Exception:  # without its class, nothing can be said of the annotation
+    except Exception:  # an annotation that cannot be evaluated does not tell its class
         return ()
     return members if all(isinstance(member, type) and issubclass(member, base) for member in members) else ()
 
 
 def _is_called(name: str, cls: type) -> bool:
-    """Tell whether a method of the class, or of a base class, refers to `self.<name>`."""
+    """Return whether a method of the class, or of a base class, refers to `self.<name>`."""
     methods = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
     return any(_refers(method.__code__, method.__code__.co_varnames[:1], name) for method in methods)
 
@@ -291,10 +291,10 @@ def _refers(code: types.CodeType, owner: tuple[str, ...], name: str) -> bool:
 
 
 def _attributes(code: types.CodeType, owner: tuple[str, ...], name: str) -> Iterator[bool]:
-    """Yield, for each attribute of that name that is loaded, whether it is loaded from the method's own object."""
+    """Yield, for each load of an attribute with this name, whether it is loaded from `self`."""
     loaded: Any = None
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval == name:
             yield loaded in owner
-        value = instruction.argval  # two names where one instruction loads both (Python 3.13)
+        value = instruction.argval  # two names if one instruction loads both (Python 3.13)
         loaded = value[-1] if isinstance(value, tuple) and value else value

@@ -94,7 +94,7 @@ class AbstractValidationPhase(Phase):
 
 @functools.cache
 def named_phase(name: str) -> type[Phase]:
-    """Return a phase class that only has a name: for metrics that are kept as if that were the name of a phase."""
+    """Return a phase class that has only a name, for metrics that are stored under a name that is not a phase's."""
     return type(name, (Phase,), {"name": name, "__module__": __name__})
 
 

@@ -112,7 +112,7 @@ class ProxyCallback(Callback):
         self.callback.load_state_dict(state)
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return where the wrapped callback writes."""
+        """Return the locations that the wrapped callback writes to."""
         return self.callback.output_locations()
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
@@ -120,7 +120,7 @@ class ProxyCallback(Callback):
         return self.callback.provided_metrics(phase)
 
     def metric_phases(self) -> Collection[type[Phase]]:
-        """Return the phases of the wrapped callback's own."""
+        """Return the additional phases of the wrapped callback."""
         return self.callback.metric_phases()
 
     def watched_metrics(self) -> Iterable[Any]:

@@ -3,9 +3,9 @@
 Step schedules speak of step numbers: step 1 is the first step ever taken, so `EverySteps(10)` is
 due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts calls.
 
-A handler of StepBegin may cancel its step, which then is not finished and has no number. Periods (`periodic`) at
-StepBegin therefore count the steps that have begun. Else a handler that cancels step 10 would be due again at the next
-batch, which would be step 10 as well, and would cancel all that follow.
+A handler of StepBegin may cancel its step, which is then not finished and has no number. Periods (`periodic`) at
+StepBegin therefore count the steps that have begun. Otherwise, a handler that cancels step 10 would be due again at the
+next batch, which would also be step 10, and it would cancel all following steps.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Schedule:
     `str(schedule)` says it in words, for lists of callbacks; a subclass that has none is shown by its repr.
 
     Attributes:
-        periodic: Whether it counts steps, so that at StepBegin it counts those that have begun.
+        periodic: Whether the schedule counts steps. At StepBegin, it then counts the steps that have begun.
     """
 
     periodic: ClassVar[bool] = False
@@ -211,13 +211,13 @@ class EveryEpochs(Schedule):
 
 @dataclass(frozen=True)
 class Periodic(Schedule):
-    """Due at every `steps`-th step, in every `epochs`-th epoch and, with a period in epochs, in the fit's last one.
+    """Due at every `steps`-th step, in every `epochs`-th epoch and, with a period in epochs, in the fit's last epoch.
 
     Args:
         steps: Period (steps), or None.
         epochs: Period (epochs), or None.
-        remaining: For handlers of steps, which run at the last step of the fit's last epoch: how many steps of the
-            epoch remain when they run there. None for handlers that run in the whole epoch.
+        remaining: For handlers of steps: how many steps of the epoch remain when they run at the last step of the fit's
+            last epoch. None for handlers that run in the whole epoch.
     """
 
     steps: int | None = None
@@ -233,7 +233,7 @@ class Periodic(Schedule):
         return " and ".join(given) or "never"
 
     def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether one of the periods is over, or the fit ends (unknown if it counts steps)."""
+        """Return whether one of the periods is over, or the fit ends (unknown if the fit counts steps)."""
         if self.steps is not None and step % self.steps == 0:
             return True
         if self.epochs is None or epoch == 0:

@@ -1,4 +1,4 @@
-"""Signatures: what can be told of a user's function without calling it, and calls that do not fit ours."""
+"""Checking the signatures of user functions without calling them, and calls that do not match a fluxcb signature."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ELSEWHERE: Mapping[str, tuple[str, str]] = {
     "save_top_k": ("keep_best", "3"),
     "max_to_keep": ("keep_last", "3"),
 }
-"""What other libraries call an argument: our name for it, and an example of a value."""
+"""Argument names of other libraries, each with fluxcb's name and an example of a value."""
 
 
 def accepts(function: Any, count: int) -> bool:
@@ -54,17 +54,17 @@ def runs_later(function: Any) -> str:
     return ""
 
 
-# -- calls that do not fit -----------------------------------------------------------------------
+# -- calls that do not match ---------------------------------------------------------------------
 
 
 def explained(cures: Mapping[str, str] | None = None) -> Callable[[F], F]:
-    """Return a decorator that gives a method's callers an error with a fix instead of Python's TypeError.
+    """Return a decorator that replaces Python's TypeError for wrong arguments with an error that has a fix.
 
-    A call that fits costs nothing more than one Python call: the signature is looked at after a TypeError only.
+    A correct call costs only one additional Python call, because the signature is inspected only after a TypeError.
 
     Args:
-        cures: What to write instead of an argument that the method does not have, or for one that is missing, by the
-            argument's name. The cure for arguments that were passed by position has the name `*`.
+        cures: For each argument that is missing or that the method does not have, the fix to suggest. The key is the
+            name of the argument, or `*` for arguments that were passed by position.
     """
 
     def decorate(method: F) -> F:
@@ -74,7 +74,7 @@ def explained(cures: Mapping[str, str] | None = None) -> Callable[[F], F]:
                 return method(*args, **kwargs)
             except TypeError:
                 misfit = _misfit(method, args, kwargs, cures or {})
-                if misfit is None:  # the call fits, and something inside raised the error
+                if misfit is None:  # the call is correct, and the method itself raised the error
                     raise
             raise misfit
 
@@ -86,13 +86,13 @@ def explained(cures: Mapping[str, str] | None = None) -> Callable[[F], F]:
 def _misfit(
     method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], cures: Mapping[str, str]
 ) -> DeclarationError | None:
-    """Return the error about a call that does not fit a method's signature, or None if it fits."""
+    """Return the error for a call that does not match a method's signature, or None if it matches."""
     first, *parameters = inspect.signature(method).parameters.values()
     del first  # `self` or `cls`
     named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     by_position = [p.name for p in named if p.kind is not p.KEYWORD_ONLY]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), None)
-    # A class inherits the constructor of its base, and is what the caller has named.
+    # A class can inherit the constructor of its base, but the message must show the class that was called.
     owner = type(args[0]).__name__ if method.__name__ == "__init__" else method.__qualname__
     given = args[1:]
     unknown = [name for name in kwargs if name not in {p.name for p in named}]

@@ -154,8 +154,8 @@ def every(
 
     Args:
         callback: The callback.
-        steps: Period (steps), counted over the whole training. At StepBegin, the steps that have begun count, cancelled
-            ones included.
+        steps: Period (steps), counted over the whole training. At StepBegin, the steps that have begun are counted,
+            including cancelled steps.
         epochs: Period (epochs).
         seconds: Period (seconds).
         traced: Schedule traced handlers, too; otherwise they run at every step.
@@ -192,7 +192,7 @@ def throttle(
         callback: The callback.
         event: The event class; the callback's other handlers are left alone.
         freq: Period, in epochs for EpochBegin, EpochEnd and Trigger, in steps for all others. At StepBegin, the steps
-            that have begun count, cancelled ones included.
+            that have begun are counted, including cancelled steps.
         seconds: Period (seconds).
 
     Raises:

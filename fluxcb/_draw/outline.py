@@ -16,10 +16,10 @@ _WORDS = {"host": "host", "traced": "traced", "both": "both", "none": "idle"}
 
 
 def to_tree(drawing: Drawing) -> str:
-    """Return a drawing as text in stages: each node of a stage runs after a node of the stage before.
+    """Return a drawing as text in stages: each node of a stage runs after a node of the previous stage.
 
-    Below each node are the nodes that it runs after, with the reasons. Links that follow from others are only counted.
-    Unordered nodes come last.
+    Each node is followed by the nodes that it runs after, with the reasons. Links that follow from others are only
+    counted. Unordered nodes come last.
     """
     number = {node.key: i for i, node in enumerate(drawing.nodes)}
     links: list[list[Link]] = [[] for _ in drawing.nodes]  # by the node they are told at

@@ -1,4 +1,4 @@
-"""Averages of the parameters: which of them validation measures, and where their arrays are."""
+"""Averages of the parameters: which average validation uses, and where its arrays are stored."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["average_in", "averages_by_name", "params_with", "validated_average"]
 
 
 def average_in(graph: CallbackGraph, phase: type[Phase]) -> str | None:
-    """Return the average that callbacks put in the place of the parameters for an epoch of a phase, or None.
+    """Return the average that callbacks use instead of the parameters in an epoch of a phase, or None.
 
-    If several do, the last one to run decides. A schedule around one of them makes no difference.
+    If several callbacks replace the parameters, the last one to run decides. Schedules of these callbacks are ignored.
     """
     names = [unwrap(h.declared.callback).validates_with for h in graph.handlers(EpochBegin, phase)]
     return next((name for name in reversed(names) if name is not None), None)
 
 
 def averages_by_name(graph: CallbackGraph, phases: Iterable[Phase]) -> dict[str, str | None]:
-    """Return the average that each phase that does not train measures, and each callback with statistics of its own."""
+    """Return the averages of all phases that do not train and of all callbacks that compute their own statistics."""
     found = {type(phase).name: average_in(graph, type(phase)) for phase in phases if not type(phase).trains}
     for declared in graph.declared:
         found |= unwrap(declared.callback).measured_with
@@ -33,12 +33,12 @@ def averages_by_name(graph: CallbackGraph, phases: Iterable[Phase]) -> dict[str,
 
 
 def validated_average(graph: CallbackGraph, phases: Iterable[Phase]) -> str | None:
-    """Return the average that the first phase that does not train measures, or None."""
+    """Return the average that the first phase that does not train uses, or None."""
     return next((average_in(graph, type(phase)) for phase in phases if not type(phase).trains), None)
 
 
 def params_with(state: HostState, average: str | None) -> PyTree:
-    """Return the parameters, or an average of them: the live arrays.
+    """Return the live arrays of the parameters, or of an average of them.
 
     Raises:
         DeclarationError: There is no such average.

@@ -1,4 +1,4 @@
-"""How far `learner.predict` and `learner.evaluate` are, shown where the Learner's `ProgressBar` shows a fit."""
+"""Showing the progress of `learner.predict` and `learner.evaluate` on the console of the Learner's `ProgressBar`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _LINE_EVERY = 10.0
 
 @contextlib.contextmanager
 def batch_progress(parts: Assembly, what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Give a function that is told how many batches are done.
+    """Yield a function to call with the number of finished batches.
 
-    A terminal gets a bar that disappears at the end, if the work takes more than a second. A file or a pipe gets a line
-    every 10 s. A Learner without a `ProgressBar` shows nothing, and neither does one that is fitting.
+    In a terminal, a bar is shown if the work takes more than a second. The bar disappears at the end. In a file or a
+    pipe, a line is printed every 10 s. Nothing is shown if the Learner has no `ProgressBar`, or while it is fitting.
 
     Args:
         parts: The parts of the Learner.
-        what: What is shown, e.g. `predict`.
+        what: The name of the work, e.g. `predict`.
         total: Number of batches, or None if it is not known.
     """
     bar = next((c for d in parts.graph.declared if isinstance(c := unwrap(d.callback), ProgressBar)), None)

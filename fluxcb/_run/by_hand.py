@@ -224,7 +224,7 @@ class CallbacksHook:
 
 
 def _end_of(error: BaseException | None) -> FitEnd:
-    """Return the event that ends a training which this exception leaves."""
+    """Return the event that ends the training when this exception leaves the hand-written loop."""
     if isinstance(error, CancelFitting):
         return FitEnd("stopped", str(error) or "CancelFitting", advice=error.advice)
     return FitEnd() if error is None else FitEnd("failed", describe_error(error), error=error)
@@ -249,7 +249,7 @@ def _phase_of(names: tuple[str, ...]) -> TrainingPhase:
 def _refuse_foreign(declared: Declared, phase: type[Phase], names: Iterable[str]) -> None:
     """Refuse a callback that touches what stays with the loop, or acts inside its step."""
     for path, permission, where in declared.accesses():
-        kept = path[0] not in _THERE and (path != ("data",) or writes(permission))  # there are no sources to read
+        kept = path[0] not in _THERE and (path != ("data",) or writes(permission))  # `data` is empty, but readable
         overwrites = path[0] == "step" and writes(permission) and (len(path) == 1 or path[1] in (*names, *_IN_STEP))
         if kept or overwrites:
             raise DeclarationError(

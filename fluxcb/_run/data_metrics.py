@@ -29,14 +29,14 @@ _WHAT = "`data` of `learner.evaluate`"
 
 
 class Measure:
-    """What `learner.evaluate` measures; kept from call to call, so that the same metrics are not compiled again.
+    """The metrics of a `learner.evaluate` call, kept between calls so that the same metrics are not compiled again.
 
     Args:
-        metrics: What the user gave as `metrics`, or None for the Learner's own.
+        metrics: The user's `metrics` argument, or None for the metrics of the Learner.
         graph: The Learner's callbacks.
 
     Raises:
-        DeclarationError: Something given is no metric, or two have one name.
+        DeclarationError: An element of `metrics` is not a metric, or two metrics have the same name.
     """
 
     def __init__(self, metrics: Any, graph: CallbackGraph) -> None:
@@ -53,13 +53,13 @@ class Measure:
         return self._sums[type(phase)]
 
     def of(self, metrics: Any, graph: CallbackGraph) -> bool:
-        """Return whether this measures the same."""
+        """Return whether these arguments select the same metrics."""
         parts = _parts_of(metrics, graph)
         return len(parts) == len(self._made_of) and all(a is b for a, b in zip(parts, self._made_of, strict=True))
 
 
 def _parts_of(metrics: Any, graph: CallbackGraph) -> tuple[Any, ...]:
-    """Return the metrics that the user gave, or the Learner's `Metrics`, or nothing."""
+    """Return the metrics that the user passed, or those of the Learner's `Metrics`, or no metrics."""
     if metrics is None:
         return tuple(c for d in graph.declared if isinstance(c := unwrap(d.callback), Metrics))[:1]
     return tuple(metrics) if isinstance(metrics, list | tuple) else (metrics,)
@@ -69,7 +69,7 @@ def validating_phase(parts: Assembly, phase: Phase | None) -> Phase:
     """Return the phase whose step is computed.
 
     Raises:
-        DeclarationError: It trains, or it is no phase; none is given, and the Learner has none that does not train.
+        DeclarationError: `phase` trains or is not a phase; or it is None, and all phases of the Learner train.
     """
     if phase is None:
         for own in parts.phases:
@@ -110,13 +110,13 @@ def evaluated(
             except Exception as error:
                 error.add_note(f"raised when `learner.evaluate` computed batch {number} of its data")
                 raise
-            jax.block_until_ready(before)  # the device is one batch behind, so that batches do not pile up
+            jax.block_until_ready(before)  # the host is at most one batch ahead, so that batches do not pile up
             show(number)
         return sums.values(states)
 
 
 def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -> tuple[Iterable[Batch], int | None]:
-    """Return the batches, and how many there are, if it is known."""
+    """Return the batches, and their number if it is known."""
     if data is None:
         data = _own_data(parts, phase)
     if is_arrays(data):
@@ -133,10 +133,10 @@ def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -
 
 
 def _check_structure(parts: Assembly, phase: Phase, batch: Batch) -> None:
-    """Check that a batch has the parts that the phase's own batches have.
+    """Check that a batch has the same structure as the phase's own batches.
 
     Raises:
-        DataError: It has not, as inputs without targets have not.
+        DataError: The structure differs, for example because the targets are missing.
     """
     feed = parts.feeds.get(type(phase).name)
     as_training = type(phase) is ValidationPhase
@@ -172,14 +172,14 @@ def _own_data(parts: Assembly, phase: Phase) -> Any:
 
 
 class MetricSums:
-    """Updates metrics by batches, in a compiled program for each shape of a batch.
+    """Updates metrics batch by batch, with one compiled program for each shape of a batch.
 
     Args:
         metrics: See Attributes.
 
     Attributes:
         metrics: The metrics.
-        needs: The step values that they take.
+        needs: The names of the step values that the metrics read.
     """
 
     def __init__(self, metrics: tuple[AbstractMetric, ...]) -> None:
@@ -192,17 +192,17 @@ class MetricSums:
 
         Args:
             phase: The phase.
-            computed: The step values that it computes.
+            computed: The step values that the phase computes.
 
         Raises:
-            DeclarationError: A metric needs another value, or no metric is left.
+            DeclarationError: A metric needs a value that the phase does not compute, or no metric remains.
         """
         states = {}
         for metric in self.metrics:
             missing = [name for name in metric.needs if name not in computed]
             if not missing:
                 states[metric.name] = np.int32(0), metric.init()
-            elif not isinstance(metric, Loss):  # which `Metrics` has in any case
+            elif not isinstance(metric, Loss):  # `Metrics` always includes a `Loss`, which may not apply here
                 raise DeclarationError(
                     f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not "
                     "compute.",
@@ -240,7 +240,7 @@ class MetricSums:
         return new if skip is None else jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, states)
 
     def values(self, states: Mapping[str, PyTree]) -> dict[str, float]:
-        """Return the values of the metrics, by name, in their order; those that no step counted in are left out."""
+        """Return the values of the metrics by name, in order, without metrics that were never updated."""
         held = jax.device_get(dict(states))
         found = {}
         for metric in self.metrics:
@@ -251,7 +251,7 @@ class MetricSums:
 
 
 class _Step:
-    """Step values as metrics read them: `step.loss`, `"aux" in step`."""
+    """Step values in the form that metrics read: `step.loss`, `"aux" in step`."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values

@@ -128,7 +128,7 @@ class Engine:
             if call is not None and isinstance(event, StepBegin | StepEnd):
                 self._check_cancel(call, event)
             raise
-        except BaseException as error:  # KeyboardInterrupt and SystemExit too
+        except BaseException as error:  # including KeyboardInterrupt and SystemExit
             if call is not None:
                 error.add_note(self._note(call, event, phase))
             raise
@@ -147,7 +147,7 @@ class Engine:
             number += 1
         epoch, learner = state.epoch, call.learner
         cancelled = state.cancelled_of(phase) if call.begins else 0
-        for schedule in call.schedules:  # asked at every step, where a generator costs more than the loop
+        for schedule in call.schedules:  # runs at every step, where a generator would be slower than the loop
             if not schedule.due(number + cancelled if schedule.periodic else number, epoch, learner):
                 return False
         return True

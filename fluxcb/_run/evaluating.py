@@ -130,7 +130,7 @@ class Evaluation:
         return {**values, "batch": batch} if "batch" in self._names else values
 
     def computed(self, batch: Batch) -> tuple[str, ...]:
-        """Return the names of all values that there are of a batch like this."""
+        """Return the names of all values that the step computes for a batch of this shape."""
         return (*self._step(batch).step_specs, "batch")
 
     def _step(self, batch: Batch) -> TracedStep:

@@ -146,7 +146,7 @@ class _DaskThreads:
         self._own: Any = None
         if client is None:
             distributed = library("distributed", extra="dask", owner="DaskExecutor")
-            client = self._own = distributed.Client(processes=False, dashboard_address=None)  # no port for a dashboard
+            client = self._own = distributed.Client(processes=False, dashboard_address=None)  # a dashboard opens a port
         self._executor = client.get_executor(pure=False)
 
     def submit(self, job: Callable[[], None], /) -> concurrent.futures.Future[Any]:

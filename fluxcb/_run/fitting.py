@@ -50,11 +50,11 @@ class FitLength:
                 positive(value, what)
 
     def limit(self, done: int) -> int | None:
-        """Return how many steps the next epoch may have, from its first step on.
+        """Return the maximum number of steps of the next epoch, counted from the first step of the epoch.
 
         Args:
-            done: Steps of this fit that ran before that epoch. Negative if the fit began in the middle of the epoch:
-                then the epoch has as many more steps, which an earlier fit ran.
+            done: Steps of this fit that ran before that epoch. The number is negative if the fit began in the middle of
+                the epoch: an earlier fit then ran that many steps of the epoch.
         """
         bounds = [self.steps_per_epoch, self.steps - done if self.steps is not None else None]
         return min((b for b in bounds if b is not None), default=None)
@@ -113,7 +113,7 @@ def _run(
     way: WayBack | None = None
     fit.ended, fit.restored = None, False
     engine.fit_phase, engine.stopped, engine.accepts = phase, False, rewinding.accepts
-    # Only the epoch that the fit resumes, whose EpochBegin is not emitted again, is announced here.
+    # This only announces an epoch that the fit resumes, because EpochBegin is not emitted again for it.
     resumed = fit.at is not None and fit.at.phase == type(phase).name
     parts.state.compiled = not resumed or engine.steps(phase).compiled
     try:
@@ -167,7 +167,7 @@ def _run(
 def _end_event(
     interrupt: Interrupt, way: WayBack | None, failure: BaseException | None, reason: str | None, advice: str
 ) -> FitEnd:
-    """Return the event that says how the fit ended."""
+    """Return the `FitEnd` event, which describes how the fit ended."""
     if way is not None:
         return FitEnd("rewinding", str(way.asked))
     ended_by_interrupt = reason == interrupt.reason if failure is None else isinstance(failure, KeyboardInterrupt)
@@ -179,7 +179,7 @@ def _end_event(
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an exception's class and message, as `learner.stop_reason` has it."""
+    """Return an exception's class and message in the form of `learner.stop_reason`."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -53,7 +53,7 @@ LEARNER_CURES = {
     "params": "write `Learner.from_loss(params, loss_fn, optimizer)`",
     "model": "write `Learner(model, loss_fn, optimizer)`",
 }
-"""What to write instead of arguments that a Learner does not have."""
+"""The fixes to suggest for arguments that a Learner does not have."""
 
 _DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))`, then write `learner.fit(10)`"
 
@@ -64,7 +64,7 @@ FIT_CURES = {
     "verbose": "leave it out; `Learner(..., default_callbacks=False)` prints nothing",
     "ckpt_path": "write `resume=True`; the `Checkpointer` among the callbacks knows the folder",
 }
-"""What to write instead of arguments that `Learner.fit` does not have."""
+"""The fixes to suggest for arguments that `Learner.fit` does not have."""
 
 _SEEDED = {"threefry2x32": 1, "rbg": 2, "unsafe_rbg": 2}
 """How often JAX's own implementations of random keys repeat the two words of a seed."""

@@ -1,4 +1,4 @@
-"""Batches out of what users pass to `learner.predict` and `learner.evaluate`: arrays, one batch, or many batches."""
+"""Batches from the `data` argument of `learner.predict` and `learner.evaluate`: arrays, one batch, or many batches."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _BATCH_SIZE = 32
 
 
 class BatchesOf(Iterable[Batch]):
-    """The batches of data that can be iterated, with errors that say where they came from.
+    """The batches of iterable data, with errors that name the data.
 
     Args:
         data: A list of batches, a loader, a dataset, an iterator.
-        what: What messages call the data, e.g. "`data` of `learner.predict`".
-        epoch: What sources with an order of their own are told (`set_epoch`).
+        what: The name of the data in messages, e.g. "`data` of `learner.predict`".
+        epoch: Number of the epoch, which is passed to `set_epoch` of data whose order depends on it.
 
     Attributes:
-        length: How many batches the data says there are, or None.
+        length: The number of batches according to `len(data)`, or None.
 
     Raises:
         DataError: The data cannot be iterated.
@@ -55,7 +55,7 @@ class BatchesOf(Iterable[Batch]):
         """Yield the batches.
 
         Raises:
-            DataError: There are none.
+            DataError: The data has no batches.
         """
         set_epoch = getattr(self._data, "set_epoch", None)
         if set_epoch is not None:
@@ -79,27 +79,28 @@ class BatchesOf(Iterable[Batch]):
 
 
 def is_arrays(data: Any) -> bool:
-    """Return whether data is an array or a pytree of arrays, and no list of batches or loader."""
+    """Return whether data is an array or a pytree of arrays, and not a list of batches or a loader."""
     if hasattr(data, "shape") and hasattr(data, "dtype"):
         return True
     return data is not None and not isinstance(data, list) and not jax.tree_util.all_leaves([data])
 
 
 class Pieces(Iterable[tuple[PyTree, int]]):
-    """Arrays in pieces; iterating yields a piece, and how many of its first examples the piece before had as well.
+    """Arrays divided into pieces. Iterating yields each piece with the number of examples that it repeats.
 
     Args:
         arrays: A pytree of arrays with the examples along their first axes.
-        size: Examples per piece, or None for as many as a training batch has; fewer if there are fewer.
+        size: Examples per piece, or None for the size of a training batch. The pieces are smaller if there are fewer
+            examples.
         example: A training batch, or its specs; None if it is not known.
-        what: What messages call the arrays.
-        overlap: Whether the last piece repeats examples of the one before, so that all pieces have one shape.
+        what: The name of the arrays in messages.
+        overlap: Whether the last piece repeats examples of the previous piece, so that all pieces have the same shape.
 
     Attributes:
         arrays: The arrays.
 
     Raises:
-        DataError: Something in `arrays` is no array of numbers, or they have no examples, or not equally many.
+        DataError: A leaf of `arrays` is not a numeric array, there are no examples, or the arrays differ in length.
         DeclarationError: `size` is not positive.
     """
 
@@ -116,7 +117,7 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         return math.ceil(self._count / self._size)
 
     def __iter__(self) -> Iterator[tuple[PyTree, int]]:
-        """Yield the pieces; each is taken out of the arrays when it is asked for."""
+        """Yield the pieces; each piece is sliced from the arrays when it is needed."""
         for first in range(0, self._count, self._size):
             repeated = max(first + self._size - self._count, 0) if self._overlap else 0
             part = slice(first - repeated, first + self._size - repeated)
@@ -127,7 +128,7 @@ def as_arrays(tree: PyTree, what: str) -> PyTree:
     """Return a pytree whose leaves are NumPy or JAX arrays.
 
     Raises:
-        DataError: Something in it is no array of numbers.
+        DataError: A leaf is not a numeric array.
     """
     try:
         check_leaves(tree, what, "data", DataError, lists=False)
@@ -142,7 +143,7 @@ def _examples(arrays: PyTree, what: str) -> int:
     """Return the number of examples in arrays.
 
     Raises:
-        DataError: There are none, or the arrays have not equally many.
+        DataError: There are no examples, or the arrays differ in length.
     """
     named = jax.tree_util.tree_flatten_with_path(arrays)[0]
     lengths = {leaf.shape[0] if leaf.ndim else 0 for _, leaf in named}
@@ -157,7 +158,7 @@ def _examples(arrays: PyTree, what: str) -> int:
 
 
 def examples_in(batch: Batch) -> int:
-    """Return how many examples a batch (or its specs) has: the first axis of the first array that has one, or 1."""
+    """Return the number of examples of a batch (or its specs): the first axis of the first array with axes, or 1."""
     return next((leaf.shape[0] for leaf in jax.tree.leaves(batch) if leaf.shape), 1)
 
 
@@ -169,7 +170,7 @@ def innermost(source: Any) -> Any:
 
 
 def shown_arrays(tree: PyTree) -> str:
-    """Return what messages say of a pytree of arrays, or of their specs: `tuple of float32[32, 64], int32[32]`."""
+    """Return a description of a pytree of arrays or specs for messages: `tuple of float32[32, 64], int32[32]`."""
     leaves = jax.tree.leaves(tree)
     text = ", ".join(map(describe, leaves[:3])) + (", ..." if len(leaves) > 3 else "")
     return text if jax.tree_util.all_leaves([tree]) else f"{type(tree).__name__} of {text}"

@@ -1,4 +1,4 @@
-"""`History`: what a training has measured, and how it ended; what `Learner.fit` returns."""
+"""`History`, which `Learner.fit` returns: the metrics of a training run, and the reason it ended."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from fluxcb._errors import DeclarationError, did_you_mean
 __all__ = ["History"]
 
 Series = dict[str, dict[str, list[tuple[int, float]]]]
-"""By phase and metric, pairs of an epoch (or step) and the value there."""
+"""Pairs of an epoch (or step) and a value, by phase and metric."""
 
 
 class History(Mapping[str, list[float]]):
-    """The metrics of a training and the reason it ended, as `Learner.fit` returns them.
+    """The metrics of a training run and the reason it ended, as returned by `Learner.fit`.
 
-    A history is a copy: later fits do not change it. It covers the whole training, not only the last fit, and after a
-    resume also the part before the interruption.
+    A history is a copy, so later fits do not change it. It covers the whole training run, not only the last fit. After
+    a resume, it includes the part before the interruption.
 
-    As a mapping it has the values per epoch under the names that `LogMetrics` logs, so `history["validation/loss"]` is
-    a list with one value per epoch. Without the callback `Metrics`, it is empty.
+    A history is a mapping of names to values per epoch. The names are those that `LogMetrics` logs, so
+    `history["validation/loss"]` is a list with one value per epoch. Without the callback `Metrics`, the mapping is
+    empty.
 
     Args:
         per_epoch: See Attributes.
@@ -64,7 +65,7 @@ class History(Mapping[str, list[float]]):
 
     @classmethod
     def of(cls, cbstate: Mapping[str, Any], *, epoch: int, step: int, stop_reason: str | None) -> History:
-        """Copy what `Metrics` has left in the shared state.
+        """Copy the metrics that `Metrics` has stored in the shared state.
 
         Args:
             cbstate: The shared state; `metrics_epoch` and `metrics_step` may be missing.
@@ -90,7 +91,7 @@ class History(Mapping[str, list[float]]):
         phase, _, metric = name.partition("/") if isinstance(name, str) else ("", "", "")
         found = self.per_epoch.get(phase, {}).get(metric)
         if found is None:
-            # Not a FluxcbError: `Mapping.get` and `in` expect a KeyError.
+            # A KeyError instead of a FluxcbError, because `Mapping.get` and `in` expect it.
             raise KeyError(f"{name!r} is not among {list(self)}.{did_you_mean(str(name), self)}")
         return [value for _, value in found]
 
@@ -103,11 +104,11 @@ class History(Mapping[str, list[float]]):
     # -- other forms ------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain data, which `json.dumps` accepts.
+        """Return the history as plain data that `json.dumps` accepts.
 
         Returns:
-            The keys `epoch`, `step`, `stop_reason`, `per_epoch` and `per_step`. The last two hold, by phase and metric,
-            `{"epochs": [n], "values": [x]}` and `{"steps": [n], "values": [x]}`.
+            A dict with the keys `epoch`, `step`, `stop_reason`, `per_epoch` and `per_step`. `per_epoch` contains, by
+            phase and metric, `{"epochs": [n], "values": [x]}`, and `per_step` `{"steps": [n], "values": [x]}`.
         """
         return {
             "epoch": self.epoch,
@@ -125,11 +126,11 @@ class History(Mapping[str, list[float]]):
 
         Returns:
             The DataFrame; its index is the number of the epoch or step, and its columns are named like
-            `validation/loss`. A metric without a value in a row is NaN there. If a phase ran several times in one
-            epoch, the last value counts.
+            `validation/loss`. Missing values are NaN. If a phase ran several times in one epoch, its last value is
+            used.
 
         Raises:
-            DeclarationError: `per` is neither, or pandas is not installed.
+            DeclarationError: `per` is neither "epoch" nor "step", or pandas is not installed.
         """
         if per not in ("epoch", "step"):
             raise DeclarationError(
@@ -153,7 +154,7 @@ class History(Mapping[str, list[float]]):
         )
 
     def plot(self, *names: str, ax: Any = None) -> Any:
-        """Draw metrics over epochs or steps; the same as `fluxcb.plots.plot_metrics(history, *names, ax=ax)`."""
+        """Draw metrics over epochs or steps; equivalent to `fluxcb.plots.plot_metrics(history, *names, ax=ax)`."""
         from fluxcb.plots import plot_metrics
 
         return plot_metrics(self, *names, ax=ax)

@@ -135,9 +135,9 @@ class HostBackend:
         return read
 
     def _own_reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
-        """Return what reads an entry that the callback may write; see `_as_used`."""
+        """Return a function that reads an entry that the callback may write; see `_as_used`."""
         state, name = self._state, path[1]
-        known: tuple[Any, Any] = None, None  # an entry, and what the callback gets for it
+        known: tuple[Any, Any] = None, None  # an entry, and the object that the callback gets instead
 
         def read(view: Any) -> Any:
             nonlocal known
@@ -154,7 +154,7 @@ class HostBackend:
         return read
 
     def _as_used(self, value: Any) -> Any:
-        """Return an entry as this callback gets it: one that has `used_by` is told which callback uses it."""
+        """Return the object that this callback gets for an entry: `entry.used_by(...)` if the entry has this method."""
         used_by = getattr(value, "used_by", None)
         return used_by(self._declared.label) if callable(used_by) else value
 
@@ -290,7 +290,7 @@ class HostBackend:
         return names_in(below(state.live(path[:2]), path[2:]))
 
     def hub(self, path: StatePath) -> Any:
-        """Return the shared object at a path if it has named parts (`cbstate_part`), else None."""
+        """Return the shared object at a path if it has named parts (`cbstate_part`), otherwise None."""
         value = None if self._state.in_carry(path[1]) else self._shared(path)
         return value if hasattr(type(value), "cbstate_part") else None
 
@@ -409,7 +409,7 @@ def _part(value: Any, name: str, *, writable: bool) -> Any:
     """Return the part of a shared object that a path names.
 
     Raises:
-        KeyError, AttributeError: There is none.
+        KeyError, AttributeError: There is no such part.
     """
     if isinstance(value, Mapping):
         return value[name]

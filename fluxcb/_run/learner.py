@@ -220,7 +220,7 @@ class Learner(ModelMethods):
                 again, ends where it would have ended.
 
         Returns:
-            The metrics of the whole training, and why it ended; see `History`.
+            The metrics of the whole training run, and the reason it ended; see `History`.
 
         Raises:
             DeclarationError: Not exactly one of epochs and steps, or one that is not positive.
@@ -258,8 +258,8 @@ class Learner(ModelMethods):
     def restore(self, path: str | os.PathLike[str], *, allow: Collection[str] = ()) -> None:
         """Go to where a checkpoint was written, in the middle of an epoch too; the next `fit` goes on from there.
 
-        After it, `fit(steps=n)` trains `n` more steps, and `fit(n)` trains `n` more epochs, of which the rest of an
-        interrupted epoch is the first. With `resume=True`, both count from where the run began.
+        After `restore`, `fit(steps=n)` trains `n` more steps, and `fit(n)` trains `n` more epochs. The rest of an
+        interrupted epoch counts as the first of these. With `resume=True`, both count from the beginning of the run.
 
         Args:
             path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
@@ -370,7 +370,7 @@ class Learner(ModelMethods):
         return self._parts.graph.digraph
 
     def explain(self) -> str:
-        """Return for each moment which handlers run, in which order, and why."""
+        """Return a text that lists the handlers of each moment in order, with the reason for each position."""
         return self._parts.graph.explain()
 
     def explain_windows(self) -> str:
@@ -384,7 +384,7 @@ class Learner(ModelMethods):
 
     @property
     def params(self) -> PyTree:
-        """A copy of the parameters that are trained; averages of them are in `cbstate`."""
+        """A copy of the trained parameters. Averages of the parameters are in `cbstate`."""
         self._parts.refuse_ahead("params")
         return own_copy(self._state.live(("params",)))
 
@@ -401,7 +401,7 @@ class Learner(ModelMethods):
 
     @property
     def cbstate(self) -> StateView:
-        """What callbacks share, as a mapping by name; entries are attributes as well. Only handlers write it."""
+        """The state that callbacks share, as a read-only mapping whose entries are also attributes."""
         state = self._state
         if state.built and state.carry["cbstate"]:
             self._parts.refuse_ahead("cbstate")
@@ -410,7 +410,7 @@ class Learner(ModelMethods):
 
     @property
     def history(self) -> History:
-        """A copy of the metrics of the training so far, and why the last fit ended."""
+        """A copy of the metrics of the training run so far, and the reason the last fit ended."""
         state = self._state
         return History.of(state.cbstate, epoch=state.epoch, step=state.step, stop_reason=self.stop_reason)
 
@@ -426,7 +426,7 @@ class Learner(ModelMethods):
 
     @property
     def hyperparams(self) -> StateView:
-        """The values of the injected hyperparameters, as a mapping by name; they are attributes as well."""
+        """The values of the injected hyperparameters, as a read-only mapping whose entries are also attributes."""
         state = self._state
         self._parts.refuse_ahead("hyperparams")
         opt_state = state.live(("opt_state",))

@@ -1,4 +1,4 @@
-"""What a Learner does with its model beside training it: hand it out, exchange it, predict, evaluate."""
+"""The methods of a Learner that use its model without training: `get_model`, `set_model`, `predict`, `evaluate`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["ModelMethods"]
 
 
 class ModelMethods:
-    """Base of `Learner`: the model, its predictions, and its metrics on any data.
+    """Base class of `Learner`: the model, its predictions, and its metrics on any data.
 
-    Only `set_model` changes the training. The others use the parameters that validation measures. If a
-    `ParameterEMA` or a `StochasticWeightAveraging` validates with its average, that is the average. Otherwise it is the
-    parameters that are trained. The argument `average=` names others.
+    Only `set_model` changes the training. The other methods use the parameters that validation measures. If a
+    `ParameterEMA` or a `StochasticWeightAveraging` validates with its average, these are the average. Otherwise, they
+    are the trained parameters. The argument `average=` selects other parameters.
     """
 
     _parts: Assembly
@@ -32,24 +32,24 @@ class ModelMethods:
 
     @property
     def model(self) -> Any:
-        """The trained model, ready for inference; the same as `get_model()`."""
+        """The trained model, ready for inference; equivalent to `get_model()`."""
         return self.get_model()
 
     @entry_point
     def get_model(self, *, average: str | None = VALIDATED) -> Any:
-        """Return a new model of your kind with trained parameters, ready for inference.
+        """Return a new model of the same type as yours with trained parameters, ready for inference.
 
         A Flax NNX module is in evaluation mode, and an Equinox module is in inference mode: dropout is off, and batch
-        normalization uses its running averages. A Linen module is bound to its variables; it has no mode, so pass the
-        train flag of its call, if it has one. Of a pair of functions, you get a callable `model(xs)`.
+        normalization uses its running averages. A Linen module is bound to its variables. It does not store a mode, so
+        pass the train flag of its call, if it has one. For a pair of functions, the result is a callable `model(xs)`.
 
         The model that you passed to the Learner is not changed. To continue the training, call `learner.fit` again. To
-        continue it in a loop of your own, call `model.train()` (NNX) or `eqx.nn.inference_mode(model, False)`
-        (Equinox). A Learner that is given the model trains it in training mode.
+        continue in your own training loop, call `model.train()` (NNX) or `eqx.nn.inference_mode(model, False)`
+        (Equinox) first. If you pass the model to another Learner, that Learner trains it in training mode.
 
         Args:
-            average: Which parameters the model has: "validated" (those that validation measures), None (those that are
-                trained), or the name of an average in `cbstate`, such as "ema" or "swa".
+            average: Which parameters the model has: "validated" (those that validation measures), None (the trained
+                parameters), or the name of an average in `cbstate`, such as "ema" or "swa".
 
         Returns:
             The model.
@@ -75,13 +75,13 @@ class ModelMethods:
 
     @entry_point
     def set_model(self, model: Any) -> None:
-        """Continue the training with another model's parameters; it must have the same structure.
+        """Replace the parameters of the training by those of another model with the same structure.
 
         Args:
-            model: The model. The mode that it is in does not matter, so one that `learner.model` returned is fine.
+            model: The model. It can be in any mode, so a model from `learner.model` works.
 
         Raises:
-            DeclarationError: Its parameters have another structure, shape or dtype.
+            DeclarationError: The parameters of the model have another structure, shape or dtype.
         """
         self._parts.refuse_while_running("set_model(...)")
         self._parts.exchange_model(model)
@@ -90,35 +90,35 @@ class ModelMethods:
     def predict(self, data: Any, *, batch_size: int | None = None, average: str | None = VALIDATED) -> PyTree:
         """Apply the trained model, in evaluation mode, and return its outputs for all examples.
 
-        What `data` is follows from its type:
+        The type of `data` determines its meaning:
 
-        - An array has the inputs of all examples, along its first axis.
-        - A tuple, a dict or another pytree of arrays is one batch, of any size. A pair is `(xs, ys)`, as in training,
-          and only `xs` is used. If the model's input is itself a pytree, data of its structure is all input.
-        - Anything else that can be iterated (a list, a loader, a dataset, an iterator) yields batches. Each of them is
-          an array or a pytree as above.
+        - An array contains the inputs of all examples, along its first axis.
+        - A tuple, a dict or another pytree of arrays is one batch of any size. A pair is `(xs, ys)`, as in training,
+          and only `xs` is used. If the model's input is itself a pytree, data with the same structure is all input.
+        - Any other iterable (a list, a loader, a dataset, an iterator) yields batches. Each batch is an array or a
+          pytree as above.
 
         Callbacks do not run. Parameters, model state, counters and random keys stay as they are.
 
         Args:
             data: The inputs.
-            batch_size: Examples per call of the compiled program, for data that yields no batches itself; by default as
-                many as a training batch has, or 32 if that is not known. A program is compiled for each shape of a
-                batch. The last examples of arrays are computed together with some of those before, so that they need
-                no program of their own.
+            batch_size: Examples per call of the compiled program, for data that is not an iterable of batches. The
+                default is the size of a training batch, or 32 if that is not known. A program is compiled for each
+                shape of a batch. The last, smaller batch is filled with preceding examples, so that it does not need
+                another program.
             average: Which parameters are used; see `get_model`.
 
         Returns:
-            The outputs, a pytree as the model returns it, with NumPy arrays of all examples along the first axes. They
-            are in the order of the data.
+            The outputs in the pytree structure that the model returns, as NumPy arrays with all examples along the
+            first axes, in the order of the data.
 
         Raises:
             DeclarationError: The Learner has no model; the outputs do not have the examples along their first axes;
-                `batch_size` is given for data with batches of its own.
-            DataError: The data yields no batches, or something else than arrays of numbers; it is an `ArrayLoader` that
-                shuffles.
+                `batch_size` is passed with an iterable of batches.
+            DataError: The data yields no batches, or a batch is not made of numeric arrays; the data is an
+                `ArrayLoader` that shuffles.
             MissingStateError: The Learner has not yet seen the shape of a batch.
-            Exception: What the model raised, with a note that names the batch.
+            Exception: An error of the model, with a note that names the batch.
 
         Example:
             >>> import numpy as np
@@ -152,29 +152,29 @@ class ModelMethods:
     ) -> dict[str, float]:
         """Compute metrics of the trained model on some data.
 
-        The step of a phase that does not train, usually `ValidationPhase`, is computed for each batch, with the traced
-        handlers of that phase. Host handlers do not run. Each batch counts with its number of examples. Parameters,
+        For each batch, the step of a phase that does not train, usually `ValidationPhase`, is computed with the traced
+        handlers of that phase. Host handlers do not run. Each batch is weighted by its number of examples. Parameters,
         model state, counters, random keys, `cbstate`, the history and the logs stay as they are.
 
         Args:
-            data: Batches of the phase, in one of the forms that `predict` takes, with the targets: `(xs, ys)` is all
-                the examples or one batch, and a list or a loader yields batches. By default, the Learner's own data
-                for the phase.
-            metrics: What `Metrics(...)` takes: a function of `(outputs, ys)`, a metric, or a list of these. The loss
-                is always measured, if the phase computes one. By default, the metrics of the Learner's `Metrics`.
-            phase: The phase; by default the first one of the Learner that does not train.
-            batch_size: Examples per batch, for data that yields no batches itself; see `predict`.
+            data: Batches of the phase with targets, in one of the forms that `predict` takes: `(xs, ys)` contains all
+                examples or one batch, and a list or a loader yields batches. By default, the Learner's own data for
+                the phase.
+            metrics: The arguments of `Metrics(...)`: a function of `(outputs, ys)`, a metric, or a list of these. The
+                loss is always measured if the phase computes one. By default, the metrics of the Learner's `Metrics`.
+            phase: The phase; by default the Learner's first phase that does not train.
+            batch_size: Examples per batch, for data that is not an iterable of batches; see `predict`.
             average: Which parameters are used. "validated" uses those that an epoch of the phase uses; see `get_model`.
 
         Returns:
             The values by the names of the metrics, e.g. `{"loss": 0.33, "accuracy": 0.97}`.
 
         Raises:
-            DeclarationError: The phase trains, or none of the Learner's phases validates; a metric is none, or needs
-                what the phase does not compute; there is no such average.
-            DataError: There is no data, it yields no batches, or it is a one-shot iterator of the Learner's own.
+            DeclarationError: The phase trains, or all phases of the Learner train; an element of `metrics` is not a
+                metric, or needs a value that the phase does not compute; there is no such average.
+            DataError: There is no data, or it yields no batches; or the Learner's own data is a one-shot iterator.
             MissingStateError: The Learner has not yet seen the shape of a batch.
-            Exception: What the model, the loss or a metric raised, with a note that names the batch.
+            Exception: An error of the model, the loss or a metric, with a note that names the batch.
 
         Example:
             >>> import numpy as np

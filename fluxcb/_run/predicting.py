@@ -24,7 +24,7 @@ _WHAT = "`data` of `learner.predict`"
 
 
 class Predictor:
-    """Applies a model to batches, with a program for each shape of a batch.
+    """Applies a model to batches, with one compiled program for each shape of a batch.
 
     Args:
         model: The model's adapter.
@@ -34,7 +34,7 @@ class Predictor:
         self.model = model
 
         def outputs(params: PyTree, model_state: PyTree, xs: PyTree, key: Any, number: Any) -> PyTree:
-            key = jax.random.fold_in(key, number)  # a model that draws random numbers in evaluation gets its own
+            key = jax.random.fold_in(key, number)  # for models that draw random numbers in evaluation
             return model.apply(params, model_state, xs, train=False, key=key)[0]
 
         self._outputs = jax.jit(outputs)
@@ -54,7 +54,7 @@ class Predictor:
                 except Exception as error:
                     error.add_note(_note(number, example, xs))
                     raise
-                # The device computes this batch while the host fetches the outputs of the one before.
+                # The device computes this batch while the host fetches the outputs of the previous batch.
                 if waiting is not None:
                     found.append(_fetched(*waiting))
                 waiting = outputs, examples_in(xs), repeated
@@ -67,7 +67,7 @@ class Predictor:
 def _batches(
     data: Any, example: Batch | None, batch_size: int | None, epoch: int
 ) -> tuple[Iterable[tuple[PyTree, int]], int | None]:
-    """Return how many batches there are, if it is known, and the inputs of each, with the number of repeated ones."""
+    """Return the number of batches, if it is known, and the inputs of each with its number of repeated examples."""
     if is_arrays(data):
         found = Pieces(_inputs_of(data, example), batch_size, example, _WHAT, overlap=True)
         _check_axes(found.arrays, example, _WHAT)
@@ -90,7 +90,7 @@ def _batches(
 
 
 def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[tuple[PyTree, int]]:
-    """Yield the inputs of batches, which must be alike but for their lengths."""
+    """Yield the inputs of batches, which may differ only in their numbers of examples."""
     first: Any = None
     for number, batch in enumerate(batches, 1):
         what = f"Batch {number} of {_WHAT}"
@@ -109,17 +109,18 @@ def _checked(batches: Iterable[Batch], example: Batch | None) -> Iterator[tuple[
 
 
 def _inputs_of(batch: Batch, example: Batch | None) -> PyTree:
-    """Return the inputs in a batch: all of it if it has the structure of the model's inputs, or the first of a pair."""
+    """Return the inputs of a batch: the batch if it has the structure of the model's inputs, or the first of a pair."""
     if example is not None and jax.tree.structure(batch) == jax.tree.structure(split_batch(example)[0]):
         return batch
     return split_batch(batch)[0]
 
 
 def _check_axes(inputs: PyTree, example: Batch | None, what: str) -> None:
-    """Check that inputs have as many axes as those that the Learner was built for.
+    """Check that inputs have the number of axes that the Learner was built for.
 
     Raises:
-        DataError: They have not, as a single example has not. Many models would take it for something else.
+        DataError: The number of axes differs, for example because the input is a single example. Many models would
+            misinterpret such an input without an error.
     """
     expected = split_batch(example)[0] if example is not None else None
     if jax.tree.structure(inputs) != jax.tree.structure(expected):
@@ -156,7 +157,7 @@ def _fetched(outputs: PyTree, examples: int, repeated: int) -> PyTree:
 
 
 def _joined(found: list[PyTree]) -> PyTree:
-    """Return the outputs of all batches as one."""
+    """Return the concatenated outputs of all batches."""
     shapes = {tuple(leaf.shape[1:] for leaf in jax.tree.leaves(outputs)) for outputs in found}
     if len(shapes) > 1:
         raise DataError(

@@ -171,7 +171,7 @@ class Agreeing(Engine):
                 fix=f"see the traceback of process {process}",
             )
         if number:
-            if mine is not None and str(mine) == text:  # with all that it holds; the others have its text only
+            if mine is not None and str(mine) == text:  # other processes have only the text of the exception
                 raise mine
             if _CANCELS[number - 1] is RewindFitting:
                 raise RewindFitting(text, *back)

@@ -34,7 +34,7 @@ class _Key(NamedTuple):
         each: Paths of what is fetched for each step.
         last: Paths of what is fetched for the last step of a window.
         steps: Length of the buffer (steps).
-        by_hand: Names of the values that a step run by hand returns; empty for the steps of an epoch.
+        by_hand: Names of the values that a step outside an epoch returns; empty for the steps of an epoch.
         rows: Whether the batches are rows of arrays on the device.
         places: How and where the carry lies.
     """
@@ -215,13 +215,13 @@ class Programs:
         return self._compiled[key]
 
     def has(self, setup: StepSetup, plan: Plan, phase: Phase, state: HostState) -> bool:
-        """Return whether a program is compiled that runs the steps of an epoch, for batches of some shape.
+        """Return whether a program for the steps of an epoch has been compiled, for batches of any shape.
 
         Args:
             setup: Model, loss, optimizer, handlers.
-            plan: Whose handlers the program was compiled for.
+            plan: The plan with the handlers of the program.
             phase: The phase.
-            state: Whose carry the program takes.
+            state: The state with the carry that the program takes.
         """
         content = setup.model, _traced_content(plan, phase), state.signature
         for (of, _), (held, step) in self._steps.items():

@@ -58,7 +58,7 @@ def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> Non
 
 
 def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
-    """Check that metrics which callbacks watch belong to phases that have data, if the Learner has any data.
+    """Check that the metrics that callbacks watch belong to phases with data, if the Learner has any data.
 
     Args:
         graph: The graph.
@@ -68,7 +68,7 @@ def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
         CheckError: A phase has no data, and no callback can assign its data.
     """
     if not has_data:
-        return  # for loops written by hand, which bring their own batches
+        return  # a hand-written loop provides its own batches
     written = [path for d in graph.declared for path, permission in d.access.items() if writes(permission)]
     names = {phase.name for phase in graph.phases}
     filled = {name for name in names if any(overlap(path, ("data", name)) for path in written)}
@@ -94,7 +94,7 @@ def warn_empty_log(graph: CallbackGraph) -> None:
             f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
             "Add `LogMetrics()` to the callbacks.",
             UserWarning,
-            stacklevel=6,  # where the Learner is built
+            stacklevel=6,  # the line that builds the Learner
         )
 
 

@@ -1,4 +1,4 @@
-"""What a notebook displays of a Learner: its parts, its progress, and the callback graph."""
+"""The display of a Learner in a notebook: its parts, its progress, and the callback graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fluxcb._run.assembly import Assembly
 
 __all__ = ["learner_html"]
 
-# Colors come from the page, so that the table is readable in dark notebooks; only the picture has a paper of its own.
+# Colors come from the page, so that the table is readable in dark notebooks. Only the picture has its own background.
 _ROW = "text-align:left;vertical-align:top;padding:2px 16px 2px 0;background:transparent;border:0;font-weight:"
 
 
@@ -26,7 +26,7 @@ def learner_html(parts: Assembly, stop_reason: str | None) -> str:
 
     Args:
         parts: The Learner's parts.
-        stop_reason: Why its last fit ended early, or None.
+        stop_reason: The reason its last fit ended early, or None.
     """
     rows = "".join(
         f'<tr style="background:transparent"><th style="{_ROW}bold">{escape(name)}</th>'
@@ -93,7 +93,7 @@ def _bytes(size: float) -> str:
 
 
 def _optimizer(parts: Assembly) -> str:
-    """Return the factory that made the optimizer, if it can be told, and the hyperparameters."""
+    """Return the factory that created the optimizer, if it is known, and the hyperparameters."""
     state = parts.state
     origin = origin_of(state.optimizer, state.hyperparams.names)
     name = _name(origin.factory) if origin.factory is not None else type(state.optimizer).__name__
@@ -113,7 +113,7 @@ def _data(parts: Assembly, phase: Phase) -> str:
     source = feed.source
     number = ""
     if isinstance(source, Sized):
-        with contextlib.suppress(TypeError, FluxcbError):  # a `len` that a wrapper inherits need not work
+        with contextlib.suppress(TypeError, FluxcbError):  # a wrapper can inherit a `len` that does not work
             number = f", {len(source):,} batch{'' if len(source) == 1 else 'es'}"
     examples = getattr(source, "batch_size", None)
     size = f" of {examples:,}" if number and isinstance(examples, int) else ""

@@ -71,10 +71,10 @@ class HostState:
     Attributes:
         cbstate: Shared state that lives on the host.
         step: Finished training steps.
-        epoch: Number of the epoch at hand.
-        step_in_epoch: Finished steps of the epoch at hand.
+        epoch: Number of the current epoch.
+        step_in_epoch: Finished steps of the current epoch.
         cancelled: How many training steps have begun and were cancelled at StepBegin.
-        cancelled_in_epoch: The same for an epoch that does not train.
+        cancelled_in_epoch: How many steps of the current epoch were cancelled, if the epoch does not train.
         epochs: Number of the epoch this fit ends with; 0 where unknown.
         last_step: Number of the training step this fit ends with; 0 where unknown.
         steps_in_epoch: Steps this epoch will have; 0 where unknown.
@@ -198,14 +198,14 @@ class HostState:
 
     def train_state(self) -> PyTree:
         """Return a copy of the whole train state as one pytree; see `Learner.state`."""
-        counters = self.carry["counters"][: len(COUNTERS)]  # the words of the random key follow them
+        counters = self.carry["counters"][: len(COUNTERS)]  # the rest of this array is the random key
         return {**own_copy({**self.carry, "counters": counters}), "key": jnp.copy(self.run_key)}
 
     def set_train_state(self, state: PyTree) -> None:
         """Replace the train state by one that `train_state` returned, possibly with other values.
 
         Raises:
-            DeclarationError: It has another structure, or arrays of other shapes or dtypes.
+            DeclarationError: The new state has another structure, or arrays of other shapes or dtypes.
         """
         wrong = differences(self.train_state(), state)
         if wrong:
@@ -329,7 +329,7 @@ class HostState:
         self.carry = _with(self.carry, root, value)
 
     def cancelled_of(self, phase: Phase) -> int:
-        """Return how many steps were cancelled at StepBegin: of the training, or of the epoch where none train."""
+        """Return how many steps were cancelled at StepBegin: in the training, or in an epoch that does not train."""
         return self.cancelled if type(phase).trains else self.cancelled_in_epoch
 
     def in_carry(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What `learner.cbstate` and `learner.hyperparams` are outside handlers: read by name or by attribute, not written."""
+"""Read-only views for `learner.cbstate` and `learner.hyperparams` outside handlers, with entries as attributes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fluxcb._errors import AccessError, did_you_mean
 
 __all__ = ["StateView"]
 
-_WIDTH = 88  # of a repr on one line (characters)
-_SHOWN = 6  # names in the description of one entry
+_WIDTH = 88  # maximum width of a one-line repr (characters)
+_SHOWN = 6  # maximum number of names in the description of an entry
 
 
 class StateView(Mapping[str, Any]):
-    """A part of the Learner's state as a mapping whose entries are attributes as well.
+    """A part of the Learner's state as a mapping whose entries are also attributes.
 
-    Printing it shows what each entry is, and not the numbers in it.
+    Printing it shows a short description of each entry instead of whole arrays.
 
     Args:
-        name: What it is of the Learner, `cbstate`.
+        name: The name of the Learner's attribute, such as `cbstate`.
         entries: The entries.
     """
 
@@ -42,7 +42,7 @@ class StateView(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getattr__(self, name: str) -> Any:  # only what is no method
+    def __getattr__(self, name: str) -> Any:  # only called for names that are not methods
         if name.startswith("_") or name not in self._entries:
             hint = did_you_mean(name, self._entries)
             raise AttributeError(f"`learner.{self._name}` has no `{name}`.{hint}", name=name, obj=self)
@@ -85,7 +85,7 @@ class StateView(Mapping[str, Any]):
 
 
 def _described(value: Any) -> str:
-    """Return in a few words what a value is; numbers and short texts show themselves."""
+    """Return a short description of a value; numbers and short strings are shown in full."""
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     kind = type(value).__name__

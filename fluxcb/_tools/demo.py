@@ -1,4 +1,4 @@
-"""`fluxcb demo`: a small training that shows what callbacks do, and writes what it measured."""
+"""`fluxcb demo`: a small training run that shows what callbacks do, and writes the measured values to files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _HIDDEN = 128
 
 
 class GradientNorm(Callback):
-    """Keep the norm of the latest gradients; compiled into the training step."""
+    """Store the norm of the latest gradients; runs inside the compiled training step."""
 
     def stateaccess(self) -> Mapping[str, Any]:
         return {"step": {"grads": Read()}, "cbstate": {"gradient_norm": Write()}}
@@ -54,7 +54,7 @@ class GradientNorm(Callback):
 
 
 class EpochNotes(Callback):
-    """Note the learning rate and the gradients' norm at the end of each epoch; on the host.
+    """Record the learning rate and the gradient norm at the end of each epoch, on the host.
 
     Args:
         notes: The list to append to.
@@ -81,7 +81,7 @@ def build(*, epochs: int, seed: int, notes: list[dict[str, float]]) -> Learner:
     Args:
         epochs: Length of the learning rate's cycle (epochs).
         seed: Seed of the parameters and of the data's order.
-        notes: Gets the learning rate and the gradients' norm at the end of each epoch.
+        notes: Receives the learning rate and the gradient norm at the end of each epoch.
     """
     training, validation = digits()
     batches = ArrayLoader(training, batch_size=32, seed=seed)
@@ -104,7 +104,7 @@ def build(*, epochs: int, seed: int, notes: list[dict[str, float]]) -> Learner:
 
 
 def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Path:
-    """Train, show what happens, and write the history, the loss curve and the callback graph.
+    """Train, show the progress, and write the history, the loss curve and the callback graph.
 
     Args:
         epochs: Epochs to train.

@@ -19,17 +19,18 @@ __all__ = ["plot"]
 
 
 def plot(path: Path, names: Sequence[str], out: Path | None, console: Console) -> None:
-    """Draw curves of a run: a chart for each quantity, all over the same steps.
+    """Draw the curves of a run: one chart for each quantity, with a common axis of steps.
 
     Args:
         path: The run's folder, or a file of it.
-        names: Patterns of the curves to draw, as for file names; empty for all whose name ends in `loss`, or all.
+        names: Patterns of the names of the curves to draw, as for file names. By default, all curves whose name ends in
+            `loss`, or all curves if there are none.
         out: An SVG file to write, or None to draw in the terminal.
         console: The terminal.
 
     Raises:
         DataError: There is no run, or nothing to draw.
-        DeclarationError: A pattern fits no curve, or the file is no SVG.
+        DeclarationError: A pattern matches no curve, or the name of the file does not end in `.svg`.
     """
     panels = _panels(chosen(read_run(path), names, "The run"))
     if out is None:
@@ -40,7 +41,7 @@ def plot(path: Path, names: Sequence[str], out: Path | None, console: Console) -
 
 
 def _panels(curves: Mapping[str, Points]) -> list[Panel]:
-    """Return a panel for each quantity: training and validation share one, and so do all losses."""
+    """Return a panel for each quantity. Training and validation share a panel, and all losses share a panel."""
     found: dict[str, dict[str, Points]] = {}
     for name, points in curves.items():
         quantity = name.rpartition("/")[2]

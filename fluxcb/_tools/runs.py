@@ -25,12 +25,12 @@ def read_run(path: Path) -> Curves:
     """Read the curves of a run.
 
     Args:
-        path: The run's folder, with `history.json`, JSON lines or CSV in it, or such a file. `history.json` is what
-            `fluxcb demo` writes, or what `History.to_dict` returns. A line, or row, has a counter (`step` or `epoch`)
-            and values by name, nested mappings joined by `/`.
+        path: The run's folder, which contains `history.json`, JSON lines or CSV, or the path of such a file.
+            `history.json` is a file that `fluxcb demo` writes, or the JSON of `History.to_dict()`. Each line or row has
+            a counter (`step` or `epoch`) and values by name. The keys of nested mappings are joined by `/`.
 
     Raises:
-        DataError: There is no such file, or nothing in it can be drawn.
+        DataError: There is no such file, or it contains nothing that can be drawn.
     """
     if not path.exists():
         raise DataError(f"There is no run at {path}.", fix="name a run's folder, e.g. the one that `fluxcb demo` wrote")
@@ -65,7 +65,7 @@ def _read(file: Path) -> Curves:
 
 
 def _from_history(content: Any) -> Curves:
-    """Read one JSON document: columns beside `steps`, and rows of `epochs`; a `History`'s; or a list of rows."""
+    """Read one JSON document: columns with `steps` and rows in `epochs`, a `History`, or a list of rows."""
     if isinstance(content, list):
         return _from_rows(content)
     if not isinstance(content, Mapping):
@@ -87,7 +87,7 @@ def _from_history(content: Any) -> Curves:
 
 
 def _from_to_dict(content: Mapping[str, Any]) -> Curves:
-    """Read what `History.to_dict` returned; epochs are taken to have the same number of steps."""
+    """Read the result of `History.to_dict`; all epochs are assumed to have the same number of steps."""
     epochs, steps = _number(content.get("epoch")), _number(content.get("step"))
     per_epoch = steps / epochs if steps and epochs else 1.0
     curves: Curves = {}

@@ -54,8 +54,8 @@ class _ParameterAverage(Callback):
 
     def resolveconflict(self, other: Callback) -> Resolution:
         """Refuse another average that also replaces the parameters for validation."""
-        # No order would help: the first to restore would put back what the training had, and the second one the first
-        # one's average. Two averages of one entry are an ordinary conflict.
+        # No order would help: after validation, the first callback would restore the trained parameters, and the second
+        # one would then restore the first one's average. Two averages in the same entry are an ordinary conflict.
         if isinstance(other, _ParameterAverage) and other.entry != self.entry and self.validate and other.validate:
             raise ConflictError(
                 f"{self!r} and {other!r} both replace the parameters for validation.",
@@ -146,8 +146,8 @@ class ParameterEMA(_ParameterAverage):
     After each update, `ema <- decay * ema + (1 - decay) * params`, from the parameters at the start. With
     `debias=True` the start has no weight: `ema` is the average from zero divided by `1 - decay**n`, after `n` updates.
     `cbstate.ema["params"]` always is the average itself. Steps that are no updates (`step.skip`,
-    `step.hold`) leave it alone. If validation runs with the average, `learner.model`, `learner.predict` and
-    `fluxcb.checkpoints.load_model` use the average as well.
+    `step.hold`) do not change it. If validation runs with the average, `learner.model`, `learner.predict` and
+    `fluxcb.checkpoints.load_model` also use the average.
 
     Args:
         decay: Weight of the past, at least 0 and below 1.
@@ -215,9 +215,9 @@ class StochasticWeightAveraging(_ParameterAverage):
     parameter sets in it so far. Until `start`, `cbstate.swa["params"]` are the parameters themselves. Steps that were
     skipped or held (`step.skip`, `step.hold`) are no updates. The learning rate stays what the optimizer or a
     `Scheduler` makes it; the paper's is constant or cyclic from `start` on. Batch statistics stay those of the
-    training: a network with batch normalisation needs a pass over the data with the average before it is used. If
-    validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` use the
-    average as well.
+    training: a network with batch normalization needs a pass over the data with the average before it is used. If
+    validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` also use
+    the average.
 
     Args:
         start: Number of the first update whose parameters count, at least 1.

@@ -1,4 +1,4 @@
-"""How `ProgressBar` shows an epoch: a live bar in terminals and notebooks, lines elsewhere."""
+"""The displays of `ProgressBar`: a live bar in terminals and notebooks, and lines in files and pipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fluxcb.callbacks.console import in_notebook, is_plain, print_line
 __all__ = ["Display", "open_display"]
 
 _PLAIN_SECONDS = 10.0
-_TEXT_WIDTH = 72  # of everything but the bar (characters); narrower terminals do not show the remaining time
+_TEXT_WIDTH = 72  # width without the bar (characters); narrower terminals do not show the remaining time
 
 
 def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bool) -> Display:
@@ -23,8 +23,8 @@ def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bo
     Args:
         console: The console.
         of_fit: Whether the display lasts for a fit. In a hand-written loop there is one per epoch.
-        interval: Least time between two drawings of a bar (seconds).
-        rows_follow: Whether a table on the same console gets a row when an epoch is done.
+        interval: Minimum time between two updates of a bar (seconds).
+        rows_follow: Whether a table on the same console prints a row at the end of an epoch.
     """
     if in_notebook(console):
         return _NotebookBar(console, of_fit, rows_follow)
@@ -34,7 +34,7 @@ def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bo
 
 
 class Display(ABC):
-    """What is shown of the current epoch.
+    """The displayed state of the current epoch.
 
     Args:
         console: The console.
@@ -42,11 +42,11 @@ class Display(ABC):
 
     Attributes:
         begun: Whether the first epoch has begun.
-        title: What is run, e.g. `epoch 1/5 training`; empty before the first epoch.
+        title: The text before the bar, e.g. `epoch 1/5 training`; empty before the first epoch.
         total: Steps of the epoch, or 0 if that is not known.
         done: Steps of the epoch that were run before the fit was resumed.
         compiling: Whether the first step is being compiled.
-        loss: The last loss that was looked at.
+        loss: The most recent loss that was read.
     """
 
     def __init__(self, console: Any, of_fit: bool) -> None:
@@ -57,7 +57,7 @@ class Display(ABC):
         self.begun = self.compiling = False
         self.loss: float | None = None
         self.began = self.looked = time.monotonic()
-        self._counted_from = 0, self.began  # steps and time from which the rate counts
+        self._counted_from = 0, self.began  # the steps and the time at which the rate starts to count
         self._lengths: dict[str, int] = {}  # steps of the last epoch, by phase
 
     def begin(self, name: str, title: str, total: int, done: int, *, compiling: bool) -> None:
@@ -65,9 +65,9 @@ class Display(ABC):
 
         Args:
             name: The phase's name.
-            title: What is run, e.g. `epoch 1/5 training`.
+            title: The text before the bar, e.g. `epoch 1/5 training`.
             total: Steps of the epoch, or 0 if that is not known.
-            done: Steps of it that have been run already.
+            done: Steps of the epoch that have already been run.
             compiling: Whether the first step is about to be compiled.
         """
         self.name, self.title, self.total, self.done, self.loss = name, title, total, done, None
@@ -75,18 +75,18 @@ class Display(ABC):
         self._counted_from = done, self.began
 
     def announce(self, name: str, title: str) -> None:
-        """Show that the step is being compiled for an epoch that a fit resumes, whose position is not known yet.
+        """Show that the step is being compiled, in an epoch that a fit resumes at a position not yet known.
 
         Args:
             name: The phase's name.
-            title: What is run.
+            title: The text before the bar.
         """
         self.begin(name, title, 0, 0, compiling=True)
         self.begun = False
 
     def looks(self, steps: int, interval: float) -> bool:
-        """Return whether to look at the step: once an interval, and at what may be the last step of the epoch."""
-        # To look costs a read of the device where steps are single calls.
+        """Return whether to read the step: once per interval, and when it may be the last step of the epoch."""
+        # Without windows, reading the step waits for the device.
         now, expected = time.monotonic(), self.total or self._lengths.get(self.name)
         if now - self.looked < interval and expected is not None and steps != expected:
             return False
@@ -94,14 +94,14 @@ class Display(ABC):
         return True
 
     def update(self, steps: int, loss: float | None) -> None:
-        """Show finished steps and the last one's loss, None in a phase without a loss."""
+        """Show the number of finished steps and the loss of the last one (None in a phase without a loss)."""
         self.loss = loss
-        if self.compiling and steps > self.done:  # the rate does not count the time of compiling
+        if self.compiling and steps > self.done:  # the rate excludes the compile time
             self.compiling, self._counted_from = False, (steps, time.monotonic())
         self.show(steps)
 
     def end(self, steps: int, *, trains: bool) -> None:
-        """Note how long the epoch was, and show its end.
+        """Record the length of the epoch, and show its end.
 
         Args:
             steps: Finished steps.
@@ -118,14 +118,14 @@ class Display(ABC):
 
     @abstractmethod
     def show(self, steps: int) -> None:
-        """Show finished steps."""
+        """Show the number of finished steps."""
 
     @abstractmethod
     def close(self) -> None:
         """End the display."""
 
     def rate(self, steps: int, now: float) -> float:
-        """Return the steps per second, or 0 if no step has been counted since the first one was compiled."""
+        """Return the steps per second, or 0 if no step has finished since the first one was compiled."""
         first, since = self._counted_from
         return (steps - first) / max(now - since, 1e-9)
 
@@ -138,12 +138,12 @@ class Display(ABC):
 
 
 class _Lines(Display):
-    """Plain lines, now and then.
+    """Plain lines, printed at intervals.
 
     Args:
         console: The console.
         of_fit: Whether the display lasts for a fit.
-        rows_follow: Whether a table says when an epoch is done.
+        rows_follow: Whether a table on the same console prints a row at the end of an epoch.
     """
 
     def __init__(self, console: Any, of_fit: bool, rows_follow: bool) -> None:
@@ -158,7 +158,7 @@ class _Lines(Display):
             print_line(self.console, f"{title}: compiling the step")
 
     def close(self) -> None:
-        """Do nothing: lines leave nothing open."""
+        """Do nothing, because lines need no cleanup."""
 
     def show(self, steps: int) -> None:
         if time.monotonic() - self.shown >= _PLAIN_SECONDS:
@@ -179,7 +179,7 @@ class _Bar(Display):
     Args:
         console: The console.
         of_fit: Whether the display lasts for a fit.
-        interval: Least time between two drawings (seconds).
+        interval: Minimum time between two updates (seconds).
     """
 
     def __init__(self, console: Any, of_fit: bool, interval: float) -> None:
@@ -196,7 +196,7 @@ class _Bar(Display):
             *([TimeRemainingColumn()] if console.width >= _TEXT_WIDTH else []),
             console=console,
             transient=True,
-            auto_refresh=False,  # no thread: the handler refreshes, at most once an interval
+            auto_refresh=False,  # no thread: the handler updates the bar, at most once per interval
         )
         self._progress.start()
         self._task: Any = None
@@ -207,7 +207,7 @@ class _Bar(Display):
         super().begin(name, title, total, done, compiling=compiling)
         if self._task is not None:
             self._progress.remove_task(self._task)
-        # Until there is a loss, that of the phase's epoch before is shown: short epochs would never show one.
+        # Before the first loss, show the loss of the phase's previous epoch. Otherwise, short epochs never show a loss.
         loss = "compiling" if compiling else self._losses.get(name, "")
         self._task = self._progress.add_task(title, total=total or None, completed=done, loss=loss, rate="")
 
@@ -215,7 +215,7 @@ class _Bar(Display):
         if self.loss is not None:
             self._losses[self.name] = f"loss {self.loss:.4f}"
         now = time.monotonic()
-        if now - self._drawn < self.interval:  # epochs of milliseconds would draw more than they train
+        if now - self._drawn < self.interval:  # for epochs of milliseconds, drawing would take longer than training
             return
         self._drawn = now
         loss, rate = self._losses.get(self.name, ""), _per_second(self.rate(steps, now))
@@ -226,12 +226,12 @@ class _Bar(Display):
 
 
 class _NotebookBar(Display):
-    """A bar below a notebook cell, in the output that the table of the fit is in.
+    """A bar below a notebook cell, in the same output as the table of the fit.
 
     Args:
         console: The console.
         of_fit: Whether the display lasts for a fit.
-        rows_follow: Whether a table says when an epoch is done.
+        rows_follow: Whether a table on the same console prints a row at the end of an epoch.
     """
 
     def __init__(self, console: Any, of_fit: bool, rows_follow: bool) -> None:
@@ -259,7 +259,7 @@ class _NotebookBar(Display):
             self._last_line = self.line(steps, time.monotonic())
 
     def close(self) -> None:
-        """Remove the bar. Without a table, the line of the last training epoch takes its place."""
+        """Remove the bar. Without a table, the line of the last training epoch replaces it."""
         output, self._output = self._output, None
         if output is not None:
             output.close("bar", remove=self.rows_follow)
@@ -267,18 +267,18 @@ class _NotebookBar(Display):
     def _redraw(self) -> None:
         if self._output is None:
             return
-        if self.compiling:  # for minutes, nothing else will draw it
+        if self.compiling:  # nothing else updates the bar while the step compiles, which can take minutes
             self._output.draw()
         else:
             self._output.redraw()
 
     def html(self) -> str:
-        """Return the bar as HTML: text and a `progress` element, which follows the theme of the front end."""
+        """Return the bar as HTML: text and a `progress` element, which uses the theme of the front end."""
         if self._output is None:
             return f"<div>{html.escape(self._last_line)}</div>" if self._last_line else ""
         if not self.title:
             return ""
-        value = f' value="{self.steps}"' if self.total and not self.compiling else ""  # without: it is animated
+        value = f' value="{self.steps}"' if self.total and not self.compiling else ""  # animated if empty
         bar = f'<progress max="{self.total or 1}"{value} style="width: 16em; vertical-align: middle"></progress>'
         texts = "".join(f"<span>{html.escape(text)}</span>" for text in self._texts())
         style = "display: flex; gap: 1em; align-items: center; flex-wrap: wrap; font-variant-numeric: tabular-nums"
@@ -300,7 +300,7 @@ class _NotebookBar(Display):
 
 
 def _per_second(rate: float) -> str:
-    """Return a rate as text, which is empty for 0."""
+    """Return a rate as text, or an empty string for 0."""
     if rate == 0:
         return ""
     return f"{rate:,.0f} steps/s" if rate >= 9.95 else f"{rate:.2g} steps/s"

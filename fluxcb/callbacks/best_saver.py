@@ -54,7 +54,7 @@ class BestSaver(SnapshotSaver):
         return {**access, "cbstate": {"metrics_epoch": access["*"]}}
 
     def watched_metrics(self) -> Iterable[Watched]:
-        """Return the metric that it looks at."""
+        """Return the metric that decides which checkpoint is the best."""
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class BestSaver(SnapshotSaver):
             learner.snapshots.request(self._take)
 
     def _take(self, snapshot: Snapshot) -> None:
-        # What is loaded later are the parameters that had this value.
+        # `load_model` and `load_params` must read the parameters that this value was measured with.
         measured = replace(snapshot, average=snapshot.averages.get(self._watched.phase))
         self.write(measured, self.best[1] if self.best is not None else None)
 
@@ -108,8 +108,9 @@ class MinSaver(BestSaver):
     value that is smaller than all before it is saved: of equal ones the first, and never NaN. What was the best is part
     of a run's checkpoints, so a resumed run does not overwrite a better one.
 
-    `fluxcb.checkpoints.load_model("runs/1/min-validation-loss", model)` returns the model, and `load_params` its
-    parameters. They are those that were measured: with a `ParameterEMA` that validates, the average.
+    `fluxcb.checkpoints.load_model("runs/1/min-validation-loss", model)` returns the model, and `load_params` returns
+    its parameters. Both use the parameters that were measured. If a `ParameterEMA` validates with its average, these
+    are the average.
 
     Args:
         folder: The directory of the run; the checkpoint is in `min-validation-loss` in it.
@@ -132,7 +133,7 @@ class MinSaver(BestSaver):
         A copy of the train state on the host for each save; see `Checkpointer`.
 
     Raises:
-        DeclarationError: No path, or no name of a metric.
+        DeclarationError: `folder` is not a path, or `metric` is not the name of a metric.
         MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
         CheckpointError: The directory is another run's, or cannot be written to; a save failed.
 

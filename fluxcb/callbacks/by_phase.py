@@ -45,7 +45,7 @@ class ByPhase(Generic[T]):
         return found
 
     def cbstate_part(self, name: str, *, writable: bool) -> T:
-        """Return what `cbstate.<entry>.<name>` is: the entry of a phase."""
+        """Return the entry of a phase, for access to `cbstate.<entry>.<name>`."""
         return self.entry(name) if writable else self[name]
 
     def __getitem__(self, phase: Phase | type[Phase] | str) -> T:
@@ -91,7 +91,7 @@ class ByPhase(Generic[T]):
 
 
 def _phase_names(phase: type[Phase]) -> set[str]:
-    """Return the names of a phase and of all that are derived from it."""
+    """Return the names of a phase and of all phases derived from it."""
     return {phase.name}.union(*map(_phase_names, phase.__subclasses__()))
 
 

@@ -1,4 +1,4 @@
-"""`CellOutput`: the one output below a notebook cell in which the table and the bar of a fit are updated in place."""
+"""`CellOutput`: a single output below a notebook cell, in which the table and the bar of a fit are updated in place."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 
 __all__ = ["CellOutput", "Part", "cell_output", "current_cell"]
 
-_SECONDS = 0.1  # between two redraws: front ends and servers limit what a kernel may send
+_SECONDS = 0.1  # between two updates, because front ends and servers limit the rate of messages
 _ORDER = ("table", "bar")  # from top to bottom
 
 
 class Part(Protocol):
-    """A part of the output, as HTML and, for front ends without HTML, as text. An empty string shows nothing."""
+    """A part of the output, as HTML, and as text for front ends without HTML. An empty string shows nothing."""
 
     def html(self) -> str:
         """Return the part as HTML."""
@@ -26,13 +26,13 @@ class Part(Protocol):
 
 
 class CellOutput:
-    """One output of a notebook cell. It is created with the first drawing, and each later drawing replaces it.
+    """An output of a notebook cell. The first drawing creates it, and each later drawing replaces its content.
 
-    Only the standard messages `display_data` and `update_display_data` are sent, which all front ends know. A stored
-    notebook keeps the last drawing.
+    The output only uses the standard messages `display_data` and `update_display_data`, which all front ends support. A
+    saved notebook contains the last drawing.
 
     Args:
-        cell: The number of the cell's execution.
+        cell: The execution count of the cell.
     """
 
     def __init__(self, cell: int) -> None:
@@ -44,7 +44,7 @@ class CellOutput:
         self._lock = threading.Lock()  # callbacks may run in threads
 
     def takes(self, name: str, cell: int) -> bool:
-        """Return whether a part can be added: its fit is this output's, and runs in the same cell."""
+        """Return whether a part can be added. It must belong to the same fit and run in the same cell."""
         over = bool(self.parts) and not self._open
         return cell == self.cell and not over and name not in self.parts
 
@@ -55,11 +55,11 @@ class CellOutput:
             self._open.add(name)
 
     def close(self, name: str, *, remove: bool) -> None:
-        """End a part, and draw the output as it is then.
+        """End a part, and draw the output in its final state.
 
         Args:
             name: The part.
-            remove: Whether the part disappears.
+            remove: Whether to remove the part.
         """
         with self._lock:
             self._open.discard(name)
@@ -68,13 +68,13 @@ class CellOutput:
         self.draw()
 
     def redraw(self) -> None:
-        """Draw the output, unless it was drawn a moment ago."""
+        """Draw the output, unless it was drawn less than 0.1 s ago."""
         if time.monotonic() - self._drawn >= _SECONDS:
             self.draw()
 
     def draw(self) -> None:
         """Draw the output."""
-        from IPython.display import display  # a notebook runs IPython; nothing else imports it
+        from IPython.display import display  # imported here, because IPython is only available in a notebook
 
         with self._lock:
             self._drawn = time.monotonic()
@@ -89,7 +89,7 @@ class CellOutput:
 
 
 def current_cell() -> int:
-    """Return the number of the running cell's execution."""
+    """Return the execution count of the running cell."""
     return getattr(sys.modules["IPython"].get_ipython(), "execution_count", 0)
 
 
@@ -100,8 +100,8 @@ _choosing = threading.Lock()
 def cell_output(name: str, part: Part) -> CellOutput:
     """Add a part to the output of the running cell and fit, or to a new output.
 
-    The bar and the table of one fit share an output. The next fit, and a hand-written loop in another cell, have
-    another one.
+    The bar and the table of one fit share an output. The next fit, and a hand-written loop in another cell, get a new
+    output.
 
     Args:
         name: `table` or `bar`.

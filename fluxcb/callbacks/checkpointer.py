@@ -138,7 +138,7 @@ class Checkpointer(SnapshotSaver):
         return {**access, "cbstate": {"metrics_epoch": access["*"]}} if self.keep_best else access
 
     def watched_metrics(self) -> Iterable[Watched]:
-        """Return the metric that says which checkpoints are the best, if these are kept."""
+        """Return the metric that decides which checkpoints are the best, if `keep_best` is set."""
         return (self._watched,) if self.keep_best else ()
 
     def entry_for(

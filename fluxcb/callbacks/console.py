@@ -12,21 +12,21 @@ __all__ = ["aligned", "console_for", "in_notebook", "is_plain", "print_line", "p
 
 
 def is_plain(console: Any) -> bool:
-    """Return whether text has no style: in files, pipes, notebooks and terminals without a cursor."""
+    """Return whether a console shows plain text: in files, pipes, notebooks and terminals without a cursor."""
     return console.is_jupyter or not console.is_terminal or console.is_dumb_terminal
 
 
 def show_block(console: Any, lines: Sequence[str], style: str | None = None) -> None:
-    """Show a block of text once, for example the summary at the end of a fit.
+    """Print a block of text, for example the summary at the end of a fit.
 
-    In a terminal, the block is above the live bar, and long lines are wrapped between words. In a file, a pipe or a
-    notebook, the block follows the output before it. The block is printed in one write, so that no other output can
-    come between its lines.
+    In a terminal, the block appears above the live bar, and long lines are wrapped between words. In a file, a pipe or
+    a notebook, it follows the previous output. The block is printed in one write, so that no other output can appear
+    between its lines.
 
     Args:
         console: The console of `console_for`.
         lines: The lines, without line ends.
-        style: Their rich style in a terminal, e.g. `bold`; plain text has none.
+        style: The rich style of the lines in a terminal, e.g. `bold`. It is ignored for plain text.
     """
     if is_plain(console):
         print_lines(console, lines, None)

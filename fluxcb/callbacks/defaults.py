@@ -30,11 +30,11 @@ def default_callbacks() -> list[Callback]:
 
 
 def with_defaults(callbacks: Any) -> Any:
-    """Return a list of callbacks with the defaults behind it whose class it does not have yet.
+    """Return a list of callbacks, followed by the default callbacks whose class it does not contain.
 
-    Classes are looked for inside wrappers and `in_order` groups, and subclasses count. Where there is a `Monitors`, a
-    `LogMetrics` is one of the defaults. What is no list of callbacks comes back unchanged, for the check of the
-    declarations to report.
+    Wrappers and `in_order` groups are searched, and subclasses count. If there is a `Monitors`, `LogMetrics` is one of
+    the defaults. An argument that is not a list of callbacks is returned unchanged, so that the check of the
+    declarations can report it.
 
     Args:
         callbacks: Callback instances, and `in_order(...)` groups of them.
@@ -54,5 +54,5 @@ def with_defaults(callbacks: Any) -> Any:
     present = [unwrap(member) for member in flat]
     defaults = default_callbacks()
     if any(isinstance(callback, Monitors) for callback in present):
-        defaults.append(LogMetrics())  # without it, the log would have no metrics
+        defaults.append(LogMetrics())  # without it, no metrics would be logged
     return items + [d for d in defaults if not any(isinstance(callback, type(d)) for callback in present)]

@@ -35,7 +35,7 @@ class EarlyStopping(Callback):
     Args:
         *criteria: Each a criterion; or a number `n` for `NumberSinceBest(n)`: no better value for `n` epochs; or a pair
             of the name of another metric and one of these. The first that is done ends the fit.
-        patience: One more criterion: `EarlyStopping(patience=3)` is `EarlyStopping(3)` (epochs).
+        patience: Number of epochs without an improvement; `EarlyStopping(patience=3)` is `EarlyStopping(3)` (epochs).
         metric: The metric that criteria without a name of their own look at: `loss`, or as it is logged,
             `training/loss`.
         phase: The phase whose values count where the metric's name does not say it: class, instance or name;
@@ -55,8 +55,8 @@ class EarlyStopping(Callback):
         A few Python operations per epoch. Fetches nothing, and bounds no window.
 
     Raises:
-        DeclarationError: No criterion, or something that is none; a metric or phase without a name; two phases for one
-            metric; a criterion that needs training losses where those of training are what it judges.
+        DeclarationError: There is no criterion, or an argument is not a criterion; a metric or phase has no name; two
+            phases are given for one metric; a criterion that needs training losses is applied to training losses.
         MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
 
     Example:
@@ -119,7 +119,7 @@ class EarlyStopping(Callback):
         return {"cbstate": {"metrics_epoch": Read()}, "control": Append()}
 
     def watched_metrics(self) -> Iterable[Watched]:
-        """Return the metrics that the criteria look at, and those of training that some of them need."""
+        """Return the metrics that the criteria read, and the training metrics that some of them need."""
         needed = [
             training
             for criterion, training in zip(self.criteria, self._training, strict=True)

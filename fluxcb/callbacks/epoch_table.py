@@ -14,10 +14,10 @@ from fluxcb.callbacks.console import in_notebook, is_plain, show_block
 
 __all__ = ["EpochTable", "open_table"]
 
-_NUMBER_WIDTH = 10  # of the longest number, `-1.234e-05`
+_NUMBER_WIDTH = 10  # width of the longest number, `-1.234e-05`
 _TIME_WIDTH = 8
-_LIVE_ROWS = 50  # of a table in a notebook while the fit runs: each update sends all of them
-_STORED_ROWS = 1_000  # of its final state, which the notebook stores
+_LIVE_ROWS = 50  # shown in a notebook while the fit runs, because each update sends all of them
+_STORED_ROWS = 1_000  # shown at the end of the fit, which the notebook stores
 
 
 def open_table(console: Any, *, of_fit: bool, printed: int, epochs: int) -> EpochTable:
@@ -25,7 +25,7 @@ def open_table(console: Any, *, of_fit: bool, printed: int, epochs: int) -> Epoc
 
     Args:
         console: The console.
-        of_fit: Whether the table lasts for a fit. The table of a hand-written loop has no known end.
+        of_fit: Whether the table lasts for a fit. In a hand-written loop, the last row is not known.
         printed: Number of the last epoch before the first row.
         epochs: Number of the last epoch, or 0 if that is not known.
     """
@@ -55,7 +55,7 @@ class EpochTable(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether rows can no longer be added where the table is."""
+        """Whether rows can no longer be added to the table."""
         return False
 
     def begin(self, columns: Sequence[str]) -> None:
@@ -65,7 +65,7 @@ class EpochTable(ABC):
             self.show_header()
 
     def add(self, epoch: int, values: Mapping[str, float]) -> None:
-        """Show an epoch's row, once, if it has values.
+        """Show the row of an epoch if it has values and has not been shown.
 
         Args:
             epoch: Number of the epoch.
@@ -94,7 +94,7 @@ class EpochTable(ABC):
 
         Args:
             cells: The cells.
-            width: The longest line (characters); a longer row continues on further lines.
+            width: Maximum length of a line (characters). A longer row continues on the next lines.
         """
         widths = [self._epoch_width, *(max(len(title), _NUMBER_WIDTH) for title in self.columns), _TIME_WIDTH]
         lines = [" " * self._epoch_width]
@@ -106,7 +106,7 @@ class EpochTable(ABC):
 
     @abstractmethod
     def show_header(self) -> None:
-        """Show the header; the columns are new."""
+        """Show the header for new columns."""
 
     @abstractmethod
     def show_row(self, cells: list[str]) -> None:
@@ -130,11 +130,11 @@ class _PrintedTable(EpochTable):
         show_block(self.console, self.lines(cells, self._width))
 
     def close(self) -> None:
-        """Do nothing: lines leave nothing open."""
+        """Do nothing, because lines need no cleanup."""
 
 
 class _NotebookTable(EpochTable):
-    """A table in an output below a notebook cell, which it shares with the bar of the fit."""
+    """A table in the output below a notebook cell, which it shares with the bar of the fit."""
 
     def __init__(self, console: Any, of_fit: bool, printed: int, epochs: int) -> None:
         super().__init__(console, of_fit, printed, epochs)
@@ -156,7 +156,7 @@ class _NotebookTable(EpochTable):
     def _draw(self) -> None:
         if self.of_fit:
             self._output.redraw()
-        else:  # nothing tells which row is the last
+        else:  # it is not known which row is the last
             self._output.draw()
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ class _NotebookTable(EpochTable):
         self._output.close("table", remove=False)
 
     def html(self) -> str:
-        """Return the table as HTML: front ends style the class `dataframe` for their theme."""
+        """Return the table as HTML with the class `dataframe`, which front ends style for their theme."""
         if not self.columns:
             return ""
         head = "".join(f"<th>{html.escape(title)}</th>" for title in self.header)
@@ -190,7 +190,7 @@ class _NotebookTable(EpochTable):
         return f"{left_out:,} earlier epochs are in learner.history" if left_out > 0 else ""
 
     def _shown(self) -> Iterator[list[str]]:
-        """Iterate over the last rows; those from before a column was added have no cell in it."""
+        """Iterate over the last rows. Rows from before a column was added have an empty cell in it."""
         for epoch, *numbers, seconds in self._rows[-self._most :]:
             yield [epoch, *numbers, *["-"] * (len(self.columns) - len(numbers)), seconds]
 
@@ -200,7 +200,7 @@ def _number(value: float) -> str:
     if value == 0 or 1e-3 <= abs(value) < 1e4 or value != value:
         return f"{value:.4f}"
     text = f"{value:.3e}"
-    return text if len(text) <= _NUMBER_WIDTH else f"{value:.2e}"  # its exponent has three digits
+    return text if len(text) <= _NUMBER_WIDTH else f"{value:.2e}"  # the exponent has three digits
 
 
 def _seconds(seconds: float) -> str:

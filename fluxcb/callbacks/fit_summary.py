@@ -1,4 +1,4 @@
-"""`FitSummary`: how a fit ended, where its files are, and what can be done next."""
+"""`FitSummary`: prints how a fit ended, which files were written, and what to do next."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ __all__ = ["FitSummary"]
 
 
 class FitSummary(Callback):
-    """Print, when a fit ends, why it ended, where the callbacks have written files, and what can be done next.
+    """Print at the end of a fit why it ended, which files the callbacks have written, and what to do next.
 
-    Files are those that callbacks name in `output_locations`. What can be done next is the advice of the callback that
-    ended the fit (`CancelFitting(reason, advice=...)`), or how to use or continue the training.
+    The files are those that callbacks return from `output_locations`. The last line is the advice of the callback that
+    ended the fit (`CancelFitting(reason, advice=...)`). Without such advice, it tells how to use the trained model or
+    continue the training.
 
     Args:
         file: Where to print; standard output by default.
@@ -62,20 +63,20 @@ class FitSummary(Callback):
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = text_file(file, "FitSummary")
-        self._began: tuple[float, int] | None = None  # when the fit began (s), and the finished steps
+        self._began: tuple[float, int] | None = None  # time (s) and finished steps at the beginning of the fit
 
     def stateaccess(self) -> Mapping[str, Any]:
-        """Return what it reads and writes; see the class."""
+        """Return the access; see the class."""
         return {"callbacks": Read(), "model": Read()}
 
     def runafter(self) -> tuple[type[Callback], ...]:
-        """Return the other default callbacks that print, so that the summary comes last."""
+        """Return the other default callbacks that print, so that the summary is printed last."""
         return (MetricsPrinter, ProgressBar)
 
     @on(FitBegin, Phase, access={})
     def begin_fit(self, event: FitBegin, phase: Phase, learner: Any) -> None:
-        """Note the time."""
-        if self._began is None:  # not again when the run rewinds
+        """Record the time."""
+        if self._began is None:  # FitBegin is emitted again when the run rewinds
             self._began = time.monotonic(), learner.progress.step
 
     @on(FitEnd, Phase)
@@ -87,7 +88,7 @@ class FitSummary(Callback):
         trained = began is not None and learner.progress.step > began[1]
         seconds = time.monotonic() - began[0] if began is not None else 0.0
         lines = [_ending(event, learner.progress, seconds, trained)]
-        # The message of an error before the first step says what to do.
+        # The message of an error before the first step already tells what to do.
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
             locations = list(_locations(learner.callbacks))
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
@@ -101,7 +102,7 @@ def _after(progress: Any) -> str:
 
 
 def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:
-    """Return how the fit ended, as one sentence."""
+    """Return a sentence that describes how the fit ended."""
     after = _after(progress)
     if event.outcome == "finished" and not trained:
         return f"Training had already finished {after}."
@@ -117,7 +118,7 @@ def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:
 
 
 def _locations(callbacks: Any) -> Iterator[str]:
-    """Yield what the callbacks have written and where, each place once."""
+    """Yield the locations that the callbacks have written to, without duplicates."""
     seen: set[str] = set()
     for callback in callbacks:
         for place in callback.output_locations():
@@ -128,7 +129,7 @@ def _locations(callbacks: Any) -> Iterator[str]:
 
 
 def _advice(event: FitEnd, learner: Any) -> str:
-    """Return what can be done next, as a clause without a period."""
+    """Return what to do next, as a clause without a period."""
     if event.advice:
         return event.advice
     saves = any(isinstance(unwrap(callback), Checkpointer) for callback in learner.callbacks)

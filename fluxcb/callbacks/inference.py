@@ -126,7 +126,7 @@ class InferenceRunner(Callback):
         return self._data.source
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return where the inferencers write."""
+        """Return the locations that the inferencers write to."""
         return [place for inferencer in self.inferencers for place in inferencer.output_locations()]
 
     def stateaccess(self) -> Mapping[str, Any]:
@@ -147,11 +147,11 @@ class InferenceRunner(Callback):
         }
 
     def metric_phases(self) -> Collection[type[Phase]]:
-        """Return a phase of this runner's name."""
+        """Return a phase class with the name of this runner."""
         return (named_phase(self.inference_name),)
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
-        """Return the names of the statistics for the phase of this runner's name, or None if they are not known."""
+        """Return the names of the statistics for the phase with this runner's name, or None if they are not known."""
         if phase.name != self.inference_name:
             return ()
         names: list[str] = []
@@ -167,14 +167,14 @@ class InferenceRunner(Callback):
         names = self.provided_metrics(named_phase(self.inference_name))
         return None if names is None else [f"{self.inference_name}/{name}" for name in names]
 
-    # `init` may create the whole of `metrics_epoch`. The handler adds to one part: readers of that part run later.
+    # `init` may create all of `metrics_epoch`. The handler only adds to one part, so readers of that part run later.
 
     def handlers(self) -> list[Entry]:
-        """Return the handlers, with the access that they have."""
+        """Return the handlers with their access."""
         return [self._narrowed(entry) for entry in super().handlers()]
 
     def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return who handles a moment, with the access that it has."""
+        """Return the handler of a moment with its access."""
         found = super().entry_for(event, phase)
         return found and (found[0], self._narrowed(found[1]), found[2])
 

@@ -53,7 +53,7 @@ class Inferencer:
         )
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return where the inferencer writes: paths of files and directories."""
+        """Return the paths of files and directories that the inferencer writes."""
         return ()
 
     def before(self) -> None:
@@ -72,9 +72,9 @@ class Inferencer:
         return {}
 
     def statistics(self) -> Collection[str] | None:
-        """Return the names of the statistics that `after` returns, or None if the names are made in a round.
+        """Return the names of the statistics that `after` returns, or None if they are only known after a round.
 
-        Names that are known are checked when the Learner is built: those that other callbacks watch must exist.
+        If the names are known, construction of the Learner checks that the names that other callbacks watch exist.
         """
         return () if type(self).after is Inferencer.after else None
 
@@ -188,7 +188,7 @@ class ClassificationError(Inferencer):
         self.before()
 
     def statistics(self) -> Collection[str] | None:
-        """Return the name of the share of errors."""
+        """Return the name of the error rate."""
         return (self.summary_name,) if type(self).after is ClassificationError.after else None
 
     def fetches(self) -> Sequence[str]:

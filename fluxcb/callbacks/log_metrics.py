@@ -66,7 +66,7 @@ class LogMetrics(Callback):
         return {**(_OF_STEP if self.steps else {}), **_OF_EPOCH}
 
     def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str] | None:
-        """Return the metrics' names with their phase in front."""
+        """Return the names of the metrics, prefixed with their phase."""
         return [
             f"{phase.name}{part}/{name}"
             for phase, names in metrics.items()

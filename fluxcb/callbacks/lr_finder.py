@@ -89,12 +89,12 @@ class LRFinderResult:
         """Draw the averaged losses over the rates, with the suggestion.
 
         Args:
-            ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure
-                if matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
+            ax: The matplotlib axes to draw into, or the rich console to print to. The default is a new matplotlib
+                figure. If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
         Returns:
-            The matplotlib axes. Without matplotlib, a notebook gets an object that it displays as an SVG image, and a
-            terminal gets None; see `fluxcb.plots.plot_curves`.
+            The matplotlib axes. Without matplotlib, an object that a notebook displays as an SVG image, or None in a
+            terminal; see `fluxcb.plots.plot_curves`.
 
         Raises:
             DataError: There is no loss: the first one was not finite.

@@ -23,7 +23,7 @@ class AbstractMetric:
     Attributes:
         name: What the metric is called in `cbstate.metrics_epoch`, in tables and in logs.
         needs: Names of the step values that `update` reads.
-        phases: The phase classes in which the metric is computed; `(Phase,)` stands for all of them.
+        phases: The phase classes in which the metric is computed, including their subclasses; `(Phase,)` for all.
 
     Example:
         >>> import jax.numpy as jnp
@@ -97,12 +97,12 @@ class Metric(AbstractMetric):
         fn: `fn(outputs, ys) -> float[]`, the mean over the batch.
         name: What it is called; the function's name by default.
         needs: Names of the step values that are passed to `fn`, in order.
-        phase: The phase, or a tuple of the phases, in which the metric is computed: classes, which include their
-            subclasses, or instances. In other phases it is neither computed nor reported. By default, all phases.
+        phase: The phase or phases (a tuple) in which the metric is computed and reported. A phase is an instance, or a
+            class, which includes its subclasses. By default, all phases.
 
     Raises:
-        DeclarationError: `fn` cannot be called with what it needs, or has no name and none is given; `phase` is not a
-            phase.
+        DeclarationError: `fn` does not take the step values in `needs`; `fn` has no name and `name` is missing; `phase`
+            is not a phase.
 
     Example:
         >>> from fluxcb.phases import ValidationPhase

@@ -32,10 +32,10 @@ class EpochValues:
         self.values = {name: pairs for name, pairs in self.values.items() if pairs}
 
     def cbstate_part(self, name: str, *, writable: bool) -> list[tuple[int, float]]:
-        """Return what `cbstate.metrics_epoch.<phase>.<name>` is: the pairs of a metric.
+        """Return the pairs of a metric, for access to `cbstate.metrics_epoch.<phase>.<name>`.
 
         Raises:
-            KeyError: It has none, and none are to be added.
+            KeyError: The metric has no pairs, and the access is not for adding some.
         """
         return self.values.setdefault(name, []) if writable else self.values[name]
 
@@ -126,10 +126,10 @@ class StepValues:
         self.steps.extend(steps)
 
     def cbstate_part(self, name: str, *, writable: bool) -> list[float]:
-        """Return what `cbstate.metrics_step.<phase>.<name>` is: the values of a metric.
+        """Return the values of a metric, for access to `cbstate.metrics_step.<phase>.<name>`.
 
         Raises:
-            KeyError: It has none.
+            KeyError: The metric has no values.
         """
         return self.values[name]
 
@@ -169,7 +169,7 @@ class StepValues:
 
 
 def _by_attribute(values: EpochValues | StepValues, name: str) -> Any:
-    held = vars(values).get("values", {})  # a copy that is being made has none yet
+    held = vars(values).get("values", {})  # `copy` and `pickle` call this before there are attributes
     if name in held:
         return held[name]
     raise AttributeError(f"{type(values).__name__} has no `{name}`.{did_you_mean(name, held)}")

@@ -41,8 +41,8 @@ class Metrics(Callback):
     between as new as the last 256 steps. `Loss()` is always among the metrics.
 
     A step whose update was skipped (`step.skip`) does not count in the epoch's values, which one NaN would spoil; its
-    own values stand in `metrics_step`. The `Loss()` that is added by itself passes over phases that compute no loss. A
-    `Metric(fn, phase=ValidationPhase)` is computed and reported in that phase only.
+    own values are in `metrics_step`. The `Loss()` that is added automatically skips phases that do not compute a loss.
+    A `Metric(fn, phase=ValidationPhase)` is computed and reported in that phase only.
 
     Args:
         *metrics: Metrics (`Metric(fn)`, `SmoothLoss()`, your own `AbstractMetric`) or functions of `(outputs, ys)`.
@@ -101,7 +101,7 @@ class Metrics(Callback):
         }
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str]:
-        """Return the names of the metrics that are computed in a phase."""
+        """Return the names of the metrics that a phase computes."""
         return [metric.name for metric in self.metrics if issubclass(phase, metric.phases)]
 
     def _traced_access(self) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ class Monitors(Callback):
         return self._delivery.backends
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return where the backends write."""
+        """Return the locations that the backends write to."""
         return [place for backend in self.backends for place in backend.output_locations()]
 
     def stateaccess(self) -> Mapping[str, Any]:
@@ -111,7 +111,7 @@ class Monitors(Callback):
         return {"cbstate": {"monitors": Append()}}
 
     def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str]:
-        """Return no names: it logs nothing itself."""
+        """Return no names, because `Monitors` does not log values itself."""
         return ()
 
     def init(self, learner: Any) -> None:

@@ -22,13 +22,13 @@ DIVERGED = (
     "lower the learning rate, add `ClipGradients(1.0)` to the callbacks, or add `CheckNumerics()` to find the gradient "
     "that is not finite. The parameters are those after the last good step"
 )
-"""Advice for a training whose loss or gradients are no longer finite."""
+"""Advice for a training run whose loss or gradients are no longer finite."""
 
 
 class StopOnNaNLoss(Callback):
     """End the fit, with a warning, at the first step whose loss is NaN or infinite.
 
-    The update of that step is not applied, so the parameters are those after the last good step.
+    The update of that step is not applied, so the parameters are those after the last finite step.
     `learner.stop_reason` names the step.
 
     Access:
@@ -45,7 +45,7 @@ class StopOnNaNLoss(Callback):
         Fetches the loss. Bounds no window: the device stops by itself, and the host looks once per window.
 
     Warns:
-        RuntimeWarning: It ends the fit.
+        RuntimeWarning: The callback ends the fit.
 
     Example:
         >>> import warnings

@@ -33,9 +33,9 @@ class CheckNumerics(Callback):
     those of the last good step. Parameters are checked after it. Steps that `SkipNonFinite`, `DynamicLossScale` or
     `LossSpikeGuard` skip are in their hands, and no error. At a `Trigger`, only the parameters are looked at.
 
-    The check runs before `AccumulateGradients`, `ClipGradients` and `GradientNoise`. It therefore names the leaf of the
-    batch that failed: a sum over batches would keep the NaN, and clipping by the global norm would spread it to all
-    leaves.
+    The check runs before `AccumulateGradients`, `ClipGradients` and `GradientNoise`, so that it can name the leaf and
+    the batch that are not finite. A sum over batches would keep the NaN, and clipping by the global norm would spread
+    it to all leaves.
 
     Args:
         at: `"step"` for every step, or `"trigger"` for every `Trigger`, after each epoch unless a schedule says
@@ -107,7 +107,7 @@ class CheckNumerics(Callback):
         return (SkipNonFinite, DynamicLossScale, LossSpikeGuard)
 
     def resolveconflict(self, other: Callback) -> Resolution:
-        """Run before the callbacks that would add up a NaN or spread it to other leaves."""
+        """Run before the callbacks that would accumulate a NaN or spread it to other leaves."""
         changes = isinstance(other, AccumulateGradients | ClipGradients | GradientNoise)
         return RunFirst(self) if changes else super().resolveconflict(other)
 

@@ -136,17 +136,19 @@ _AT_FIT_BEGIN = Entry(FitBegin, Phase, "begin", function=PeriodicTrigger.begin)
 
 
 class PeriodicCallback(Scheduled):
-    """Run a callback's host handlers only every so many steps or epochs, and at the end of the fit.
+    """Run a callback's host handlers only every k steps or epochs, and at the end of the fit.
 
-    It makes a callback act more rarely, and at no other times: Trigger still comes after epochs. The handlers of steps
-    run at steps whose number is a multiple of `every_k_steps`, those of epochs, and Trigger, where the number of
-    finished steps is.
+    The wrapper only skips calls and does not add any: Trigger is still emitted after epochs. With `every_k_steps`,
+    handlers of steps run at steps whose number is a multiple of `every_k_steps`. Handlers of epochs and of Trigger run
+    if the number of finished steps is a multiple of `every_k_steps`.
 
-    With `every_k_epochs`, all handlers run in every k-th epoch. They also run at the end of the fit, so that the final
-    parameters are saved, for example. In the last epoch, the handlers of StepBegin and StepEnd run at its last step
-    only, and those of EpochBegin, EpochEnd and Trigger run as ever. A fit that counts steps does not know which epoch
-    is the last one. Data without a length does not tell which step is the last one: there, handlers of steps do not run
-    in the last epoch, and nor do they if its last step is never reached, because steps were cancelled.
+    With `every_k_epochs`, all handlers run in every k-th epoch. They also run at the end of the fit, for example to
+    save the final parameters. In the last epoch, the handlers of StepBegin and StepEnd run only at its last step, and
+    the handlers of EpochBegin, EpochEnd and Trigger run as usual.
+
+    The last epoch is only known if the fit counts epochs, not if it counts steps. The last step is only known if the
+    data has a length. If it is not known, or is never reached because steps were cancelled, handlers of steps do not
+    run in the last epoch.
 
     Args:
         callback: The callback.
@@ -177,8 +179,8 @@ class PeriodicCallback(Scheduled):
         epoch 5
 
     Source:
-        tensorpack, `PeriodicCallback`; there, handlers before and after a step run at different steps, and whether the
-        last epoch's begin is handled depends on the epoch before.
+        tensorpack, `PeriodicCallback`; there, handlers before and after a step run at different steps, and the previous
+        epoch decides whether the beginning of the last epoch is handled.
     """
 
     def __init__(self, callback: Callback, every_k_steps: int | None = None, every_k_epochs: int | None = None) -> None:

@@ -47,7 +47,7 @@ class ReduceLROnPlateau(Callback):
         A few Python operations per epoch; a reduction writes one number to the device. Nothing is recompiled.
 
     Raises:
-        DeclarationError: A number is out of its range, a mode unknown, or two phases are named.
+        DeclarationError: A number is out of range, a mode is unknown, or two phases are given.
         MissingStateError: No callback provides the metric, its phase has no data, or the optimizer was not built with
             `fluxcb.inject` (when the Learner is built).
 
@@ -103,7 +103,7 @@ class ReduceLROnPlateau(Callback):
         return {"cbstate": {"metrics_epoch": Read()}, "hyperparams": {"learning_rate": Write()}}
 
     def watched_metrics(self) -> Iterable[Watched]:
-        """Return the metric that it looks at."""
+        """Return the metric that decides when the hyperparameter is reduced."""
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class PredictionWriter(Inferencer):
         self._samples += samples
 
     def statistics(self) -> Collection[str]:
-        """Return no names: it has no statistics."""
+        """Return no names, because this inferencer has no statistics."""
         return ()
 
     def after(self) -> Mapping[str, float]:

@@ -26,13 +26,15 @@ _WHAT_RUNS = {"callbacks": Read(), "data": Read(previous=True)}
 class MetricsPrinter(Callback):
     """Print a table of the metrics, with one row per epoch for training and the validation that follows it.
 
-    The header is printed when the fit begins, with the metrics that the callbacks say they will provide. If a row has
-    other metrics in addition, a new header is printed before it. A metric without a value in this epoch is shown as
+    The header is printed when the fit begins, with the metrics that the callbacks declare (`provided_metrics`). If a
+    row has additional metrics, a new header is printed before it. A metric without a value in this epoch is shown as
     `-`.
 
-    A row is printed at Trigger, which follows the epoch's validation. An epoch in which the fit was cancelled gets its
-    row at FitEnd. The time is that since the previous row (seconds). In a notebook the table is one output, which grows
-    in place; it shows the last 50 rows while the fit runs, and up to 1,000 at its end.
+    A row is printed at Trigger, which is emitted after the epoch's validation. If the fit is cancelled within an epoch,
+    the row of that epoch is printed at FitEnd. The column `time` is the time since the previous row (seconds).
+
+    In a notebook, the table is a single output that is updated in place. It shows the last 50 rows while the fit runs,
+    and up to 1,000 rows at its end.
 
     Args:
         file: Where to print; standard output by default. A `ProgressBar` of the same file stays below the table.
@@ -92,7 +94,7 @@ class MetricsPrinter(Callback):
     @on(Trigger, AbstractTrainingPhase, access=_METRICS)
     def print_row(self, event: Event, phase: Phase, learner: Any) -> None:
         """Print the epoch's row."""
-        if self._table is None or self._table.over:  # a loop written by hand
+        if self._table is None or self._table.over:  # a hand-written loop
             printed = learner.progress.epoch - 1
             self._table = open_table(console_for(self.file), of_fit=False, printed=printed, epochs=0)
         self._table.add(learner.progress.epoch, _values(learner))
@@ -107,7 +109,7 @@ class MetricsPrinter(Callback):
 
 
 def _values(learner: Any) -> dict[str, float]:
-    """Return the metrics of the epoch by the title of their column."""
+    """Return the metrics of the epoch, keyed by the titles of their columns."""
     return {
         _title(phase, name): value
         for phase, epochs in learner.cbstate.metrics_epoch.items()
@@ -116,7 +118,7 @@ def _values(learner: Any) -> dict[str, float]:
 
 
 def _expected(learner: Any, trained: type[Phase]) -> list[str]:
-    """Return the titles of the columns that a fit is going to have, as far as the callbacks know them."""
+    """Return the titles of the columns that a fit will have, as far as the callbacks know them."""
     callbacks = list(learner.callbacks)
     run = [p for p in learner.callbacks.graph.phases if p is trained or (not p.trains and p.name in learner.data)]
     phases = [*run, *(phase for callback in callbacks for phase in callback.metric_phases())]

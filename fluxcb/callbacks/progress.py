@@ -26,12 +26,12 @@ _LOSS = {"step": {"loss": Read()}}
 class ProgressBar(Callback):
     """Show epoch, steps, loss and steps per second while a phase runs.
 
-    In a terminal and in a notebook this is a live bar, which disappears when the fit ends. `MetricsPrinter` and `print`
-    write above the bar in a terminal. In a notebook the table of `MetricsPrinter` and the bar share one output, which
-    is updated in place.
+    In a terminal and in a notebook, this is a live bar, which disappears when the fit ends. In a terminal,
+    `MetricsPrinter` and `print` write above the bar. In a notebook, the bar and the table of `MetricsPrinter` share one
+    output, which is updated in place.
 
-    In a file or a pipe, a line is printed every 10 s. An epoch of training prints one at its end as well, and so does
-    another epoch that took more than 10 s, unless a `MetricsPrinter` prints a row to the same file.
+    In a file or a pipe, a line is printed every 10 s. A line is also printed at the end of each training epoch, and at
+    the end of any other epoch that took more than 10 s, unless a `MetricsPrinter` prints a row to the same file.
 
     While the step of a phase is being compiled, the bar shows `compiling`, and a file or a pipe gets a line.
 
@@ -91,7 +91,7 @@ class ProgressBar(Callback):
         return {**_LOSS, "callbacks": Read()}
 
     def runafter(self) -> tuple[type[Callback], ...]:
-        """Run after `MetricsPrinter`: the table's header comes before lines about progress."""
+        """Run after `MetricsPrinter`, so that the header of the table is printed before lines about progress."""
         return (MetricsPrinter,)
 
     @on(FitBegin, Phase, access={"callbacks": Read()})
@@ -99,12 +99,12 @@ class ProgressBar(Callback):
         """Begin the display of a fit."""
         self._close()
         self._display = self._open(learner, of_fit=True)
-        if not learner.progress.compiled:  # the fit resumes in the middle of an epoch, which has no EpochBegin
+        if not learner.progress.compiled:  # if the fit resumes within an epoch, EpochBegin is not emitted
             self._display.announce(type(phase).name, _title(phase, learner.progress))
 
     @on(EpochBegin, Phase, access={"callbacks": Read()})
     def begin_epoch(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Begin an epoch. Loops written by hand have one display per epoch."""
+        """Begin an epoch. Hand-written loops have one display per epoch."""
         if self._display is None:
             self._display = self._open(learner, of_fit=False)
         progress = learner.progress
@@ -140,7 +140,7 @@ class ProgressBar(Callback):
         self._close()
 
     def _begun(self, phase: Phase, progress: Any) -> Display | None:
-        """Return the display. In an epoch that a resumed fit continues, EpochBegin is not emitted: begin it here."""
+        """Return the display. If a resumed fit continues an epoch, EpochBegin is not emitted, so it begins here."""
         if self._display is not None and not self._display.begun:
             steps, done = progress.steps_in_epoch, progress.step_in_epoch
             self._display.begin(type(phase).name, _title(phase, progress), steps, done, compiling=False)

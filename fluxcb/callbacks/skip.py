@@ -54,7 +54,7 @@ class SkipNonFinite(StopOnNaNLoss):
         DeclarationError: `limit` is no whole number of at least 1, or `rewinds` none of at least 0.
 
     Warns:
-        RuntimeWarning: It ends the fit.
+        RuntimeWarning: The callback ends the fit.
 
     Example:
         >>> import jax.numpy as jnp, optax, fluxcb

@@ -51,8 +51,8 @@ class StatMonitorParamSetter(TriggerSetter):
         A few Python operations per epoch; a change writes one number to the device. Nothing is recompiled.
 
     Raises:
-        DeclarationError: An argument is of another kind than told here. While training: `value_func` returns no
-            finite number.
+        DeclarationError: An argument has a wrong type or value. While training: `value_func` does not return a finite
+            number.
         MissingStateError: No callback provides the metric, its phase has no data, or the optimizer was not built with
             `fluxcb.inject` (when the Learner is built).
 
@@ -111,7 +111,7 @@ class StatMonitorParamSetter(TriggerSetter):
         return {**access, "cbstate": {**access.get("cbstate", {}), "metrics_epoch": Read()}}
 
     def watched_metrics(self) -> Iterable[Watched]:
-        """Return the metric that it looks at."""
+        """Return the metric that decides when the hyperparameter is changed."""
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ class Watched:
 
     A callback makes one with `Watched.named` from what its user wrote, declares `Read()` on `cbstate.metrics_epoch`,
     and calls `at` at Trigger, after the epoch's validation and every `InferenceRunner`. It returns the metric from
-    `watched_metrics`, so that a metric that no callback provides is an error when the Learner is built.
+    `watched_metrics`, so that a metric without a provider is an error when the Learner is built.
 
     Attributes:
         phase: The phase's name; of an `InferenceRunner`, the runner's.

@@ -25,7 +25,7 @@ def wrong_field(content: Any) -> str | None:
 
 def wrong_in_host(content: Any) -> str | None:
     """Return the same of the host's state, as far as it is every run's."""
-    # Checkpoints of versions that did not count cancelled steps have no number of them.
+    # Checkpoints of versions that did not count cancelled steps do not have these counters.
     return _wrong({"cancelled": [0, 0], **content} if isinstance(content, dict) else content, _HOST)
 
 

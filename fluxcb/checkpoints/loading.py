@@ -1,4 +1,4 @@
-"""Reading checkpoints: into a Learner of the same structure, or the model and its parameters alone."""
+"""Reading checkpoints: into a Learner of the same structure, or only the model and its parameters."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ __all__ = ["find", "load_model", "load_model_state", "load_params", "read_snapsh
 
 
 def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None = VALIDATED) -> Any:
-    """Return the trained model of a checkpoint, ready for inference: no Learner, data or callbacks are needed.
+    """Return the trained model of a checkpoint, ready for inference, without a Learner, data or callbacks.
 
-    The model is as `learner.model` returns it: Flax NNX modules are in evaluation mode, Equinox modules in inference
-    mode, Linen modules are bound to their variables, and of a pair of functions you get a callable `model(xs)`.
+    The result has the form of `learner.model`: Flax NNX modules are in evaluation mode, Equinox modules are in
+    inference mode, Linen modules are bound to their variables, and a pair of functions becomes a callable `model(xs)`.
 
     Args:
-        path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
-        model: A model of the kind that was trained, as for `Learner`. Its own parameters do not matter, and it is not
-            changed.
+        path: The directory of a run or of one checkpoint. In the directory of a run, the newest valid checkpoint is
+            read.
+        model: A model with the same structure as the trained model, in any form that `Learner` takes. Its own
+            parameters are ignored, and it is not changed.
         average: See `load_params`.
 
     Returns:
@@ -41,9 +42,9 @@ def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None 
         and pairs of functions, these are in dicts and lists. For other containers, use `load_params(path, like=...)`.
 
     Raises:
-        CheckpointError: There is no checkpoint, none that is whole, or no such average in it.
-        ResumeError: The model has other arrays than the checkpoint; the message shows which.
-        DeclarationError: `model` is none that a Learner takes.
+        CheckpointError: There is no checkpoint, all checkpoints are damaged, or the average does not exist.
+        ResumeError: The arrays of the model and the checkpoint differ; the message shows the differences.
+        DeclarationError: `model` is not a model that `Learner` takes.
 
     Example:
         >>> import tempfile, jax.numpy as jnp, optax, fluxcb
@@ -65,7 +66,7 @@ def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None 
     """
     adapter = adapt(model)
     folder, manifest = find(path)
-    held = getattr(adapter, "held", None)  # an adapter of the user's own may know its structure only from inputs
+    held = getattr(adapter, "held", None)  # a custom adapter may only know its structure from inputs
     like = (None, None) if held is None else held
     params = _params(folder, manifest, like[0], average, "the model")
     model_state = _read(folder, manifest, "model_state", (), like[1], "the model")
@@ -79,19 +80,19 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None, *, ave
         path: The directory of a run, of which the newest good checkpoint is taken, or that of one checkpoint.
         like: A pytree with the structure of the parameters, which may hold `jax.ShapeDtypeStruct`s: for models whose
             containers are other than dicts and lists, such as Equinox modules.
-        average: Which parameters to read. "validated", the default, reads those that were measured: the average if
-            validation ran with one (`ParameterEMA`, `StochasticWeightAveraging`), otherwise the parameters that were
-            trained. For checkpoints of `MinSaver` and `MaxSaver`, the measure is their metric. "ema" or "swa" reads
-            that average, and None reads the parameters that were trained. Checkpoints written before the manifest had a
-            record of this count as measured without an average.
+        average: Which parameters to read. "validated" (the default) reads the parameters that were measured: the
+            average if validation ran with one (`ParameterEMA`, `StochasticWeightAveraging`), otherwise the trained
+            parameters. For checkpoints of `MinSaver` and `MaxSaver`, the measurement is that of their metric. "ema" or
+            "swa" reads that average, and None reads the trained parameters. For checkpoints without a record of the
+            measured parameters (format 1), "validated" reads the trained parameters.
 
     Returns:
         The parameters as JAX arrays, on the default device: in `like`'s containers, or in dicts and lists (tuples
         become lists).
 
     Raises:
-        CheckpointError: There is no checkpoint, none that is whole, or no such average in it.
-        ResumeError: `like` has other arrays; the message shows which.
+        CheckpointError: There is no checkpoint, all checkpoints are damaged, or the average does not exist.
+        ResumeError: The arrays of `like` differ from the checkpoint; the message shows the differences.
 
     Example:
         >>> import tempfile, jax.numpy as jnp, optax, fluxcb
@@ -118,18 +119,18 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None, *, ave
 
 
 def load_model_state(path: str | os.PathLike[str], like: PyTree | None = None) -> PyTree:
-    """Read what the model keeps itself, such as batch statistics, from a checkpoint.
+    """Read the model state, such as batch statistics, from a checkpoint.
 
     Args:
         path: See `load_params`.
         like: See `load_params`.
 
     Returns:
-        The model state, in containers as `load_params` returns them; `{}` if the model keeps none.
+        The model state, in the same containers as the result of `load_params`; `{}` if the model has no state.
 
     Raises:
-        CheckpointError: There is no checkpoint, or none that is whole.
-        ResumeError: `like` has other arrays; the message shows which.
+        CheckpointError: There is no checkpoint, or all checkpoints are damaged.
+        ResumeError: The arrays of `like` differ from the checkpoint; the message shows the differences.
     """
     folder, manifest = find(path)
     return _read(folder, manifest, "model_state", (), like, "`like`")
@@ -157,10 +158,10 @@ def _read(folder: Path, manifest: Manifest, part: str, inside: Name, like: PyTre
     Args:
         folder: The checkpoint's folder.
         manifest: Its manifest, verified.
-        part: The name of one of its parts.
-        inside: Where in that part the pytree is; `()` if it is the whole part.
-        like: A pytree of the structure that it must have, whose containers are used, or None.
-        whose: What messages call `like`.
+        part: The name of a part of the checkpoint.
+        inside: The path of the pytree inside the part; `()` for the whole part.
+        like: A pytree with the required structure, whose containers are used, or None.
+        whose: The name of `like` in messages.
     """
     texts = {name: t for name, t in manifest.trees[part].items() if tuple(name.split("."))[: len(inside)] == inside}
     if like is not None:
@@ -259,7 +260,7 @@ def _leaves(folder: Path, manifest: Manifest, parts: Iterable[str]) -> dict[str,
     try:
         wanted: dict[str, Any] = {part: item for part in parts if (item := _wanted(manifest, part)) is not None}
         restored: Any = {}
-        if wanted:  # asked for nothing, orbax looks for something to restore, and logs warnings (0.12.8)
+        if wanted:  # if nothing is requested, orbax searches for something to restore and logs warnings (0.12.8)
             with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
                 restored = checkpointer.restore(folder.absolute(), args=ocp.args.Composite(**wanted))
         found: dict[str, Any] = {part: flat(restored[part]) if part != HOST else restored[part] for part in wanted}

@@ -37,7 +37,7 @@ class Manifest:
         at: Where in an epoch it was written, or None between two epochs.
         ended: Why the fit ended before its time, if it did.
         value: The value that decides which checkpoints are the best, or None.
-        average: The average of the parameters that was measured, a name in `cbstate`, or None for the parameters.
+        average: Name of the `cbstate` entry with the average that was measured, or None for the trained parameters.
         trees: For each pytree of arrays, and for those beside the host's JSON, the arrays by name: `float32[32, 10]`.
         sequences: For each pytree the names of its lists and tuples.
         about: What the run is made of; see `Snapshot.about`.

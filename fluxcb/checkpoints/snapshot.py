@@ -11,7 +11,7 @@ from fluxcb._typing import PyTree
 __all__ = ["VALIDATED", "Snapshot", "is_key", "text_of"]
 
 VALIDATED = "validated"
-"""The `average` that stands for what validation measured: an average of the parameters, or these themselves."""
+"""The value of `average=` that selects the parameters that validation measured."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Snapshot:
         host: The rest as JSON: counters, position, random key, the host's `cbstate`, callbacks' states, data positions.
         arrays: The arrays in it, by the names under which it speaks of them.
         about: What the run is made of, as JSON: callbacks, data, programs, versions.
-        average: The average of the parameters that validation measures, a name in `cbstate`, or None.
-        averages: The same by the name of a phase, or of an `InferenceRunner`.
+        average: Name of the `cbstate` entry with the average that validation measures, or None.
+        averages: The same for each phase and each `InferenceRunner`, by name.
     """
 
     step: int

@@ -19,7 +19,7 @@ _CURES: dict[str, str] = dict.fromkeys(
     ("x", "y", "xs", "ys", "inputs", "targets", "arrays"),
     "pass the arrays by position: `ArrayLoader(xs, ys, batch_size=32)`",
 )
-"""What to write instead of arguments that `ArrayLoader` does not have, or if there are no arrays."""
+"""The fixes to suggest for arguments that `ArrayLoader` does not have, and for missing arrays."""
 
 
 class ArrayLoader:
@@ -38,8 +38,8 @@ class ArrayLoader:
 
     Args:
         arrays: A pytree of NumPy or JAX arrays with one leading axis, the example: `(xs, ys)`, a dict, ...
-        *more: More arrays: `ArrayLoader(xs, ys, batch_size=32)` is `ArrayLoader((xs, ys), batch_size=32)`. The batch
-            size may be the last one of these: `ArrayLoader((xs, ys), 32)`.
+        *more: More arrays: `ArrayLoader(xs, ys, batch_size=32)` is `ArrayLoader((xs, ys), batch_size=32)`. The last
+            positional argument may be the batch size: `ArrayLoader((xs, ys), 32)`.
         batch_size: Examples in a batch.
         shuffle: Whether to visit the examples in a new order each epoch. Without it they come as they are stored.
         seed: A non-negative int.
@@ -48,7 +48,7 @@ class ArrayLoader:
 
     Raises:
         DataError: The arrays differ in their leading axis, are empty, or make no whole batch under `drop_last`.
-        DeclarationError: `batch_size` is missing, or `batch_size` or `seed` is not a number that can be meant.
+        DeclarationError: `batch_size` is missing, or `batch_size` or `seed` is not a valid number.
 
     Example:
         >>> loader = ArrayLoader((np.arange(5), np.arange(5) ** 2), 2, shuffle=False)

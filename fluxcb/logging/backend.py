@@ -48,7 +48,7 @@ class LoggerBackend(ABC):
     name: str
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return where the values go: paths of files and directories, or addresses of services as text."""
+        """Return the paths of files and directories that are written, or the addresses of services as text."""
         return ()
 
     def open(self, *, resumes: bool) -> None:  # noqa: B027 - optional, as are the others

@@ -47,7 +47,7 @@ class CometBackend(LoggerBackend):
         self._url: Path | str | None = None
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return the address of the experiment, or the directory of an offline one."""
+        """Return the address of the experiment, or the directory of an offline experiment."""
         return () if self._url is None else (self._url,)
 
     def open(self, *, resumes: bool) -> None:

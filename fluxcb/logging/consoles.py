@@ -28,7 +28,7 @@ def console_for(file: IO[str] | None) -> Any:
     console = CONSOLES.get(id(file))
     if console is None:
         # In a notebook, rich would show the lines of every console below the cell and leave the file empty. Kernels
-        # also set FORCE_COLOR, which would make every file a terminal.
+        # also set FORCE_COLOR, so rich would treat every file as a terminal.
         plain = False if rich.get_console().is_jupyter else None
         console = CONSOLES[id(file)] = Console(file=file, force_jupyter=False, force_terminal=plain)
         if not console.is_terminal:
@@ -53,7 +53,7 @@ def text_file(file: IO[str] | None, owner: str) -> IO[str] | None:
 def in_notebook(console: Any) -> bool:
     """Return whether a console shows its output below a notebook cell.
 
-    Redirected output (`contextlib.redirect_stdout`, `%%capture`) is text, and goes where it was redirected to.
+    Output that is redirected (`contextlib.redirect_stdout`, `%%capture`) is written as text to the redirection target.
     """
     return console.is_jupyter and not isinstance(sys.stdout, io.TextIOWrapper | io.StringIO)
 
@@ -64,18 +64,18 @@ def print_line(console: Any, text: str, style: str | None = None) -> None:
 
 
 def print_lines(console: Any, lines: Sequence[str], style: str | None = None) -> None:
-    """Print lines as `print_line` does, in one write, so that no other output can come between them.
+    """Print lines like `print_line`, in one write, so that no other output can appear between them.
 
     Args:
         console: The rich console.
         lines: The lines, without line ends.
-        style: Their rich style, e.g. `bold`. Plain text has none.
+        style: The rich style of the lines, e.g. `bold`. It is ignored for plain text.
     """
     from rich.control import strip_control_codes
     from rich.segment import Segment, Segments
 
     shown = [strip_control_codes(line) for line in lines]
-    if console.is_jupyter:  # rich makes an output of its own of each print; the lines of a stream share one
+    if console.is_jupyter:  # each rich print would create another output; lines of a stream share one
         sys.stdout.write("".join(f"{line}\n" for line in shown))
         return
     # A segment is what rich makes of a text in the end; made here, it takes two thirds of the time.

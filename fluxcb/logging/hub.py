@@ -40,7 +40,7 @@ class _Series:
 
     def __init__(self, kind: type[Loggable]) -> None:
         self.kind = kind
-        self.user: str | None = None  # which callback has put it, where that is known
+        self.user: str | None = None  # the callback that logged it, if known
         self.latest: Any = None
         # Lists, because a read-only view guards them, which it does not do with deques.
         self.steps: list[int] = []
@@ -60,8 +60,8 @@ class MonitorHub:
     `Monitors` makes one, which is `cbstate.monitors`, and hands what was put to its backends. A callback that puts
     declares `Append()` on `cbstate.monitors`, one that looks up declares `Read()`.
 
-    A name is for things of one kind. The same name put twice within a step is in the history twice. If two callbacks
-    put under one name, there is a warning, once for each name.
+    All values under one name must be of the same kind. If a name is logged twice within a step, the history has both
+    values. If two callbacks log under the same name, there is a warning, once for each name.
 
     Args:
         limit: How many of the last values of a name `history` has at least; twice as many at most.
@@ -78,7 +78,7 @@ class MonitorHub:
         tensorpack, `Monitors`.
     """
 
-    # Methods that take a name first, and what has to be declared of `cbstate.monitors.<name>` to call them.
+    # Methods whose first argument is a name, and the permission on `cbstate.monitors.<name>` that a call needs.
     by_name: ClassVar[Mapping[str, Permission]] = {
         **dict.fromkeys(("put_scalar", "put_text", "put_image", "put_histogram", "put"), Append()),
         **dict.fromkeys(("latest", "history"), Read()),
@@ -91,7 +91,7 @@ class MonitorHub:
         self.limit = positive(limit, "The history of a name (values)")
         self._series: dict[str, _Series] = {}
         self._pending: list[Put] = []
-        self._shared: set[str] = set()  # names about which a warning was given
+        self._shared: set[str] = set()  # names for which a warning has been issued
 
     # -- putting ----------------------------------------------------------------------------
 
@@ -144,7 +144,7 @@ class MonitorHub:
             series.latest = loggable
 
     def _note_user(self, name: str, series: _Series) -> None:
-        """Note which callback puts under a name, and warn if another one does, too."""
+        """Record which callback logs under a name, and warn if another callback already does."""
         if series.user is None:
             series.user = self._user
         elif self._user is not None and name not in self._shared:
@@ -157,7 +157,7 @@ class MonitorHub:
             )
 
     def cbstate_part(self, name: str, *, writable: bool) -> _Named:
-        """Return what `cbstate.monitors.<name>` is: this hub's methods for one name."""
+        """Return this hub's methods for one name, for access to `cbstate.monitors.<name>`."""
         return self[name]
 
     # -- looking up -------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class MonitorHub:
     def __getitem__(self, name: str) -> _Named:
         return _Named(self, name)
 
-    def __getattr__(self, name: str) -> _Named:  # `monitors.loss`, of names that were put
+    def __getattr__(self, name: str) -> _Named:  # `monitors.loss`, for names that have been logged
         if name.startswith("_") or name not in self._series:
             raise AttributeError(f"{type(self).__name__} has no `{name}`.")
         return self[name]
@@ -232,14 +232,14 @@ class MonitorHub:
         return self._pending
 
     def used_by(self, callback: str) -> MonitorHub:
-        """Return this hub as one callback gets it: what is put through it is known to come from that callback."""
+        """Return a view of this hub for one callback. The hub attributes values logged through it to the callback."""
         hub = object.__new__(_UsedHub)
         hub.__dict__ = self.__dict__
         hub._user = callback
         return hub
 
     def forget_users(self) -> None:
-        """Forget which callbacks have put what: others take their place."""
+        """Forget which callbacks have logged under which names, because the callbacks are replaced."""
         self._shared.clear()
         for series in self._series.values():
             series.user = None
@@ -323,7 +323,7 @@ class MonitorHub:
 
 
 class _UsedHub(MonitorHub):
-    """A hub that shares everything with another but the callback that uses it."""
+    """A hub that shares all state with another hub, except for the callback that uses it."""
 
     __slots__ = ("_user",)
 
@@ -332,7 +332,7 @@ class _UsedHub(MonitorHub):
 
 
 class _Named:
-    """The methods of a hub for one name, as a callback gets them that declares only this name."""
+    """The methods of a hub for one name, for a callback that declares access to this name only."""
 
     def __init__(self, hub: MonitorHub, name: str) -> None:
         self._hub, self.name = hub, name

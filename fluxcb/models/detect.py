@@ -21,7 +21,7 @@ def adapt(model: Any) -> ModelAdapter:
     Args:
         model: A Flax NNX or Linen module, an Equinox module (or `(module, state)` from `eqx.nn.make_with_state`), a
             pair `(init(key, xs), apply(params, xs))`, a model that `learner.model` returned, or an object with `init`,
-            `apply` and `rebuild`, which is an adapter already and returned as it is.
+            `apply` and `rebuild`, which is already an adapter and is returned unchanged.
 
     Returns:
         The adapter, with its options at their defaults; call `fluxcb.models.linen(...)` and its siblings for others.

@@ -23,9 +23,9 @@ def equinox(module: Any, *, vmap: bool = True, axis_name: str = "batch") -> "Equ
     does not change. In evaluation the module is `eqx.nn.inference_mode(module)`; in training it is as it was given, so
     a layer built with `inference=True` stays frozen.
 
-    `learner.model` is in inference mode. Call `eqx.nn.inference_mode(model, False)` to continue training it in a loop
-    of your own. A Learner that is given it trains it as the module before: only layers that were built with
-    `inference=True` stay frozen.
+    `learner.model` is in inference mode. To continue training it in your own loop, call
+    `eqx.nn.inference_mode(model, False)` first. If you pass it to a Learner, the Learner trains it like the original
+    module: only layers that were built with `inference=True` stay in inference mode.
 
     Args:
         module: The module, or `(module, state)` from `eqx.nn.make_with_state(...)(...)` if some layers keep state.
@@ -85,7 +85,7 @@ class EquinoxAdapter:
 
     @property
     def held(self) -> tuple[PyTree, PyTree]:
-        """The `(params, model_state)` that the module came with."""
+        """The initial `(params, model_state)` of the module."""
         return self._params, dict(self._state)
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
@@ -118,7 +118,7 @@ class EquinoxAdapter:
         return outputs, dict(zip(self._state_names(), values, strict=True))
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return the module in inference mode with these arrays, or `(module, state)` if that is what was given."""
+        """Return the module in inference mode with these arrays, or `(module, state)` if the model was such a pair."""
         import equinox as eqx
 
         module = eqx.combine(params, self._rebuilt)
@@ -142,9 +142,10 @@ class EquinoxAdapter:
         return f"equinox({self._name})"
 
 
-# A rebuilt module has all `inference` flags set. A Learner that is given it must know which of them training clears.
-# These hold the int 1, which acts as True does, in `eqx.filter_jit` as well (where NumPy's True would become a tracer).
-# Unlike a registry of rebuilt modules, it survives `eqx.tree_at`, copies and pickles. True is the user's own and stays.
+# A rebuilt module has all `inference` flags set. If it is passed to a Learner, training must know which flags to clear.
+# These flags are the int 1, which behaves like True, even in `eqx.filter_jit` (where NumPy's True becomes a tracer).
+# Unlike a registry of rebuilt modules, the 1 survives `eqx.tree_at`, copies and pickles. Flags that are True were set
+# by the user and are not cleared.
 _SET_BY_FLUXCB = 1
 _FLAG = object()
 
@@ -158,10 +159,10 @@ def _in_result(flag: Any) -> Any:
 
 
 def _with_flags(module: Any, changed: Callable[[Any], Any]) -> Any:
-    """Return a module whose `inference` flags went through a function."""
+    """Return a copy of a module with a function applied to its `inference` flags."""
     import equinox as eqx
 
-    marked = eqx.nn.inference_mode(module, _FLAG)  # pyright: ignore[reportArgumentType]  # any value goes into the tree
+    marked = eqx.nn.inference_mode(module, _FLAG)  # pyright: ignore[reportArgumentType]  # the tree can hold any value
     return jax.tree.map(
         lambda leaf, mark: changed(leaf) if mark is _FLAG else leaf, module, marked, is_leaf=lambda x: x is None
     )

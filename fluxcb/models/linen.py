@@ -21,11 +21,12 @@ def linen(
     becomes `model_state`, is mutable while the step trains and is left alone otherwise. Collections that only a call
     creates (`intermediates`) are not kept.
 
-    `learner.model` is bound to the trained variables. Linen modules have no mode, so pass the train flag of your module
-    as in any call: `learner.model(xs, train=False)`. A bound module keeps its variables when a Learner is given it.
+    `learner.model` is bound to the trained variables. Linen modules do not store a mode, so pass the train flag of your
+    module as in any call: `learner.model(xs, train=False)`. If you pass a bound module to a Learner, training starts
+    with its variables.
 
     Args:
-        module: The module. One that is bound to variables begins with these.
+        module: The module. If it is bound to variables, these are the initial values.
         train_argument: The keyword of the module's call that says whether it is being trained. None takes whichever
             of `train`, `training`, `is_training` and `deterministic` the call spells out; without one, nothing is
             passed. `deterministic` is True where the others are False.
@@ -59,7 +60,7 @@ class LinenAdapter:
     """Runs a Linen module as a model; made by `linen`.
 
     Attributes:
-        held: The `(params, model_state)` that the module was bound to, or None.
+        held: The `(params, model_state)` that the module is bound to, or None.
     """
 
     def __init__(self, module: Any, train_argument: str | None, rng_streams: tuple[str, ...]) -> None:
@@ -82,7 +83,7 @@ class LinenAdapter:
         self._flag = train_flag(module.__call__, train_argument, adapter="linen", where=f"{where}.__call__")
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
-        """Return `(params, model_state)`: those the module was bound to, or those of `module.init(key, xs)`."""
+        """Return the `(params, model_state)` that the module is bound to, or those of `module.init(key, xs)`."""
         if self.held is not None:
             return self.held
         # The training path is the one initialised: layers that only training uses (auxiliary heads) need params too.

@@ -22,8 +22,8 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
     The module is read once, here, and never changed: **training does not train the object you hold**. Ask for the
     trained one (`learner.model`), or copy it back with `nnx.update(module, nnx.state(learner.model))`.
 
-    `learner.model` is in evaluation mode, as `module.eval()` leaves it. Call `model.train()` to continue training it in
-    a loop of your own. A Learner trains it as it is, because training steps set the mode themselves.
+    `learner.model` is in evaluation mode, as after `module.eval()`. To continue training it in your own loop, call
+    `model.train()` first. You can pass it to a Learner unchanged, because training steps set the mode themselves.
 
     `nnx.Param`s become `params`, and every other variable (`BatchStat`, your own types) becomes `model_state`: nested
     dicts, as `nnx.to_pure_dict` makes them. Training and evaluation run the module as `module.train()` and
@@ -84,7 +84,7 @@ class NNXAdapter:
 
     @property
     def held(self) -> tuple[PyTree, PyTree]:
-        """The `(params, model_state)` that the module came with."""
+        """The initial `(params, model_state)` of the module."""
         return _as_dict(self._params), _as_dict(self._state)
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
@@ -107,7 +107,7 @@ class NNXAdapter:
         return outputs, _as_dict({path: after[path] for path in self._state})
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
-        """Return a fresh module with these arrays, in evaluation mode and with the random streams it came with."""
+        """Return a new module with these arrays, in evaluation mode, with the original random streams."""
         return self._merge(self._graphdefs[False], params, model_state, None)
 
     def _merge(self, graphdef: Any, params: PyTree, model_state: PyTree, key: Any) -> Any:

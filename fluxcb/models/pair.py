@@ -67,7 +67,7 @@ class PairAdapter:
     """Runs a pair of functions as a model; made by `pair`.
 
     Attributes:
-        held: The `(params, model_state)` of the trained pair that this was made of, or None.
+        held: The `(params, model_state)` of the trained pair that this adapter was created from, or None.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class PairAdapter:
         return PairModel(params, model_state, self)
 
     def holding(self, params: PyTree, model_state: PyTree) -> "PairAdapter":
-        """Return an adapter of the same functions whose `init` returns these arrays."""
+        """Return an adapter for the same functions whose `init` returns these arrays."""
         return PairAdapter(self._init, self._apply, self._stateful, (params, model_state))
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class PairAdapter:
 class PairModel:
     """A trained pair: `model(xs)` is `apply` with the trained params, in evaluation.
 
-    A Learner that is given it begins with these params.
+    If you pass it to a Learner, training starts with these params.
     """
 
     params: PyTree

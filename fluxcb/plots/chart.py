@@ -31,7 +31,7 @@ class Line:
         points: Its points `(x, y)`, all finite.
         style: Its color (a rich style).
         marker: A character that distinguishes the curve from others without colors, or an empty string. It is drawn at
-            each point of a curve with few points, and at a few places of other curves.
+            every point if the curve has few points, and at a few of them otherwise.
     """
 
     points: Points
@@ -47,7 +47,7 @@ def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: 
         width: Width of the whole, axis included (characters).
         height: Height of the plot (lines).
         x: The horizontal axis.
-        x_label: Its name, left out if there is no room.
+        x_label: The name of the horizontal axis, which is omitted if there is no room.
     """
     from rich.text import Text
 
@@ -69,7 +69,7 @@ def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: 
             marked += [(column // 2, row // 4, line) for column, row in chosen]
     for column, row, line in marked:
         cells[row][column] = line.marker, line.style
-    shown = [*y.ticks[1:-1], y.low, y.high]  # the last ones win where two share a line
+    shown = [*y.ticks[1:-1], y.low, y.high]  # if two labels share a line, the later one is shown
     labels = {round((1 - y.share(level)) * (height - 1)): f"{level:g}" for level in shown}
     texts = []
     for row in range(height):
@@ -90,7 +90,7 @@ def _below(x: Scale, label: str, columns: int) -> str:
 
 
 def _spread(path: Sequence[tuple[int, int]], number: int, lines: int) -> Iterator[tuple[int, int]]:
-    """Yield a few places along a curve; those of different curves of a chart are in different columns."""
+    """Yield a few positions along a curve. Different curves of a chart get positions in different columns."""
     left, right = path[0][0], path[-1][0]
     at = dict(path)
     for i in range(_MARKERS):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chosen", "matplotlib_axes", "plot_curves", "print_panels", "show_panels"]
 
-# Those of the SVG image, in an order in which the first ones are bright enough for a dark terminal.
+# The colors of the SVG image, ordered so that the first ones are bright enough for a dark terminal.
 _TERMINAL_COLORS = (COLORS[5], *COLORS[1:5], COLORS[0])
 _MARKERS = "ox+*#@"
 _WIDTH, _HEIGHT = 100, 12
@@ -36,17 +36,17 @@ def plot_curves(
     """Draw curves over common axes, with matplotlib, as an SVG image, or in the terminal.
 
     Args:
-        curves: Points `(x, y)` by name. A point that is not finite leaves a gap; a terminal leaves it out.
+        curves: Points `(x, y)` by name. A point that is not finite leaves a gap; a terminal chart skips it.
         x_label: Name of the horizontal axis, with its unit.
         y_label: Name of the vertical axis, with its unit. The terminal shows only the names of the curves.
         log_x: Whether the horizontal axis is logarithmic.
         marks: Places on the horizontal axis, by name. Each is drawn as a vertical line.
-        ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure if
-            matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
+        ax: The matplotlib axes to draw into, or the rich console to print to. The default is a new matplotlib figure.
+            If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes (`axes.figure.savefig(...)` writes a file). Without matplotlib, a notebook gets an object
-        that it displays as an SVG image (`.save("curves.svg")` writes a file), and a terminal gets None.
+        The matplotlib axes (`axes.figure.savefig(...)` writes a file). Without matplotlib, an object that a notebook
+        displays as an SVG image (`.save("curves.svg")` writes a file), or None in a terminal.
 
     Raises:
         DataError: A curve has no point that can be drawn.
@@ -106,8 +106,8 @@ def _draw_with_matplotlib(panel: Panel, target: Any, *, legend_above: bool) -> A
     target.set(xlabel=panel.x_label, ylabel=panel.y_label, **({"xscale": "log"} if panel.log_x else {}))
     names = [*panel.curves, *panel.marks]
     if len(names) > 1:
-        # Above the axes, a legend hides no curve, and the layout of a figure of ours leaves room for it. A figure of
-        # the user's need not do that: there it is inside.
+        # Above the axes, a legend does not hide a curve. Figures that fluxcb creates have room for it. The user's
+        # figures may not have room, so their legends are inside the axes.
         columns = max(1, 72 // (max(map(len, names)) + 8))
         above = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": min(columns, len(names)), "frameon": False}
         target.legend(**above if legend_above else {})
@@ -118,7 +118,7 @@ def _draw_with_matplotlib(panel: Panel, target: Any, *, legend_above: bool) -> A
 
 
 def show_panels(panels: Sequence[Panel]) -> Picture | None:
-    """Return an image if this runs in a notebook, which displays it; or else print charts to the terminal."""
+    """Return an image if this runs in a notebook, which displays it; otherwise print charts to the terminal."""
     import rich
 
     console = rich.get_console()
@@ -129,7 +129,7 @@ def show_panels(panels: Sequence[Panel]) -> Picture | None:
 
 
 def print_panels(panels: Sequence[Panel], console: Console) -> None:
-    """Print each panel as a chart, all over the same horizontal axis, with an empty line between them."""
+    """Print each panel as a chart, with a common horizontal axis and an empty line between charts."""
     shared = shared_x(panels)
     for number, panel in enumerate(panels):
         if number:
@@ -141,7 +141,7 @@ def _print_chart(panel: Panel, console: Console) -> None:
     curves = panel.drawable()
     ys = [y for points in curves.values() for _, y in points]
     colors = [_TERMINAL_COLORS[number % len(_TERMINAL_COLORS)] for number in range(len(curves) + len(panel.marks))]
-    # Without colors, curves of one chart are told apart by markers.
+    # Without colors, markers distinguish the curves of a chart.
     marked = len(curves) > 1 and console.color_system is None
     markers = [_MARKERS[number % len(_MARKERS)] if marked else "" for number in range(len(curves))]
     marks = [

@@ -21,12 +21,12 @@ def plot_metrics(source: Any, *names: str, ax: Any = None) -> Any:
         *names: Which, by the names under which they are logged: `validation/loss`; `training/step/loss` for the values
             of steps. A plain `loss` is that of all phases, and there are patterns: `validation/*`. All losses if no
             name is given.
-        ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure if
-            matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
+        ax: The matplotlib axes to draw into, or the rich console to print to. The default is a new matplotlib figure.
+            If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes. Without matplotlib, a notebook gets an object that it displays as an SVG image, and a
-        terminal gets None; see `plot_curves`.
+        The matplotlib axes. Without matplotlib, an object that a notebook displays as an SVG image, or None in a
+        terminal; see `plot_curves`.
 
     Raises:
         DataError: A name fits nothing, or there are no values.

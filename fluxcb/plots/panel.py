@@ -1,4 +1,4 @@
-"""What one chart shows, as plain data."""
+"""The content of a chart, as plain data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Points = Sequence[tuple[float, float]]
 # Okabe and Ito's palette, which people with color vision deficiencies can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DOTTED = 40
-"""Curves with at most so many points have a dot at each of them: a line of one point would not be seen."""
+"""Curves with at most this many points have a dot at each point, because a line of one point would be invisible."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Panel:
         y_label: Name of the vertical axis, with its unit.
         log_x: Whether the horizontal axis is logarithmic.
         marks: Places on the horizontal axis, by name.
-        x_scale: The horizontal axis, if it is not that of the panel's own points.
+        x_scale: The horizontal axis, or None to derive it from the panel's own points.
     """
 
     curves: Mapping[str, Points]

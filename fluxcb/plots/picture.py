@@ -16,7 +16,7 @@ class Picture:
     """Curves as an SVG image: a notebook displays it, and `save` writes it to a file.
 
     Args:
-        *panels: What it shows, one below the other.
+        *panels: The panels to show, one below the other.
         title: Heading, or an empty string for none.
     """
 
@@ -31,7 +31,7 @@ class Picture:
             path: The file, whose name ends in `.svg`.
 
         Raises:
-            DeclarationError: The name ends in something else.
+            DeclarationError: The name does not end in `.svg`.
         """
         path = Path(path)
         if path.suffix != ".svg":

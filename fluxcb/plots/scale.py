@@ -1,4 +1,4 @@
-"""Axes of charts, whatever they are drawn with: the range, the ticks, and where a value lies."""
+"""Axes of charts for all backends: the range, the ticks, and the position of a value."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Scale:
     Attributes:
         low: The value at its beginning.
         high: The value at its end.
-        ticks: The values that have a label, in rising order.
-        log: Whether it is logarithmic.
+        ticks: The values that have a label, in ascending order.
+        log: Whether the axis is logarithmic.
     """
 
     low: float
@@ -26,14 +26,14 @@ class Scale:
     log: bool = False
 
     def share(self, value: float) -> float:
-        """Return how far along the axis a value lies: 0 at `low`, 1 at `high`."""
+        """Return the position of a value on the axis: 0 at `low`, 1 at `high`."""
         along = math.log10 if self.log else float
         length = along(self.high) - along(self.low)
         return (along(value) - along(self.low)) / (length or 1.0)
 
 
 def enclosing(values: Iterable[float]) -> Scale:
-    """Return a scale that begins and ends at a tick and encloses the values; a single value is in its middle."""
+    """Return a scale that begins and ends at a tick and encloses the values; a single value is in the middle."""
     values = list(values)
     low, high = min(values), max(values)
     pad = (abs(low) / 10 or 1.0) if low == high else 0.0
@@ -44,8 +44,8 @@ def enclosing(values: Iterable[float]) -> Scale:
 def spanning(values: Iterable[float], *, log: bool = False) -> Scale:
     """Return a scale from the lowest to the highest of the values, with ticks between them.
 
-    Whole numbers, such as steps and epochs, have ticks at whole numbers. A logarithmic scale has ticks at powers of
-    ten, or at its ends if it has fewer than two of these.
+    For whole numbers, such as steps and epochs, the ticks are whole numbers. A logarithmic scale has ticks at powers of
+    ten, or at its ends if the range contains fewer than two powers of ten.
     """
     values = list(values)
     low, high = min(values), max(values)
@@ -53,7 +53,7 @@ def spanning(values: Iterable[float], *, log: bool = False) -> Scale:
         return Scale(low, high, (low,), log)
     if log:
         powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
-        every = max(1, math.ceil(len(powers) / 8))  # more labels would touch each other
+        every = max(1, math.ceil(len(powers) / 8))  # more labels would overlap
         found = [float(f"1e{power}") for power in powers][::every]
         return Scale(low, high, tuple(found) if len(found) > 1 else (low, high), log=True)
     whole = all(float(value).is_integer() for value in values)
@@ -64,7 +64,7 @@ def spanning(values: Iterable[float], *, log: bool = False) -> Scale:
 def ticks(low: float, high: float, intervals: int = 4) -> list[float]:
     """Return round numbers that enclose a range, about `intervals` + 1 of them."""
     if high <= low:
-        high = low + max(1.0, abs(low) * 1e-9)  # 1 is nothing beside 1e17
+        high = low + max(1.0, abs(low) * 1e-9)  # adding 1 would not change 1e17
     rough = (high - low) / intervals
     exponent = math.floor(math.log10(rough))
     steps = [float(f"{factor}e{exponent}") for factor in (1, 2, 2.5, 5, 10)]  # 2.5 * 1e-6 is less than 2.5e-6

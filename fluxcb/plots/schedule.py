@@ -24,13 +24,12 @@ def plot_schedule(
         schedule: What `Scheduler` takes, a mapping such as `{LearningRate: schedule}`; or one schedule: of optax, any
             other `schedule(step) -> float[]` in `jax.numpy`, or a number.
         steps: How many steps to draw, from step 0 on (steps). Of many, 2000 are computed.
-        ax: The matplotlib axes to draw into, or the rich console to print to. By default, a new matplotlib figure if
-            matplotlib is installed. Otherwise an SVG image in a notebook, and a chart in a terminal.
+        ax: The matplotlib axes to draw into, or the rich console to print to. The default is a new matplotlib figure.
+            If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes, or a list of them if several hyperparameters are drawn into a new figure. Without
-        matplotlib, a notebook gets an object that it displays as an SVG image, and a terminal gets None; see
-        `plot_curves`.
+        The matplotlib axes, or a list of axes if several hyperparameters are drawn into a new figure. Without
+        matplotlib, an object that a notebook displays as an SVG image, or None in a terminal; see `plot_curves`.
 
     Raises:
         DeclarationError: There is no schedule, a key names no hyperparameter, a schedule returns something else than
@@ -58,12 +57,12 @@ def plot_schedule(
         curves = {"schedule": _points(schedule, steps, "The schedule")}
     if ax is not None or len(curves) == 1:
         return plot_curves(curves, x_label="step", y_label=_label(curves), ax=ax)
-    axes = matplotlib_axes(len(curves))  # a learning rate would be a flat line in the chart of a momentum
+    axes = matplotlib_axes(len(curves))  # on the axes of a momentum, a learning rate would be a flat line
     if axes is None:
         return show_panels([Panel({name: points}, "step", _label([name])) for name, points in curves.items()])
     for (name, points), each in zip(curves.items(), axes, strict=True):
         plot_curves({name: points}, x_label="step", y_label=_label([name]), ax=each)
-        each.label_outer()  # the steps of all are below the last
+        each.label_outer()  # only the last axes show the numbers of steps
     return axes
 
 

@@ -16,9 +16,9 @@ _MARGIN, _TITLE, _LEGEND, _BELOW = 20.0, 30.0, 20.0, 48.0
 _SAMPLE = 26.0
 """Width of a legend entry without its text (pixels)."""
 _CHARACTER = 7.2
-"""Estimated width of a character at font size 12, on the large side, so that no legend is cut off (pixels)."""
+"""Estimated width of a character at font size 12 (pixels). It is rather large, so that no legend is cut off."""
 _DASHES = ("", "7 3", "2 3", "9 3 2 3", "12 4", "4 2")
-"""A line style for each color, for prints without colors."""
+"""A line style for each color, for printing in black and white."""
 
 
 def panels_svg(panels: Sequence[Panel], *, title: str = "") -> str:
@@ -38,7 +38,7 @@ def panels_svg(panels: Sequence[Panel], *, title: str = "") -> str:
         top += _TITLE
     scales = [_vertical(panel) for panel in panels]
     labels = max((len(f"{level:g}") for scale in scales for level in scale.ticks), default=0)
-    left = _MARGIN + 20 + labels * _CHARACTER  # that of all panels, so that their axes are aligned
+    left = _MARGIN + 20 + labels * _CHARACTER  # the same for all panels, so that their axes are aligned
     for panel, rows, scale in zip(panels, legends, scales, strict=True):
         for row in rows:
             parts += _legend(row, top)
@@ -78,7 +78,7 @@ def _color(number: int) -> str:
 
 
 def _legend_rows(panel: Panel) -> list[list[Entry]]:
-    """Return the entries of a legend in rows that fit the usual width; a longer entry has a row of its own."""
+    """Return the entries of a legend in rows that fit the usual width; a longer entry gets a separate row."""
     rows: list[list[Entry]] = []
     for entry in _entries(panel):
         if rows and _width_of([*rows[-1], entry]) <= _WIDTH - 2 * _MARGIN:
@@ -145,7 +145,7 @@ def _x_ticks(x: Scale, left: float, right: float, bottom: float) -> Iterator[str
 
 
 def _runs(panel: Panel, curve: Points) -> Iterator[list[tuple[float, float]]]:
-    """Yield the pieces of a curve between its gaps."""
+    """Yield the segments of a curve between its gaps."""
     run: list[tuple[float, float]] = []
     for point in curve:
         if panel.has_place(point):

@@ -64,7 +64,7 @@ class Criterion:
         raise NotImplementedError(f"{type(self).__name__} does not say when it is done")
 
     def message(self, state: State) -> str:
-        """Return why it is time to stop, for a state for which `done` is true; one value is one epoch."""
+        """Return the reason to stop, for a state for which `done` is true; one value counts as one epoch."""
         del state
         return f"{self!r} is met"
 

@@ -55,7 +55,7 @@ class InvalidValue(Criterion):
         return state is not None
 
     def message(self, state: State) -> str:
-        """Return the bad value."""
+        """Return the reason, which names the invalid value."""
         return f"the value is {state}"
 
 
@@ -92,7 +92,7 @@ class NumberLimit(Criterion):
         return state is not None and state >= self.n
 
     def message(self, state: State) -> str:
-        """Return how many values there were."""
+        """Return the reason, which names the number of values."""
         return f"{count_of_epochs(state)} with a value (limit {self.n})"
 
 

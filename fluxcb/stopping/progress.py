@@ -51,7 +51,7 @@ class Patience(ComparingCriterion):
         return state is not None and state["worse"] >= self.n
 
     def message(self, state: State) -> str:
-        """Return how many were worse, and the last value."""
+        """Return the reason, which names the number of worse values and the last value."""
         return (
             f"worse than the epoch before for {count_of_epochs(state['worse'])}; the last value is {state['last']:.6g}"
         )
@@ -96,5 +96,5 @@ class NumberSinceBest(ComparingCriterion):
         return state is not None and state["since"] >= self.n
 
     def message(self, state: State) -> str:
-        """Return the best value and the number of values since."""
+        """Return the reason, which names the best value and the number of values since then."""
         return f"no improvement on {state['best']:.6g} for {count_of_epochs(state['since'])}"

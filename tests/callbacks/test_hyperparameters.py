@@ -442,8 +442,7 @@ def test_two_setters_of_one_hyperparameter_conflict_until_ordered(refused):
         "  why:   at FitBegin x TrainingPhase, Trigger x TrainingPhase both run, and the result depends on which is "
         "last\n"
         "  fix:   put them in the list as `in_order(ScheduledHyperParamSetter(learning_rate), "
-        "HyperParamSetterWithFunc(learning_rate))`\n"
-        "     or: make `ScheduledHyperParamSetter.runafter()` return `(HyperParamSetterWithFunc,)`",
+        "HyperParamSetterWithFunc(learning_rate))`",
     ):
         testlearner(warmup(), human())
     assert rates_of(in_order(warmup(), human()), epochs=3)[0] == [0.7, 0.7, 0.7]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxcb import Callback, DeclarationError, Learner, Write, every, on
+from fluxcb import Callback, DeclarationError, Learner, MissingStateError, Write, every, on
 from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver
 from fluxcb.checkpoints import load_params
 from fluxcb.checkpoints.run_folder import Entry, entries_of, whole
@@ -163,9 +163,9 @@ def test_the_best_of_steps_is_refused(tmp_path, period):
         Checkpointer(tmp_path, keep_best=1, **period)
 
 
-def test_a_metric_that_never_comes_is_an_error_at_the_first_trigger(tmp_path):
-    learner = training(Checkpointer(tmp_path, keep_best=1), Metrics(), validation=False)
-    with pytest.raises(DeclarationError) as raised:
-        learner.fit(3)
-    assert raised.value.what == "Checkpointer watches `validation/loss`, which has no value in epoch 1."
-    assert learner.step == 2
+def test_a_metric_that_never_comes_is_an_error_at_construction(tmp_path):
+    with pytest.raises(MissingStateError) as raised:
+        training(Checkpointer(tmp_path, keep_best=1), Metrics(), validation=False)
+    assert raised.value.what == (
+        f"Checkpointer({str(tmp_path)!r}) watches `validation/loss`, but the Learner has no data for validation."
+    )

@@ -180,6 +180,7 @@ def makers(folder, nothing, sent):
         "LossSpikeGuard": lambda: library.LossSpikeGuard(10.0, window=8),
         "MaxSaver": lambda: every(library.MaxSaver(folder / "best", "accuracy"), epochs=2),
         "Metrics": lambda: library.Metrics(library.accuracy),
+        "FitSummary": lambda: library.FitSummary(nothing),
         "MetricsPrinter": lambda: library.MetricsPrinter(nothing),
         "MinSaver": lambda: every(library.MinSaver(folder / "best"), epochs=2),
         "MixUp": library.MixUp,

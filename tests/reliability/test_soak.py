@@ -40,7 +40,7 @@ def test_every_built_in_callback_has_its_place(run, tmp_path):
     {
         "MixUp": r"^CutMix.* and MixUp.* can never be used together.",
         "StopOnNaNLoss": r"^SkipNonFinite.* and StopOnNaNLoss.* can never be used together.",
-        "StochasticWeightAveraging": r"^ParameterEMA.* and StochasticWeightAveraging.* both write `params`",
+        "StochasticWeightAveraging": r"^ParameterEMA.* and StochasticWeightAveraging.* both replace the parameters",
     }.items(),
     ids=lambda text: text if text.isidentifier() else "",
 )

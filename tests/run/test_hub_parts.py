@@ -96,7 +96,7 @@ def where():
             Append(),
             "{own} may not append to `cbstate.monitors.lose`: its `stateaccess` does not declare it."
             " Did you mean `loss`?\n{where}{why}"
-            '  fix:   add `{{"cbstate": {{"monitors": {{"lose": Append()}}}}}}` to `stateaccess`',
+            "  fix:   write `learner.cbstate.monitors.loss` instead of `learner.cbstate.monitors.lose`",
         ),
         (
             lambda hub, _: hub.latest("other"),
@@ -164,9 +164,9 @@ def test_two_callbacks_that_put_different_names_share_nothing():
     one = doing(lambda hub, _: hub.a.put_scalar(1), EpochEnd, "monitors", {"a": Write()})
     other = doing(lambda hub, _: hub.b.put_scalar(1), EpochEnd, "monitors", {"b": Write()}, name="other")
     same = doing(lambda hub, _: hub.a.put_scalar(1), EpochEnd, "monitors", {"a": Write()}, name="same")
-    assert not {(0, 1), (1, 0)} & fluxcb.check([one, other, Monitors()]).edges.keys()
+    assert not {(0, 1), (1, 0)} & fluxcb.check([one, other, Monitors()], default_callbacks=False).edges.keys()
     with pytest.raises(ConflictError, match=r"both write `cbstate\.monitors\.a`"):
-        fluxcb.check([one, same, Monitors()])
+        fluxcb.check([one, same, Monitors()], default_callbacks=False)
 
 
 # --- kept by phase ----------------------------------------------------------------------------------------------------

@@ -251,7 +251,7 @@ def test_process_0_has_the_clock_and_the_console(trained):
     (chief, other), (printed, nothing) = trained["seconds"]
     assert chief == other
     assert 1 < len(chief["ticks"]) < 60
-    assert "epoch 3/3 training: 20/20 steps" in printed  # the default callbacks print
+    assert "Training finished after epoch 3, step 60" in printed  # the default callbacks print
     assert [line for line in nothing.splitlines() if not line.startswith("[Gloo]")] == []
 
 

@@ -76,7 +76,7 @@ def test_inside_handlers_too():
     [
         (lambda learner: learner.cbstate.histroy, "`learner.cbstate` has no `histroy`. Did you mean `history`?"),
         (lambda learner: learner.hyperparams.rate, "`learner.hyperparams` has no `rate`."),
-        (lambda learner: learner.cbstate.history.trainign, "ByPhase has no `trainign`. Did you mean `training`?"),
+        (lambda learner: learner.cbstate.history.trainin, "ByPhase has no `trainin`. Did you mean `training`?"),
         (lambda learner: learner.cbstate.metrics_epoch.training.lss, "EpochValues has no `lss`. Did you mean `loss`?"),
         (lambda learner: learner.cbstate.metrics_step.training.lss, "StepValues has no `lss`. Did you mean `loss`?"),
         (lambda learner: learner.cbstate.monitors.lss, "MonitorHub has no `lss`."),
