@@ -29,4 +29,4 @@ def library(name: str, *, extra: str, owner: str) -> Any:
             raise  # the library is installed, but one of its own dependencies is not
         raise DeclarationError(
             f"`{owner}` needs the package `{package}`, which is not installed.", fix=f"`pip install 'fluxcb[{extra}]'`"
-        ) from error
+        ) from None

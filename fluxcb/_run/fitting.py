@@ -170,9 +170,10 @@ def _end_event(
     """Return the `FitEnd` event, which describes how the fit ended."""
     if way is not None:
         return FitEnd("rewinding", str(way.asked))
-    ended_by_interrupt = reason == interrupt.reason if failure is None else isinstance(failure, KeyboardInterrupt)
-    if interrupt.requested and ended_by_interrupt:
-        return FitEnd("interrupted", interrupt.reason, error=failure)
+    if isinstance(failure, KeyboardInterrupt):
+        return FitEnd("interrupted", KeyboardInterrupt.__name__, error=failure)
+    if failure is None and interrupt.requested and reason == interrupt.reason:
+        return FitEnd("interrupted", reason)
     if failure is not None:
         return FitEnd("failed", describe_error(failure), error=failure)
     return FitEnd("finished" if reason is None else "stopped", reason, advice=advice)

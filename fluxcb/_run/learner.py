@@ -441,7 +441,8 @@ class Learner(ModelMethods):
 
     def __repr__(self) -> str:
         stopped = f"; the last fit stopped: {self.stop_reason}" if self.stop_reason is not None else ""
-        return f"<Learner at epoch {self.epoch}, step {self.step}, with {len(self._callbacks)} callbacks{stopped}>"
+        callbacks = f"{len(self._callbacks)} callback{'' if len(self._callbacks) == 1 else 's'}"
+        return f"<Learner at epoch {self.epoch}, step {self.step}, with {callbacks}{stopped}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": repr(self), "text/html": learner_html(self._parts, self.stop_reason)}

@@ -18,6 +18,7 @@ from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.state import PROVIDERS
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks import Monitors
 
 __all__ = ["check_hyperparams", "check_watched_data", "refuse_shared", "require_created", "riding", "warn_empty_log"]
@@ -94,7 +95,7 @@ def warn_empty_log(graph: CallbackGraph) -> None:
             f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
             "Add `LogMetrics()` to the callbacks.",
             UserWarning,
-            stacklevel=6,  # the line that builds the Learner
+            stacklevel=stacklevel_of_user(),
         )
 
 

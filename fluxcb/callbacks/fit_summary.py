@@ -90,31 +90,28 @@ class FitSummary(Callback):
         lines = [_ending(event, learner.progress, seconds, trained)]
         # The message of an error before the first step already tells what to do.
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
-            locations = list(_locations(learner.callbacks))
+            locations = list(_locations(learner.callbacks)) if trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
             lines.append(f"Next: {_advice(event, learner)}.")
         show_block(console_for(self.file), lines)
 
 
-def _after(progress: Any) -> str:
-    of = f" of {progress.epochs}" if progress.epochs > progress.epoch else ""
-    return f"after epoch {progress.epoch}{of}, step {progress.step}"
-
-
 def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:
-    """Return a sentence that describes how the fit ended."""
-    after = _after(progress)
-    if event.outcome == "finished" and not trained:
-        return f"Training had already finished {after}."
+    """Return how the fit ended, as one sentence."""
+    end = f"epoch {progress.epoch}, step {progress.step}"
     if event.outcome == "finished":
-        return f"Training finished {after} ({seconds:.1f} s)."
-    reason = (event.reason or "").partition("\n")[0]
+        return f"Training finished after {end} ({seconds:.1f} s)." if trained else f"Training was complete at {end}."
+    reason = (event.reason or "").partition("\n")[0].removesuffix(".")
+    if event.outcome == "failed" and not trained:
+        return f"Training failed before its first step: {reason}."
+    of = f" of {progress.epochs}" if progress.epochs else ""
+    where = f"in epoch {progress.epoch}{of}, after step {progress.step}"
+    if event.outcome == "stopped" and not trained:
+        return f"Training had stopped {where}: {reason}."
     if event.outcome == "interrupted":
         reason = {"KeyboardInterrupt": "Ctrl-C", "preempted": "SIGTERM"}.get(reason, reason)
     verb = {"interrupted": "was interrupted", "rewinding": "rewinds"}.get(event.outcome, event.outcome)
-    if event.outcome == "failed" and not trained:
-        after = "before its first step"
-    return f"Training {verb} {after}: {reason.removesuffix('.')}."
+    return f"Training {verb} {where}: {reason}."
 
 
 def _locations(callbacks: Any) -> Iterator[str]:

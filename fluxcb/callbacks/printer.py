@@ -84,11 +84,13 @@ class MetricsPrinter(Callback):
         """Return what it reads and writes; see the class."""
         return {**_METRICS, **_WHAT_RUNS}
 
-    @on(FitBegin, Phase, access=_WHAT_RUNS)
+    @on(FitBegin, Phase)
     def begin_fit(self, event: Event, phase: Phase, learner: Any) -> None:
         """Begin a table, and print its header if the names of the metrics are known."""
         progress = learner.progress
-        self._table = open_table(console_for(self.file), of_fit=True, printed=progress.epoch, epochs=progress.epochs)
+        # An epoch that was interrupted before its first value has no row yet.
+        printed = progress.epoch if _values(learner) else progress.epoch - 1
+        self._table = open_table(console_for(self.file), of_fit=True, printed=printed, epochs=progress.epochs)
         self._table.begin(_expected(learner, type(phase)))
 
     @on(Trigger, AbstractTrainingPhase, access=_METRICS)

@@ -103,14 +103,14 @@ def test_a_callback_stops_the_fit(file):
     stop = raising(CancelFitting("enough"), EpochEnd, lambda learner: learner.progress.epoch == 2)
     learner = testlearner(stop, FitSummary(file), ends)
     assert learner.fit(5).stop_reason == "enough"
-    assert lines(file) == ["Training stopped after epoch 2 of 5, step 8: enough.", TRAINED]
+    assert lines(file) == ["Training stopped in epoch 2 of 5, after step 8: enough.", TRAINED]
     assert ends.seen == [("stopped", "enough", "", "NoneType")]
     assert repr(learner) == "<Learner at epoch 2, step 8, with 3 callbacks; the last fit stopped: enough>"
 
 
 def test_a_callback_gives_advice(file):
     testlearner(raising(CancelFitting("no disk space", advice="delete old runs"), EpochEnd), FitSummary(file)).fit(5)
-    assert lines(file) == ["Training stopped after epoch 1 of 5, step 4: no disk space.", "Next: delete old runs."]
+    assert lines(file) == ["Training stopped in epoch 1 of 5, after step 4: no disk space.", "Next: delete old runs."]
 
 
 def test_early_stopping_says_so(file):
@@ -118,7 +118,7 @@ def test_early_stopping_says_so(file):
     learner.fit(5)
     best = learner.history["validation/loss"][0]
     assert lines(file)[0] == (
-        f"Training stopped after epoch 2 of 5, step 8: validation/loss: no improvement on {best:.6g} for 1 epoch."
+        f"Training stopped in epoch 2 of 5, after step 8: validation/loss: no improvement on {best:.6g} for 1 epoch."
     )
 
 
@@ -135,14 +135,14 @@ def test_a_loss_that_is_not_finite_is_a_warning_too(file, callback, reason):
         learner.fit(5)
     assert [warning.filename for warning in caught] == [__file__]  # it points at the call of `fit`
     step = reason.split()[-1]
-    assert lines(file) == [f"Training stopped after epoch 1 of 5, step {step}: {reason}.", DIVERGED]
+    assert lines(file) == [f"Training stopped in epoch 1 of 5, after step {step}: {reason}.", DIVERGED]
     assert learner.stop_reason == reason
 
 
 def test_a_handler_pauses_the_fit(file):
     pause = raising(PauseFitting("the machine is needed"), StepEnd, lambda learner: learner.progress.step == 3)
     testlearner(pause, FitSummary(file), steps_per_call=1).fit(5)
-    assert lines(file) == ["Training was interrupted after epoch 1 of 5, step 3: the machine is needed.", IN_PROCESS]
+    assert lines(file) == ["Training was interrupted in epoch 1 of 5, after step 3: the machine is needed.", IN_PROCESS]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_signal_ends_the_fit(file, number, shown, outcome):
             learner.fit(5)
     else:
         learner.fit(5)
-    assert lines(file) == [f"Training was interrupted after epoch 1 of 5, step 0: {shown}.", IN_PROCESS]
+    assert lines(file) == [f"Training was interrupted in epoch 1 of 5, after step 0: {shown}.", IN_PROCESS]
     assert [(seen[0], seen[3]) for seen in ends.seen] == [("interrupted", outcome)]
 
 
@@ -168,7 +168,7 @@ def test_a_handler_fails(file, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="boom"):
         testlearner(fails, FitSummary(file), Checkpointer("run", steps=2)).fit(5)
     assert lines(file) == [
-        "Training failed after epoch 1 of 5, step 4: ValueError: boom.",
+        "Training failed in epoch 1 of 5, after step 4: ValueError: boom.",
         "Wrote run (Checkpointer).",
         RESUMABLE,
     ]
@@ -211,7 +211,7 @@ def test_a_resumed_run_that_is_done_says_so(file, tmp_path):
     learner().fit(2, resume=True)
     assert [line for line in lines(file) if line.startswith("Training")] == [
         "Training finished after epoch 2, step 8 (0.0 s).",
-        "Training had already finished after epoch 2, step 8.",
+        "Training was complete at epoch 2, step 8.",
     ]
 
 
@@ -233,7 +233,7 @@ def test_a_run_that_rewinds_says_so_and_goes_on(file, tmp_path):
     with pytest.warns(UserWarning, match="a spike"):
         testlearner(*callbacks).fit(3)
     assert [line for line in lines(file) if line.startswith("Training")] == [
-        "Training rewinds after epoch 2 of 3, step 8: a spike.",
+        "Training rewinds in epoch 2 of 3, after step 8: a spike.",
         "Training finished after epoch 3, step 12 (0.0 s).",
     ]
     assert [seen[:2] for seen in ends.seen] == [("rewinding", "a spike"), ("finished", None)]
