@@ -45,7 +45,8 @@ VALUES = st.sampled_from([None, math.nan, math.nan, math.inf, -math.inf, -0.0, 0
     st.sampled_from(["min", "max"]),
 )
 def test_what_is_left_is_what_the_rule_says(saves, last, best, every, mode):
-    saver = Checkpointer("never-written", keep_last=last, keep_best=best, keep_every=every, mode=mode)
+    how = {"keep_best": best, "mode": mode} if best else {}
+    saver = Checkpointer("never-written", keep_last=last, keep_every=every, **how)
     kept, saved, step, number = [], [], 0, 0
     for passed, value in saves:
         number = 0 if passed or not saved else number + 1  # two saves of one step: within the epoch, and behind it
@@ -124,7 +125,7 @@ def test_last_best_and_every(tmp_path, values, how, left):
 
 @pytest.mark.parametrize(("saver", "best"), [(MinSaver, (8, 1.0)), (MaxSaver, (4, 2.0))])
 def test_epochs_without_a_value_are_not_the_best(tmp_path, saver, best):
-    keeps = saver(tmp_path)
+    keeps = saver(tmp_path, "loss")
     training(keeps, Told(None, 2.0, None, 1.0, None)).fit(5)
     assert keeps.best == best
     assert steps_in(keeps.folder) == [best[0]]

@@ -65,7 +65,7 @@ def steps_in(folder):
 
 
 def kept(tmp_path, saver: type[MinSaver | MaxSaver] = MinSaver, *values, name="min-validation-loss", **kwargs):
-    training(saver(tmp_path, **kwargs), Told(*values)).fit(len(values))
+    training(saver(tmp_path, "loss", **kwargs), Told(*values)).fit(len(values))
     return steps_in(tmp_path / name) if (tmp_path / name).exists() else []
 
 
