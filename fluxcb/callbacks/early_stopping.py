@@ -42,8 +42,8 @@ class EarlyStopping(Callback):
             `ValidationPhase` if not given.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, a number `n`
             maximizes a metric with a name such as `accuracy`, `auc` or `f1` and minimizes every other one, see
-            `Watched.default_mode`; a number in a pair always does. A criterion object has a mode of its own, `min`
-            by default: `GL(5, mode="max")`. `mode="max"` overrides it, except in pairs.
+            `Watched.default_mode`. A number in a pair follows this rule for any `mode`. A criterion object has a mode
+            of its own, `min` by default: `GL(5, mode="max")`. `mode="max"` overrides it, except in pairs.
         train_metric: The metric whose training values count as training losses; the same one by default.
         train_phase: The phase whose values are training losses; `TrainingPhase` if not given.
 
@@ -104,7 +104,7 @@ class EarlyStopping(Callback):
         requested = requested_mode(mode, "EarlyStopping")
         # A pair has its own metric, so `metric` and `mode` do not apply to it.
         pairs = [given if _is_pair(given) else (metric, given) for given in criteria]
-        modes = [None if _is_pair(given) else requested for given in criteria]
+        modes: list[Mode | None] = [None if _is_pair(given) else requested for given in criteria]
         self._watched = tuple(Watched.named(name, phase, "EarlyStopping") for name, _ in pairs)
         self.criteria = tuple(
             _criterion(given, wanted, watched)
