@@ -167,7 +167,8 @@ class MaxSaver(BestSaver):
 
     Args:
         folder: The directory of the run; the checkpoint is in `max-validation-accuracy`, for example, in it.
-        metric: The metric: `validation/loss`, or `loss` for that of the validation.
+        metric: The metric: `validation/accuracy`, or `accuracy` for that of the validation. It has no default, because
+            the default of `MinSaver` is a loss.
         name: Another name for the directory inside.
 
     Attributes:
@@ -186,7 +187,7 @@ class MaxSaver(BestSaver):
         See `MinSaver`.
 
     Raises:
-        DeclarationError: See `MinSaver`.
+        DeclarationError: No metric; otherwise see `MinSaver`.
         MissingStateError: See `MinSaver`.
         CheckpointError: See `MinSaver`.
 
@@ -199,3 +200,7 @@ class MaxSaver(BestSaver):
     """
 
     mode = "max"
+
+    @explained({"metric": 'give the folder first and then the metric: `MaxSaver("runs/1", "accuracy")`'})
+    def __init__(self, folder: str | os.PathLike[str], metric: str, *, name: str | None = None) -> None:
+        super().__init__(folder, metric, name=name)

@@ -16,7 +16,7 @@ from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Sch
 from fluxcb._declare.signatures import explained
 from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.snapshot_saver import SnapshotSaver, better
-from fluxcb.callbacks.watched import Watched
+from fluxcb.callbacks.watched import Watched, requested_mode
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, whole
 from fluxcb.checkpoints.snapshot import Snapshot
@@ -50,8 +50,11 @@ class Checkpointer(SnapshotSaver):
         keep_best: How many of those with the best values of `metric` are kept, too. One that is written before the
             validation of its epoch has no value; with `steps` or `seconds` these are most, see `MinSaver`.
         keep_every: Keep one in so many steps, too: the first at or behind each multiple.
-        metric: The metric that says which are the best: `validation/loss`, or `loss` for that of the validation.
-        mode: `max` if high values of `metric` are good.
+        metric: The metric that says which are the best: `validation/loss`, or `loss` for that of the validation. Only
+            with `keep_best`.
+        mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, it is `max`
+            for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others, see
+            `Watched.default_mode`. Only with `keep_best`.
 
     Access:
         *: Read.
@@ -67,7 +70,7 @@ class Checkpointer(SnapshotSaver):
 
     Raises:
         DeclarationError: No path, more than one period, a number that is not positive, `keep_best` with a period within
-            epochs.
+            epochs, `metric` or `mode` without `keep_best`, an unknown `mode`.
         MissingStateError: With `keep_best`, no callback provides the metric, or its phase has no data (when the Learner
             is built).
         CheckpointError: The directory is another run's, or cannot be written to (when a fit begins); a save failed
@@ -111,7 +114,7 @@ class Checkpointer(SnapshotSaver):
         keep_best: int = 0,
         keep_every: int | None = None,
         metric: str = "loss",
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max", "auto"] | None = None,
     ) -> None:
         super().__init__(folder, type(self).__name__)
         self.schedule = _schedule(steps, epochs, seconds)
@@ -126,10 +129,19 @@ class Checkpointer(SnapshotSaver):
                 why=f"in the middle of an epoch, where {self.schedule!r} saves, there is no value of {metric!r}",
                 fix=["leave out `steps` or `seconds`", "keep the best beside them: `MinSaver(folder)`"],
             )
-        if mode not in ("min", "max"):
-            raise DeclarationError(f'`mode` of Checkpointer must be "min" or "max", not {mode!r}.')
-        self.mode = mode
+        requested = requested_mode(mode, "Checkpointer")
         self._watched = Watched.named(metric, None, "Checkpointer")
+        self.mode: Literal["min", "max"] = requested or self._watched.default_mode
+        values = {"metric": None if metric == "loss" else metric, "mode": requested}
+        given = {name: f'{name}="{value}"' for name, value in values.items() if value is not None}
+        if given and not keep_best:
+            names = " and ".join(f"`{name}`" for name in given)
+            call = f'Checkpointer("runs/1", keep_best=1, {", ".join(given.values())})'
+            raise DeclarationError(
+                f"`Checkpointer` was given {names} without `keep_best`.",
+                why="these arguments only decide which checkpoints `keep_best` keeps",
+                fix=[f"say how many of the best to keep: `{call}`", f"leave out {names}"],
+            )
         self._value: float | None = None
 
     def stateaccess(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal, TypeGuard
 
 from fluxcb._declare.access import Append, Read
 from fluxcb._declare.callback import Callback
@@ -13,7 +13,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.watched import Watched, phase_name
+from fluxcb.callbacks.watched import Watched, phase_name, requested_mode
 from fluxcb.stopping.criterion import Criterion, Mode
 from fluxcb.stopping.progress import NumberSinceBest
 
@@ -40,7 +40,10 @@ class EarlyStopping(Callback):
             `training/loss`.
         phase: The phase whose values count where the metric's name does not say it: class, instance or name;
             `ValidationPhase` if not given.
-        mode: `max` if high values of `metric` are good. Criteria in pairs say it themselves.
+        mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, a number `n`
+            maximizes a metric with a name such as `accuracy`, `auc` or `f1` and minimizes every other one, see
+            `Watched.default_mode`. A number in a pair follows this rule for any `mode`. A criterion object has a mode
+            of its own, `min` by default: `GL(5, mode="max")`. `mode="max"` overrides it, except in pairs.
         train_metric: The metric whose training values count as training losses; the same one by default.
         train_phase: The phase whose values are training losses; `TrainingPhase` if not given.
 
@@ -56,7 +59,8 @@ class EarlyStopping(Callback):
 
     Raises:
         DeclarationError: There is no criterion, or an argument is not a criterion; a metric or phase has no name; two
-            phases are given for one metric; a criterion that needs training losses is applied to training losses.
+            phases are given for one metric; a criterion that needs training losses is applied to training losses;
+            `mode` is unknown, or is given although every criterion is in a pair.
         MissingStateError: No callback provides the metric, or its phase has no data (when the Learner is built).
 
     Example:
@@ -85,7 +89,7 @@ class EarlyStopping(Callback):
         patience: int | None = None,
         metric: str = "loss",
         phase: Phase | type[Phase] | str | None = None,
-        mode: Mode = "min",
+        mode: Literal["min", "max", "auto"] | None = None,
         train_metric: str | None = None,
         train_phase: Phase | type[Phase] | str | None = None,
     ) -> None:
@@ -97,13 +101,25 @@ class EarlyStopping(Callback):
             criteria = (*criteria, patience)
         if not criteria:
             raise DeclarationError("`EarlyStopping` was given no criterion.", fix=_EXAMPLE)
-        if mode not in ("min", "max"):
+        requested = requested_mode(mode, "EarlyStopping")
+        # A pair has its own metric, so `metric` and `mode` do not apply to it.
+        pairs = [given if _is_pair(given) else (metric, given) for given in criteria]
+        modes: list[Mode | None] = [None if _is_pair(given) else requested for given in criteria]
+        self._watched = tuple(Watched.named(name, phase, "EarlyStopping") for name, _ in pairs)
+        self.criteria = tuple(
+            _criterion(given, wanted, watched)
+            for (_, given), wanted, watched in zip(pairs, modes, self._watched, strict=True)
+        )
+        if requested is not None and all(map(_is_pair, criteria)):
+            name = pairs[0][0]
             raise DeclarationError(
-                f'`mode` of `EarlyStopping` must be "min" or "max", not {mode!r}.', fix='write `mode="max"`'
+                f'`EarlyStopping` was given `mode="{requested}"`, which applies to none of its criteria.',
+                why="it is the mode of `metric`, and every criterion is in a pair with a metric of its own",
+                fix=[
+                    f'give the criterion its mode: `EarlyStopping(("{name}", NumberSinceBest(3, mode="{requested}")))`',
+                    f'name the metric outside the pair: `EarlyStopping(3, metric="{name}", mode="{requested}")`',
+                ],
             )
-        self.criteria = tuple(_criterion(given, mode) for given in criteria)
-        metrics = [given[0] if isinstance(given, tuple) else metric for given in criteria]
-        self._watched = tuple(Watched.named(name, phase, "EarlyStopping") for name in metrics)
         self._training = tuple(_training(watched, train_metric, train_phase) for watched in self._watched)
         for criterion, watched, training in zip(self.criteria, self._watched, self._training, strict=True):
             if criterion.needs_training and training is None:
@@ -194,11 +210,13 @@ def _training(watched: Watched, metric: str | None, phase: Any) -> Watched | Non
     return None if found.phase == watched.phase else found
 
 
-def _criterion(given: Any, mode: Mode) -> Criterion:
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str):
-        return _criterion(given[1], "min")
+def _is_pair(given: Any) -> TypeGuard[tuple[str, Any]]:
+    return isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)
+
+
+def _criterion(given: Any, mode: Mode | None, watched: Watched) -> Criterion:
     if isinstance(given, int) and not isinstance(given, bool):
-        return NumberSinceBest(given, mode=mode)
+        return NumberSinceBest(given, mode=mode or watched.default_mode)
     if not isinstance(given, Criterion):
         raise DeclarationError(f"`EarlyStopping` takes criteria and numbers of epochs, not {given!r}.", fix=_EXAMPLE)
     return given.with_mode(mode) if mode == "max" else given

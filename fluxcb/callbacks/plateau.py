@@ -13,7 +13,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.signatures import explained
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.watched import Watched
+from fluxcb.callbacks.watched import Watched, requested_mode
 
 __all__ = ["ReduceLROnPlateau"]
 
@@ -34,7 +34,8 @@ class ReduceLROnPlateau(Callback):
         metric: The metric: `loss`, or as it is logged, `training/loss`.
         phase: The phase whose values count where the metric's name does not say it: class, instance or name;
             `ValidationPhase` if not given.
-        mode: `min` if low values are good, `max` if high ones are.
+        mode: `min` if low values are good, `max` if high ones are. If None or `auto`, it is `max` for metrics with a
+            name such as `accuracy`, `auc` or `f1`, and `min` for all others, see `Watched.default_mode`.
 
     Access:
         cbstate.metrics_epoch: Read.
@@ -82,7 +83,7 @@ class ReduceLROnPlateau(Callback):
         min_lr: float = 0.0,
         metric: str = "loss",
         phase: Phase | type[Phase] | str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max", "auto"] | None = None,
     ) -> None:
         _require(_number(factor) and 0 < factor < 1, "factor", "a number between 0 and 1", factor)
         _require(_count(patience), "patience", "a whole number of epochs, 0 or more", patience)
@@ -90,10 +91,11 @@ class ReduceLROnPlateau(Callback):
         _require(threshold_mode in ("rel", "abs"), "threshold_mode", '"rel" or "abs"', threshold_mode)
         _require(_count(cooldown), "cooldown", "a whole number of epochs, 0 or more", cooldown)
         _require(_number(min_lr) and min_lr >= 0, "min_lr", "a finite number, 0 or more", min_lr)
-        _require(mode in ("min", "max"), "mode", '"min" or "max"', mode)
+        requested = requested_mode(mode, "ReduceLROnPlateau")
         self.factor, self.patience, self.threshold = factor, patience, threshold
-        self.threshold_mode, self.cooldown, self.min_lr, self.mode = threshold_mode, cooldown, min_lr, mode
+        self.threshold_mode, self.cooldown, self.min_lr = threshold_mode, cooldown, min_lr
         self._watched = Watched.named(metric, phase, "ReduceLROnPlateau")
+        self.mode: Literal["min", "max"] = requested or self._watched.default_mode
         self.best: float | None = None
         self.bad_epochs = 0
         self.cooling = 0

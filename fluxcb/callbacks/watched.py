@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 
-__all__ = ["Watched", "phase_name"]
+__all__ = ["Watched", "phase_name", "requested_mode"]
+
+# A bare "score" is in neither list: a Brier score or an FID score is good when it is low.
+_HIGH_IS_GOOD = frozenset(
+    ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "miou", "ndcg", "precision", "r2", "recall")
+)
+_LOW_IS_GOOD = frozenset(("err", "error", "loss"))  # `dice_loss`, `iou_loss`, `recall_error`
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,28 @@ class Watched:
             )
         return cls(named, metric, owner)
 
+    @property
+    def default_mode(self) -> Literal["min", "max"]:
+        """Whether low (`min`) or high (`max`) values are good, derived from the metric's name.
+
+        The part of the name after the last slash is split into lowercase words at underscores, dashes and other
+        punctuation. High values are good if one of the words is `acc`, `accuracy`, `auc`, `auroc`, `bleu`, `dice`,
+        `f1`, `iou`, `map`, `miou`, `ndcg`, `precision`, `r2` or `recall`, unless another one is `loss`, `error` or
+        `err`. Low values are good for every other name. `EarlyStopping`, `ReduceLROnPlateau` and `Checkpointer` use
+        this mode if their `mode` argument is not given.
+
+        Example:
+            >>> for name in ("validation/accuracy", "top5_acc", "precision@5", "loss", "dice_loss"):
+            ...     print(name, Watched.named(name, None, "MyCallback").default_mode)
+            validation/accuracy max
+            top5_acc max
+            precision@5 max
+            loss min
+            dice_loss min
+        """
+        words = set(re.split(r"[\W_]+", self.metric.rpartition("/")[2].lower()))
+        return "max" if words & _HIGH_IS_GOOD and not words & _LOW_IS_GOOD else "min"
+
     def at(self, metrics_epoch: Any, epoch: int) -> float | None:
         """Return the value of an epoch, or None in an epoch without one.
 
@@ -164,6 +193,24 @@ def phase_name(phase: Any, owner: str) -> str:
         return phase.name
     raise DeclarationError(
         f"`{owner}` takes a phase class with a name, not {phase!r}.", fix="e.g. `phase=ValidationPhase`"
+    )
+
+
+def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
+    """Return the mode that a user requested, or None if `Watched.default_mode` decides.
+
+    Raises:
+        DeclarationError: `mode` is not `min`, `max`, `auto` or None.
+    """
+    if mode is None or (isinstance(mode, str) and mode in ("min", "max", "auto")):
+        return None if mode == "auto" else mode
+    raise DeclarationError(
+        f'`mode` of `{owner}` must be "min", "max" or "auto", not {mode!r}.',
+        why="it says whether low or high values of the metric are good",
+        fix=[
+            'write `mode="max"` if high values are good, `mode="min"` if low values are good',
+            "leave it out: the name of the metric then decides",
+        ],
     )
 
 

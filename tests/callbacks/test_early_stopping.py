@@ -107,6 +107,80 @@ def test_high_values_may_be_the_good_ones():
     )
 
 
+ACCURACY = Metric(lambda batch: batch.mean(), name="accuracy", needs=("batch",))
+
+
+@pytest.mark.parametrize(
+    ("stop", "epoch", "best"),
+    [
+        (lambda: EarlyStopping(patience=2, metric="accuracy"), 4, "0.5"),
+        (lambda: EarlyStopping(2, metric="validation/accuracy"), 4, "0.5"),
+        (lambda: EarlyStopping(2, metric="accuracy", mode="auto"), 4, "0.5"),
+        (lambda: EarlyStopping(("accuracy", 2)), 4, "0.5"),
+        (lambda: EarlyStopping(("accuracy", 2), NumberLimit(5), mode="min"), 4, "0.5"),  # the mode of the loss
+        (lambda: EarlyStopping(2, metric="accuracy", mode="max"), 4, "0.5"),
+        (lambda: EarlyStopping(2, metric="accuracy", mode="min"), 3, "0.25"),
+        (lambda: EarlyStopping(("accuracy", NumberSinceBest(2, mode="min"))), 3, "0.25"),
+        (lambda: EarlyStopping(NumberSinceBest(2), metric="accuracy"), 3, "0.25"),  # the mode of the criterion
+    ],
+)
+def test_high_accuracies_are_good_unless_a_mode_is_given(stop, epoch, best):
+    trained = learner([0.25, 0.5, 0.375, 0.3125, 0.75], stop(), metrics=Metrics(ACCURACY))
+    trained.fit(5)
+    assert (trained.epoch, trained.stop_reason) == (
+        epoch,
+        f"validation/accuracy: no improvement on {best} for 2 epochs",
+    )
+
+
+def test_each_plain_number_follows_the_name_of_its_metric():
+    stop = EarlyStopping(3, ("accuracy", 4), ("training/auc", 5), GL(5), ("f1", GL(5)))
+    assert stop.criteria == (
+        NumberSinceBest(3, mode="min"),
+        NumberSinceBest(4, mode="max"),
+        NumberSinceBest(5, mode="max"),
+        GL(5, mode="min"),
+        GL(5, mode="min"),
+    )
+    assert EarlyStopping(3, ("loss", 4), metric="accuracy", mode="min").criteria == (
+        NumberSinceBest(3, mode="min"),
+        NumberSinceBest(4, mode="min"),
+    )
+    assert EarlyStopping(3, ("loss", 4), mode="max").criteria == (
+        NumberSinceBest(3, mode="max"),
+        NumberSinceBest(4, mode="min"),
+    )
+
+
+def test_a_mode_that_applies_to_no_criterion_is_an_error_whose_fixes_work(refused):
+    with refused(
+        DeclarationError,
+        '`EarlyStopping` was given `mode="min"`, which applies to none of its criteria.\n'
+        "  why:   it is the mode of `metric`, and every criterion is in a pair with a metric of its own\n"
+        '  fix:   give the criterion its mode: `EarlyStopping(("accuracy", NumberSinceBest(3, mode="min")))`\n'
+        '     or: name the metric outside the pair: `EarlyStopping(3, metric="accuracy", mode="min")`',
+    ):
+        EarlyStopping(("accuracy", 3), mode="min")
+    first = EarlyStopping(("accuracy", NumberSinceBest(3, mode="min")))
+    second = EarlyStopping(3, metric="accuracy", mode="min")
+    assert first.criteria == second.criteria == (NumberSinceBest(3, mode="min"),)
+    assert EarlyStopping(("accuracy", 3), mode="auto").criteria == (NumberSinceBest(3, mode="max"),)
+
+
+def test_an_unknown_mode_is_an_error_whose_fixes_work(refused):
+    with refused(
+        DeclarationError,
+        '`mode` of `EarlyStopping` must be "min", "max" or "auto", not \'best\'.\n'
+        "  why:   it says whether low or high values of the metric are good\n"
+        '  fix:   write `mode="max"` if high values are good, `mode="min"` if low values are good\n'
+        "     or: leave it out: the name of the metric then decides",
+    ):
+        EarlyStopping(1, mode="best")
+    EarlyStopping(1, mode="max")
+    EarlyStopping(1, mode="min")
+    EarlyStopping(1)
+
+
 def test_several_metrics_each_with_its_criterion():
     half = Metric(lambda batch: -batch.mean() / 2, name="half", needs=("batch",))
     stop = EarlyStopping(("half", NumberSinceBest(2, mode="max")), ("half", 4), NumberLimit(6))
@@ -332,7 +406,12 @@ def test_without_metrics_the_learner_is_not_built():
         (lambda: EarlyStopping(1, metric=""), "`EarlyStopping` takes the name of a metric, not ''."),
         (lambda: EarlyStopping(1, metric=Loss), f"`EarlyStopping` takes the name of a metric, not {Loss!r}."),
         (lambda: EarlyStopping(1, phase=3), "`EarlyStopping` takes a phase class with a name, not 3."),
-        (lambda: EarlyStopping(1, mode="best"), '`mode` of `EarlyStopping` must be "min" or "max", not \'best\'.'),
+        (lambda: EarlyStopping((3, 1)), "`EarlyStopping` takes criteria and numbers of epochs, not (3, 1)."),
+        (lambda: EarlyStopping(()), "`EarlyStopping` takes criteria and numbers of epochs, not ()."),
+        (
+            lambda: EarlyStopping(1, mode=["max"]),
+            '`mode` of `EarlyStopping` must be "min", "max" or "auto", not [\'max\'].',
+        ),
         (
             lambda: EarlyStopping(PQ(), phase=TrainingPhase),
             "PQ() needs training losses beside the values it judges, and `EarlyStopping` was told to judge those of "

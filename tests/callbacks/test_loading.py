@@ -62,7 +62,7 @@ def w(params):
 
 
 def test_the_best_value_and_the_parameters_are_of_the_same_weights(tmp_path):
-    learner = counting(Metrics(), ParameterEMA(0.5), MaxSaver(tmp_path))
+    learner = counting(Metrics(), ParameterEMA(0.5), MaxSaver(tmp_path, "loss"))
     learner.fit(2)
     best = tmp_path / "max-validation-loss"
     step, value = learner.callbacks.get(MaxSaver).best

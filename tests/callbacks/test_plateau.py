@@ -47,20 +47,21 @@ def rates(
 class Stub:
     """What the handler sees of a Learner."""
 
-    def __init__(self, lr):
+    def __init__(self, lr, metric="loss"):
+        self.metric = metric
         self.hyperparams = type("Hyperparams", (), {"learning_rate": lr})()
         self.cbstate = type("State", (), {"metrics_epoch": ByPhase(EpochValues)})()
         self.progress = type("Progress", (), {"epoch": 0})()
 
     def epoch(self, callback, value):
         self.progress.epoch += 1
-        self.cbstate.metrics_epoch.entry("validation").add("loss", self.progress.epoch, value)
+        self.cbstate.metrics_epoch.entry("validation").add(self.metric, self.progress.epoch, value)
         callback.look(None, TrainingPhase(), self)
         return self.hyperparams.learning_rate
 
 
 def ours(values, *, lr=1.0, save_at=None, **options):
-    callback, stub, found = ReduceLROnPlateau(**options), Stub(lr), []
+    callback, stub, found = ReduceLROnPlateau(**options), Stub(lr, options.get("metric", "loss")), []
     for number, value in enumerate(values):
         if number == save_at:
             fresh = ReduceLROnPlateau(**options)
@@ -81,6 +82,11 @@ def ours(values, *, lr=1.0, save_at=None, **options):
         ([1.0, 0.95, 0.9, 0.85], {"patience": 0, "threshold": 0.1}, [1, 0.1, 0.01, 0.01]),
         ([10.0, 9.95, 9.85], {"patience": 0, "threshold": 0.1, "threshold_mode": "abs"}, [1, 0.1, 0.1]),
         ([1.0, 1.2, 1.2, 1.3], {"patience": 0, "mode": "max"}, [1, 1, 0.1, 0.1]),
+        # high accuracies are good unless a mode is given
+        ([0.5, 0.6, 0.6, 0.7], {"patience": 0, "metric": "accuracy"}, [1, 1, 0.1, 0.1]),
+        ([0.5, 0.6, 0.6, 0.7], {"patience": 0, "metric": "accuracy", "mode": "auto"}, [1, 1, 0.1, 0.1]),
+        ([0.5, 0.6, 0.6, 0.4], {"patience": 0, "metric": "accuracy", "mode": "min"}, [1, 0.1, 0.01, 0.01]),
+        ([0.5, 0.6, 0.6, 0.4], {"patience": 0, "mode": "auto"}, [1, 0.1, 0.01, 0.01]),
         ([1.0, NAN, NAN, 0.5], {"patience": 1}, [1, 1, 0.1, 0.1]),
         ([NAN, NAN, 0.5], {"patience": 1}, [1, 0.1, 0.1]),
         # negative values: better means lower by a part of the best one's size; PyTorch's bar is at -0.9 here
@@ -183,7 +189,7 @@ def test_a_metric_that_does_not_exist_is_an_error():
             "`cooldown` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not True.",
         ),
         ({"min_lr": INF}, "`min_lr` of `ReduceLROnPlateau` must be a finite number, 0 or more, not inf."),
-        ({"mode": "low"}, '`mode` of `ReduceLROnPlateau` must be "min" or "max", not \'low\'.'),
+        ({"mode": "low"}, '`mode` of `ReduceLROnPlateau` must be "min", "max" or "auto", not \'low\'.'),
         ({"metric": 3}, "`ReduceLROnPlateau` takes the name of a metric, not 3."),
         ({"phase": 3}, "`ReduceLROnPlateau` takes a phase class with a name, not 3."),
         (

@@ -45,7 +45,8 @@ VALUES = st.sampled_from([None, math.nan, math.nan, math.inf, -math.inf, -0.0, 0
     st.sampled_from(["min", "max"]),
 )
 def test_what_is_left_is_what_the_rule_says(saves, last, best, every, mode):
-    saver = Checkpointer("never-written", keep_last=last, keep_best=best, keep_every=every, mode=mode)
+    how = {"keep_best": best, "mode": mode} if best else {}
+    saver = Checkpointer("never-written", keep_last=last, keep_every=every, **how)
     kept, saved, step, number = [], [], 0, 0
     for passed, value in saves:
         number = 0 if passed or not saved else number + 1  # two saves of one step: within the epoch, and behind it
@@ -64,8 +65,8 @@ def test_what_is_left_is_what_the_rule_says(saves, last, best, every, mode):
 class Told(Callback):
     """Have each validation measure what was said beforehand; None for nothing."""
 
-    def __init__(self, *values):
-        self.values = values
+    def __init__(self, *values, name="loss"):
+        self.values, self.name = values, name
 
     def stateaccess(self):
         return {"cbstate": {"metrics_epoch": Write()}}
@@ -75,16 +76,15 @@ class Told(Callback):
 
     @on
     def tell(self, event: EpochEnd, phase: ValidationPhase, learner):
-        learner.cbstate.metrics_epoch = {"validation": _Values(self.values)}
+        learner.cbstate.metrics_epoch = {"validation": _Values(self.values, self.name)}
 
 
 class _Values(dict):
-    def __init__(self, values):
-        super().__init__(loss=values)
+    def __init__(self, values, name):
+        super().__init__({name: values})
 
     def at(self, epoch):
-        value = self["loss"][epoch - 1]
-        return {} if value is None else {"loss": value}
+        return {name: values[epoch - 1] for name, values in self.items() if values[epoch - 1] is not None}
 
 
 def training(*callbacks, validation=True):
@@ -122,9 +122,51 @@ def test_last_best_and_every(tmp_path, values, how, left):
     assert steps_in(tmp_path) == left
 
 
+@pytest.mark.parametrize(
+    ("how", "left"),
+    [({}, [4, 8]), ({"mode": "auto"}, [4, 8]), ({"mode": "max"}, [4, 8]), ({"mode": "min"}, [2, 8])],
+)
+def test_high_accuracies_are_the_best_unless_a_mode_is_given(tmp_path, how, left):
+    saver = Checkpointer(tmp_path, keep_last=1, keep_best=1, metric="accuracy", **how)
+    training(saver, Told(0.25, 0.75, 0.5, 0.5, name="accuracy")).fit(4)
+    assert steps_in(tmp_path) == left
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "arguments"),
+    [
+        ({"metric": "accuracy", "mode": "max"}, "`metric` and `mode`", 'metric="accuracy", mode="max"'),
+        ({"metric": "accuracy"}, "`metric`", 'metric="accuracy"'),
+        ({"mode": "min"}, "`mode`", 'mode="min"'),
+    ],
+)
+def test_a_metric_or_a_mode_without_keep_best_is_an_error_whose_fixes_work(given, names, arguments, refused):
+    with refused(
+        DeclarationError,
+        f"`Checkpointer` was given {names} without `keep_best`.\n"
+        "  why:   these arguments only decide which checkpoints `keep_best` keeps\n"
+        f'  fix:   say how many of the best to keep: `Checkpointer("runs/1", keep_best=1, {arguments})`\n'
+        f"     or: leave out {names}",
+    ):
+        Checkpointer("x", **given)
+    Checkpointer("runs/1", keep_best=1, **given)
+    Checkpointer("x")
+
+
+def test_an_unknown_mode_is_an_error(refused):
+    with refused(
+        DeclarationError,
+        '`mode` of `Checkpointer` must be "min", "max" or "auto", not \'high\'.\n'
+        "  why:   it says whether low or high values of the metric are good\n"
+        '  fix:   write `mode="max"` if high values are good, `mode="min"` if low values are good\n'
+        "     or: leave it out: the name of the metric then decides",
+    ):
+        Checkpointer("x", keep_best=1, mode="high")
+
+
 @pytest.mark.parametrize(("saver", "best"), [(MinSaver, (8, 1.0)), (MaxSaver, (4, 2.0))])
 def test_epochs_without_a_value_are_not_the_best(tmp_path, saver, best):
-    keeps = saver(tmp_path)
+    keeps = saver(tmp_path, "loss")
     training(keeps, Told(None, 2.0, None, 1.0, None)).fit(5)
     assert keeps.best == best
     assert steps_in(keeps.folder) == [best[0]]

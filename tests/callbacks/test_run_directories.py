@@ -141,7 +141,7 @@ def test_two_runs_at_once_are_refused_also_from_another_process(tmp_path):
 
 def test_savers_of_one_learner_have_directories_of_their_own(tmp_path):
     savers = [Checkpointer(tmp_path / "often", steps=1), Checkpointer(tmp_path / "seldom", epochs=2)]
-    learner = training(*savers, MinSaver(tmp_path / "often"), MaxSaver(tmp_path / "often"), Metrics())
+    learner = training(*savers, MinSaver(tmp_path / "often"), MaxSaver(tmp_path / "often", "loss"), Metrics())
     learner.fit(2)
     assert steps_in(tmp_path / "often") == [7, 8, 8]
     assert steps_in(tmp_path / "seldom") == [0, 8]

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, Write, on
+from fluxcb import Append, Callback, CancelFitting, CheckpointError, DeclarationError, Learner, Write, on
 from fluxcb.callbacks import Checkpointer, InferenceRunner, MaxSaver, MinSaver, ModelSaver, ScalarStats
 from fluxcb.checkpoints import load_params
 from fluxcb.checkpoints.saving import manifest_of
@@ -65,7 +65,7 @@ def steps_in(folder):
 
 
 def kept(tmp_path, saver: type[MinSaver | MaxSaver] = MinSaver, *values, name="min-validation-loss", **kwargs):
-    training(saver(tmp_path, **kwargs), Told(*values)).fit(len(values))
+    training(saver(tmp_path, "loss", **kwargs), Told(*values)).fit(len(values))
     return steps_in(tmp_path / name) if (tmp_path / name).exists() else []
 
 
@@ -88,6 +88,19 @@ def test_the_smallest_value_is_kept(tmp_path, values, best):
 @pytest.mark.parametrize(("values", "best"), [((3.0, 5.0, 4.0), 4), ((math.nan, -2.0, -3.0), 4), ((1.0, 1.0), 2)])
 def test_the_largest_value_is_kept(tmp_path, values, best):
     assert kept(tmp_path, MaxSaver, *values, name="max-validation-loss") == [best]
+
+
+@pytest.mark.parametrize("folder", ["accuracy", "runs/1"])
+def test_a_max_saver_without_a_metric_is_an_error_whose_fix_works(folder, refused):
+    with refused(
+        DeclarationError,
+        "`MaxSaver` was not given `metric`.\n"
+        "  why:   it takes folder, metric, name\n"
+        '  fix:   give the folder first and then the metric: `MaxSaver("runs/1", "accuracy")`',
+    ):
+        MaxSaver(folder)
+    assert [str(watched) for watched in MaxSaver("runs/1", "accuracy").watched_metrics()] == ["validation/accuracy"]
+    assert [str(watched) for watched in MinSaver("runs/1").watched_metrics()] == ["validation/loss"]
 
 
 def test_only_nan_saves_nothing(tmp_path):

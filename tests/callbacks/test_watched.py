@@ -53,6 +53,23 @@ def of(**phases):
 
 
 @pytest.mark.parametrize(
+    ("mode", "names"),
+    [
+        (
+            "max",
+            "accuracy acc Accuracy top5_acc top-5-accuracy accuracy_top5 auc auroc f1 f1_macro recall@10 precision",
+        ),
+        ("max", "mAP mean_iou miou r2 r2_score validation/accuracy test/loss/accuracy dice bleu ndcg@5"),
+        ("min", "loss error mse perplexity score brier_score accuracy/loss inaccuracy accelerate mapping f10 top/5"),
+        ("min", "dice_loss iou_loss map_error recall_err accuracy_loss validation/loss 損失"),
+    ],
+)
+def test_the_name_says_whether_high_values_are_good(mode, names):
+    names = names.split()
+    assert {name: Watched.named(name, None, "Look").default_mode for name in names} == dict.fromkeys(names, mode)
+
+
+@pytest.mark.parametrize(
     ("text", "phase", "expected"),
     [
         ("loss", None, "validation/loss"),

@@ -190,7 +190,7 @@ HOW = {
     "LabelSmoothing": {"learner": of_images},
     "LossSpikeGuard": {"make": lambda: library.LossSpikeGuard(0.5, window=3)},
     "MaxSaver": {
-        "make": lambda: library.MaxSaver(folder()),
+        "make": lambda: library.MaxSaver(folder(), "loss"),
         "needs": [library.Metrics],
         "handles": ["_files"],  # what is in the directory
     },

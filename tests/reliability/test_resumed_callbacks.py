@@ -24,7 +24,7 @@ OF_A_RUN = {
     "DumpArrays": lambda run: library.DumpArrays(["step.loss", "params"], run / "dumped", keep=2),
     "DumpImages": lambda run: library.DumpImages("step.outputs", run / "dumped", keep=1),
     "HumanHyperParamSetter": lambda run: library.HumanHyperParamSetter(library.LearningRate, by_hand(run)),
-    "MaxSaver": lambda run: library.MaxSaver(run / "saved"),
+    "MaxSaver": lambda run: library.MaxSaver(run / "saved", "loss"),
     "MinSaver": lambda run: library.MinSaver(run / "saved"),
     "ModelSaver": lambda run: library.ModelSaver(run / "saved"),
     "Profiler": lambda run: library.Profiler(run / "profile", steps=(2, 3)),

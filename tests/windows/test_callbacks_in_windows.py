@@ -158,7 +158,7 @@ BUILT_IN = {
         False,
         3,
     ),
-    "MaxSaver": (lambda file: [Metrics(), library.MaxSaver(mkdtemp(dir=FOLDER.name))], False, 3),
+    "MaxSaver": (lambda file: [Metrics(), library.MaxSaver(mkdtemp(dir=FOLDER.name), "loss")], False, 3),
     "MinSaver": (lambda file: [Metrics(), library.MinSaver(mkdtemp(dir=FOLDER.name))], False, 3),
     "ModelSaver": (lambda file: [library.ModelSaver(mkdtemp(dir=FOLDER.name))], False, 0),
     "FitSummary": (lambda file: [library.FitSummary(file)], False, 0),
