@@ -34,7 +34,7 @@ from fluxcb import (
 )
 from fluxcb._check.source_audit import audit_source
 from fluxcb._declare.declared import declare
-from fluxcb.callbacks import Checkpointer, Recorder
+from fluxcb.callbacks import Checkpointer, Metric, Metrics, Recorder, SmoothLoss, accuracy
 from fluxcb.checkpoints import load_params
 from fluxcb.events import BackwardEnd, Event, StepEnd
 from fluxcb.phases import TrainingPhase
@@ -178,6 +178,61 @@ def ConflictError(folder: Path) -> Case:  # noqa: N802
                 *pair(evaluated(source))
             ),
         },
+    )
+
+
+@case
+def ConflictError_twins(folder: Path) -> Case:  # noqa: N802
+    """Two instances that look alike: no code can name the second one by its repr."""
+    adds = made("Adds", {"params": Write()})
+
+    def ordered(source: str) -> Any:
+        return check(evaluated(source, first=adds(), second=adds()))
+
+    line = "assign the two to variables, and put them in the list as `in_order(first, second)`"
+    return Case(fluxcb.ConflictError, lambda: check(adds(), adds()), {line: ordered})
+
+
+@case
+def ConflictError_shipped(folder: Path) -> Case:  # noqa: N802
+    """A class of the library cannot be edited: no `Append()` in both, no `runafter`."""
+    adds = made("Adds", {"cbstate": {"history": Write()}}, runafter=lambda self: ())
+
+    def ordered(source: str) -> Any:
+        return check(evaluated(source, Recorder=Recorder, Adds=adds))
+
+    def after(method: str, returned: str) -> Any:
+        assert method == "Adds.runafter()"
+        late = made(
+            "Adds",
+            {"cbstate": {"history": Write()}},
+            runafter=lambda self: evaluated(returned, Recorder=Recorder),
+        )
+        return check(Recorder(), late())
+
+    lines = {
+        "put them in the list as `in_order(Recorder(), Adds())`": ordered,
+        "make `Adds.runafter()` return `(Recorder,)`": after,
+    }
+    return Case(fluxcb.ConflictError, lambda: check(Recorder(), adds()), lines)
+
+
+@case
+def ConflictError_metrics(folder: Path) -> Case:  # noqa: N802
+    def top5(outputs: Any, ys: Any) -> Any:
+        return jnp.zeros(())
+
+    half = Metric(top5, name="half", phase=TrainingPhase)
+
+    def fixed(source: str) -> Any:
+        names = {"Metrics": Metrics, "Metric": Metric, "accuracy": accuracy, "top5": top5}
+        return check(evaluated(source, TrainingPhase=TrainingPhase, SmoothLoss=SmoothLoss, **names))
+
+    line = 'use one: `Metrics(accuracy, Metric(top5, name="half", phase=TrainingPhase), SmoothLoss(0.9))`'
+    return Case(
+        fluxcb.ConflictError,
+        lambda: check(Metrics(accuracy, half), Metrics(accuracy, SmoothLoss(0.9))),
+        {line: fixed},
     )
 
 
@@ -461,6 +516,19 @@ def test_each_fix_that_is_suggested_works(name, tmp_path):
     assert raised.value.fix == tuple(found.fixed)
     for line, fixed in found.fixed.items():
         fixed(*code(line))
+
+
+def test_two_metrics_are_one_problem():
+    with pytest.raises(fluxcb.ConflictError) as raised:
+        check(Metrics(accuracy), Metrics(accuracy))
+    assert str(raised.value) == (
+        "The callbacks list contains more than one `Metrics`.\n"
+        "  where: Metrics(accuracy)\n"
+        "         Metrics(accuracy)\n"
+        "  why:   each would keep its values in `cbstate.metrics_epoch` and `cbstate.metrics_step`\n"
+        "  fix:   use one: `Metrics(accuracy)`"
+    )
+    check(evaluated(*code(raised.value.fix[0]), Metrics=Metrics, accuracy=accuracy))
 
 
 def test_an_error_that_holds_several_is_mended_by_the_fixes_of_all(tmp_path):
