@@ -83,7 +83,7 @@ class Metrics(Callback):
     def __init__(self, *metrics: Any) -> None:
         given = tuple(_as_metric(metric) for metric in metrics)
         self._own_loss = not any(isinstance(metric, Loss) for metric in given)
-        self._given = given
+        self.given = given
         self.metrics: tuple[AbstractMetric, ...] = (Loss(), *given) if self._own_loss else given
         for one, other in itertools.combinations(self.metrics, 2):
             if _clash(one, other):
@@ -108,8 +108,8 @@ class Metrics(Callback):
     def resolveconflict(self, other: Callback) -> Resolution:
         """Refuse a second `Metrics`: both keep their values in the same entries of `cbstate`."""
         if isinstance(other, Metrics):
-            own = [metric for metric in other._given if not any(_clash(metric, known) for known in self._given)]
-            together = ", ".join(map(_as_code, (*self._given, *own)))
+            own = [metric for metric in other.given if not any(_clash(metric, known) for known in self.given)]
+            together = ", ".join(map(_as_code, (*self.given, *own)))
             raise ConflictError(
                 "The callbacks list contains more than one `Metrics`.",
                 where=[repr(self), repr(other)],
@@ -320,7 +320,7 @@ class Metrics(Callback):
         log.add(list(range(first + 1, step + 1)), columns)
 
     def __repr__(self) -> str:
-        return f"Metrics({', '.join(metric.name for metric in self._given)})"
+        return f"Metrics({', '.join(metric.name for metric in self.given)})"
 
 
 def _as_metric(metric: Any) -> AbstractMetric:
