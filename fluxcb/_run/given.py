@@ -89,7 +89,7 @@ def as_optimizer(optimizer: Any) -> Any:
         )
     shown = repr(optimizer) if optimizer is None or isinstance(optimizer, str | int | float) else ""
     if not shown or len(shown) > _LONGEST:
-        shown = f"the class `{optimizer.__name__}`" if kind is optimizer else f"an object of type `{kind.__name__}`"
+        shown = f"the class `{kind.__name__}`" if kind is optimizer else f"an object of type `{kind.__name__}`"
     raise DeclarationError(
         f"`optimizer` must be an optax optimizer, not {shown}.",
         fix="e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`",

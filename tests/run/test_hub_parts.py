@@ -109,14 +109,14 @@ def where():
             Append(),
             "{own} uses `cbstate.monitors.names`, and its `stateaccess` declares only parts of `cbstate.monitors`.\n"
             "{where}{why}  fix:   use a part that is declared: `learner.cbstate.monitors['loss']`\n"
-            '     or: declare the whole in `stateaccess`: `{{"cbstate": {{"monitors": Append()}}}}`',
+            '     or: declare the whole: add `{{"cbstate": {{"monitors": Append()}}}}` to `stateaccess`',
         ),
         (
             lambda hub, _: hub.put_scalar("loss", 1),
             Read(),
             "{own} declares only to read `cbstate.monitors.loss`, and writes into it.\n{where}"
             "  why:   order and conflicts are derived from what is declared\n"
-            '  fix:   declare `{{"cbstate": {{"monitors": {{"loss": Write()}}}}}}` in `stateaccess`',
+            '  fix:   add `{{"cbstate": {{"monitors": {{"loss": Write()}}}}}}` to `stateaccess`',
         ),
         (
             lambda hub, _: setattr(hub, "loss", 1),
