@@ -63,7 +63,7 @@ class FluxcbError(Exception):
         # One positional argument only, the rest in __dict__: that is what survives pickling.
         super().__init__(what)
         self.what = what
-        self.where = (where,) if isinstance(where, str) else tuple(where)
+        self.where = tuple(place for place in ((where,) if isinstance(where, str) else where) if place)
         self.why = why
         self.fix = (fix,) if isinstance(fix, str) else tuple(fix)
 

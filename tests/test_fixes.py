@@ -34,7 +34,17 @@ from fluxcb import (
 )
 from fluxcb._check.source_audit import audit_source
 from fluxcb._declare.declared import declare
-from fluxcb.callbacks import Checkpointer, Recorder
+from fluxcb.callbacks import (
+    Checkpointer,
+    CustomCallback,
+    LearningRate,
+    Metric,
+    Metrics,
+    Recorder,
+    Scheduler,
+    SmoothLoss,
+    accuracy,
+)
 from fluxcb.checkpoints import load_params
 from fluxcb.events import BackwardEnd, Event, StepEnd
 from fluxcb.phases import TrainingPhase
@@ -182,6 +192,61 @@ def ConflictError(folder: Path) -> Case:  # noqa: N802
 
 
 @case
+def ConflictError_twins(folder: Path) -> Case:  # noqa: N802
+    """Two instances that look alike: no code can name the second one by its repr."""
+    adds = made("Adds", {"params": Write()})
+
+    def ordered(source: str) -> Any:
+        return check(evaluated(source, first=adds(), second=adds()))
+
+    line = "assign the two to variables, and put them in the list as `in_order(first, second)`"
+    return Case(fluxcb.ConflictError, lambda: check(adds(), adds()), {line: ordered})
+
+
+@case
+def ConflictError_shipped(folder: Path) -> Case:  # noqa: N802
+    """A class of the library cannot be edited: no `Append()` in both, no `runafter`."""
+    adds = made("Adds", {"cbstate": {"history": Write()}}, runafter=lambda self: ())
+
+    def ordered(source: str) -> Any:
+        return check(evaluated(source, Recorder=Recorder, Adds=adds))
+
+    def after(method: str, returned: str) -> Any:
+        assert method == "Adds.runafter()"
+        late = made(
+            "Adds",
+            {"cbstate": {"history": Write()}},
+            runafter=lambda self: evaluated(returned, Recorder=Recorder),
+        )
+        return check(Recorder(), late())
+
+    lines = {
+        "put them in the list as `in_order(Recorder(), Adds())`": ordered,
+        "make `Adds.runafter()` return `(Recorder,)`": after,
+    }
+    return Case(fluxcb.ConflictError, lambda: check(Recorder(), adds()), lines)
+
+
+@case
+def ConflictError_metrics(folder: Path) -> Case:  # noqa: N802
+    def top5(outputs: Any, ys: Any) -> Any:
+        return jnp.zeros(())
+
+    half = Metric(top5, name="half", phase=TrainingPhase)
+
+    def fixed(source: str) -> Any:
+        names = {"Metrics": Metrics, "Metric": Metric, "accuracy": accuracy, "top5": top5}
+        return check(evaluated(source, TrainingPhase=TrainingPhase, SmoothLoss=SmoothLoss, **names))
+
+    line = 'use one: `Metrics(accuracy, Metric(top5, name="half", phase=TrainingPhase), SmoothLoss(0.9))`'
+    return Case(
+        fluxcb.ConflictError,
+        lambda: check(Metrics(accuracy, half), Metrics(accuracy, SmoothLoss(0.9))),
+        {line: fixed},
+    )
+
+
+@case
 def CycleError(folder: Path) -> Case:  # noqa: N802
     def pair(previous: bool = False, **narrowed: Any) -> dict[str, Callback]:
         ping = {"cbstate": {"ping": Write(), "pong": Read(previous=previous)}}
@@ -296,6 +361,152 @@ def AccessError_misspelt(folder: Path) -> Case:  # noqa: N802
 
     line = 'write `learner.params` instead of `learner.parms`, and add `{"params": Read()}` to `stateaccess`'
     return Case(fluxcb.AccessError, lambda: run({}, "learner.parms"), {line: fixed})
+
+
+@case
+def AccessError_of_a_function(folder: Path) -> Case:  # noqa: N802
+    """The access of a function is an argument, and no `stateaccess` of the user's."""
+
+    def show(learner):
+        print(learner.params)
+
+    def run(callback: Any) -> Any:
+        return learner(callback).fit(1)
+
+    names = {"CustomCallback": CustomCallback, "show": show, "StepEnd": StepEnd}
+    line = 'write `CustomCallback(show, StepEnd, access={"params": Read()})`'
+    return Case(
+        fluxcb.AccessError,
+        lambda: run(CustomCallback(show, StepEnd)),
+        {line: lambda source: run(evaluated(source, **names))},
+    )
+
+
+@case
+def AccessError_of_a_function_that_cancels(folder: Path) -> Case:  # noqa: N802
+    def cancel(learner):
+        if learner.step.loss > 0:
+            raise fluxcb.CancelFitting("enough")
+
+    access = {"step": {"loss": Read()}}
+
+    def run(added: Any) -> Any:
+        return learner(CustomCallback(cancel, StepEnd, access={**access, **added})).fit(1)
+
+    line = 'add `{"control": Append()}` to the argument `access`: `CustomCallback(cancel, StepEnd, access={...})`'
+    return Case(fluxcb.AccessError, lambda: run({}), {line: lambda source, *rest: run(evaluated(source))})
+
+
+@case
+def AccessError_alias(folder: Path) -> Case:  # noqa: N802
+    def run(path: str) -> Any:
+        act = lambda learner: exec(f"{path} = 0.1", {"learner": learner})  # noqa: E731
+        sets = made("Sets", {"hyperparams": {"learning_rate": Write()}}, act=act)
+        made_with = Learner.from_loss(
+            {"w": jnp.ones(())},
+            lambda params, batch, key: jnp.mean(params["w"] * batch[0]),
+            fluxcb.inject(optax.sgd, learning_rate=0.1),
+            data=BATCHES,
+            callbacks=[sets()],
+            default_callbacks=False,
+        )
+        return made_with.fit(1)
+
+    line = "write `learner.hyperparams.learning_rate` instead of `learner.hyperparams.lr`"
+    return Case(fluxcb.AccessError, lambda: run("learner.hyperparams.lr"), {line: lambda path, before: run(path)})
+
+
+@case
+def MissingStateError_alias(folder: Path) -> Case:  # noqa: N802
+    def build(callback: Any) -> Any:
+        optimizer = fluxcb.inject(optax.sgd, learning_rate=0.1)
+        loss = lambda params, batch, key: jnp.mean(params["w"] * batch[0])  # noqa: E731
+        return Learner.from_loss(
+            {"w": jnp.ones(())}, loss, optimizer, data=BATCHES, callbacks=[callback], default_callbacks=False
+        )
+
+    def fixed(source: str) -> Any:
+        names = {"Scheduler": Scheduler, "LearningRate": LearningRate}
+        return build(evaluated(source.replace("...", "0.1"), **names))
+
+    line = "write `Scheduler({LearningRate: ...})`"
+    return Case(fluxcb.MissingStateError, lambda: build(Scheduler({"lr": 0.1})), {line: fixed})
+
+
+@case
+def UndeclaredAccessError_misspelt(folder: Path) -> Case:  # noqa: N802
+    def audit(cls: type[Callback]) -> None:
+        problems = audit_source(declare([cls()])[0]).problems
+        if problems:
+            raise problems[0]
+
+    def fixed(path: str) -> None:
+        assert path == "learner.step.loss"
+        audit(Spelt)
+
+    return Case(fluxcb.UndeclaredAccessError, lambda: audit(Misspelt), {"write `learner.step.loss`": fixed})
+
+
+class Misspelt(Watch):
+    @on
+    def show(self, event: StepEnd, phase: TrainingPhase, learner):
+        print(learner.step.los)
+
+
+class Spelt(Watch):
+    @on
+    def show(self, event: StepEnd, phase: TrainingPhase, learner):
+        print(learner.step.loss)
+
+
+@case
+def DeclarationError_list(folder: Path) -> Case:  # noqa: N802
+    a, b = (made(name, {})() for name in "AB")
+    line = "pass them one by one: `learner.callbacks.add(a, b)`"
+    return Case(
+        fluxcb.DeclarationError,
+        lambda: learner().callbacks.add([a, b]),
+        {line: lambda source: evaluated(source, learner=learner(), a=a, b=b)},
+    )
+
+
+@case
+def DeclarationError_evaluate(folder: Path) -> Case:  # noqa: N802
+    def size(outputs: Any, ys: Any) -> Any:
+        return jnp.mean(jnp.abs(outputs))
+
+    def evaluate(metrics: Any) -> Any:
+        return learner().evaluate(BATCHES, metrics=metrics)
+
+    def fixed(source: str) -> None:
+        found = evaluate(evaluated(source.removeprefix("metrics="), accuracy=size))
+        assert found == evaluate(Metrics(size))
+        assert "size" in found
+
+    return Case(
+        fluxcb.DeclarationError,
+        lambda: evaluate({"size": size}),
+        {"write e.g. `metrics=[accuracy]`": fixed},
+    )
+
+
+@case
+def DeclarationError_optimizer(folder: Path) -> Case:  # noqa: N802
+    from flax import nnx
+
+    model = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+    made_by = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    def build(optimizer: Any) -> Any:
+        loss = lambda params, batch, key: jnp.mean(params["w"] * batch[0])  # noqa: E731
+        return Learner.from_loss({"w": jnp.ones(())}, loss, optimizer, data=BATCHES)
+
+    line = "pass the optax transformation, for example `optax.adam(1e-3)`, not the `nnx.Optimizer` around it"
+    return Case(
+        fluxcb.DeclarationError,
+        lambda: build(made_by),
+        {line: lambda source, other: build(evaluated(source, optax=optax))},
+    )
 
 
 @case
@@ -461,6 +672,29 @@ def test_each_fix_that_is_suggested_works(name, tmp_path):
     assert raised.value.fix == tuple(found.fixed)
     for line, fixed in found.fixed.items():
         fixed(*code(line))
+
+
+def test_a_message_without_a_place_has_no_line_for_it():
+    with pytest.raises(fluxcb.DeclarationError) as raised:
+        Learner.from_loss({"w": "text"}, lambda params, batch, key: 0.0, optax.sgd(0.1), data=BATCHES)
+    assert str(raised.value) == (
+        "`params` has str 'text' at `params['w']`, which JAX cannot take as an array of numbers.\n"
+        "  why:   it would be an argument of a compiled program\n"
+        "  fix:   turn it into numbers, or leave it out"
+    )
+
+
+def test_two_metrics_are_one_problem():
+    with pytest.raises(fluxcb.ConflictError) as raised:
+        check(Metrics(accuracy), Metrics(accuracy))
+    assert str(raised.value) == (
+        "The callbacks list contains more than one `Metrics`.\n"
+        "  where: Metrics(accuracy)\n"
+        "         Metrics(accuracy)\n"
+        "  why:   each would keep its values in `cbstate.metrics_epoch` and `cbstate.metrics_step`\n"
+        "  fix:   use one: `Metrics(accuracy)`"
+    )
+    check(evaluated(*code(raised.value.fix[0]), Metrics=Metrics, accuracy=accuracy))
 
 
 def test_an_error_that_holds_several_is_mended_by_the_fixes_of_all(tmp_path):

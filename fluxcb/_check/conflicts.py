@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from fluxcb._declare.resolution import NoConflict, NotDefined, Resolution, RunFi
 from fluxcb._errors import CheckError, ConflictError
 from fluxcb._typing import StatePath
 
-__all__ = ["Overlaps", "Settlement", "overlapping_pairs", "settle"]
+__all__ = ["Overlaps", "Settlement", "conflict", "ordering", "overlapping_pairs", "settle"]
 
 
 @dataclass
@@ -182,12 +183,13 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
     """Return the error for two writers whose order nobody knows."""
     paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
-    fixes = [f"put them in the list as `in_order({one.label}, {other.label})`"]
+    fixes = [ordering(one, other)]
     # Only suggest changes to classes that the user wrote.
     first, second = (other, one) if _is_shipped(other) else (one, other)
     if one.cls is not other.cls and not _is_shipped(second):
         fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
-    if all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair):
+    in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
+    if in_cbstate and not any(map(_is_shipped, (one, other))):
         fixes.append("declare `Append()` in both, if they only add what does not depend on order")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
@@ -195,6 +197,24 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
         why=f"at {_listed(moments)} both run, and the result depends on which is last",
         fix=fixes,
     )
+
+
+def ordering(one: Declared, other: Declared) -> str:
+    """Return the edit of the callbacks list that states an order of two callbacks.
+
+    A label is shown as code only if it can be pasted: the number of a second instance and the repr of a lambda cannot.
+    """
+    if all(d.label == repr(d.callback) and _is_expression(d.label) for d in (one, other)):
+        return f"put them in the list as `in_order({one.label}, {other.label})`"
+    return "assign the two to variables, and put them in the list as `in_order(first, second)`"
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        ast.parse(text, mode="eval")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _is_shipped(declared: Declared) -> bool:

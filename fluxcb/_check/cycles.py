@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from fluxcb._check.conflicts import ordering
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import BUILTIN_PHASES
 from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
@@ -69,7 +70,7 @@ class _Fixes:
         left = {pair: self._cycles_with(pair) for pair in reversed_}
         best = sorted(pair for pair in reversed_ if left[pair] == min(left.values()))
         best.sort(key=lambda pair: pair[0] > pair[1])  # first the pairs that keep the order of the list
-        lines = [f"put them in the list as `in_order({self._labels(pair)})`" for pair in best[:SHOWN]]
+        lines = list(dict.fromkeys(ordering(self._declared[i], self._declared[j]) for i, j in best[:SHOWN]))
         return lines + [f"exchange the two in `in_order({self._labels(p)})`" for p in edges if p in self._ordered]
 
     def in_classes(self, edges: Sequence[Pair]) -> Iterator[str]:

@@ -138,20 +138,19 @@ class MetricNames:
 
     # -- names that two callbacks use -----------------------------------------------------------
 
-    def doubled(self, problems: Sequence[CheckError]) -> Iterator[CheckError]:
+    def doubled(self, conflicts: Collection[tuple[int, int]]) -> Iterator[CheckError]:
         """Yield a problem for each pair of callbacks that provide a metric, or log, under the same name.
 
         Args:
-            problems: The problems found so far. A pair of callbacks that conflict is not reported again.
+            conflicts: Positions of the pairs that already conflict. They are not reported again.
         """
-        said = [problem.what for problem in problems if isinstance(problem, ConflictError)]
         pairs: dict[tuple[int, int], tuple[Declared, Declared, list[str], str]] = {}
         provided = {f"{phase}/{name}": of for (phase, name), of in self.providers.items()}
         for names, verb in ((provided, "provide the metric"), (self._logged(), "log")):
             for name, of in names.items():
                 for one, other in itertools.combinations(of, 2):
-                    if not any(one.label in what and other.label in what for what in said):
-                        key = one.position, other.position
+                    key = one.position, other.position
+                    if key not in conflicts:
                         pairs.setdefault(key, (one, other, [], verb))[2].append(name)
         for one, other, names, verb in pairs.values():
             first = dict.fromkeys(names)

@@ -71,7 +71,8 @@ def derive_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGra
     graph = CallbackGraph(declared, ordered, types)
     graph.problems = [*unknown, *graph.problems, *_missing_state(declared), *_used_too_early(graph)]
     names = MetricNames(declared, graph.phases)
-    graph.problems += [*names.unprovided(), *names.doubled(graph.problems)]
+    conflicts = {(c.a.declared.position, c.b.declared.position) for c in graph.conflicts}
+    graph.problems += [*names.unprovided(), *names.doubled(conflicts)]
     return graph
 
 

@@ -22,7 +22,7 @@ from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationP
 from fluxcb._declare.schedules import Predicate
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._declare.wrappers import Scheduled
-from fluxcb._errors import CheckError, FluxcbError, UndeclaredAccessError, UnknownStateError, did_you_mean
+from fluxcb._errors import CheckError, FluxcbError, UndeclaredAccessError, UnknownStateError, did_you_mean, nearest
 from fluxcb._typing import StatePath
 
 __all__ = ["SourceAudit", "audit_source"]
@@ -208,7 +208,15 @@ def _undeclared(
     cls = lacking[0].declared.cls.__name__
     declares = "its `stateaccess`" if handler is None else f"the `access` of `{cls}.{handler.name}`"
     known = touches[0][1].known
-    hint = did_you_mean(path[-1], known) if len(path) > 1 and path[-1] not in known else ""
+    meant = nearest(path[-1], known) if len(path) > 1 and path[-1] not in known else ""
+    if not meant:
+        return f"{verb} `{dotted(path)}`, which {declares} does not declare.", fix
+    there = (*path[:-1], meant)
+    fix = [f"write `learner.{dotted(there)}`"]
+    allowed = [lookup(scope.access, there) for scope in lacking]
+    if not all(granted is not None and (verb == "reads" or writes(granted)) for granted in allowed):
+        fix[0] += f", and add `{line_to_add(there, permission)}` to {_places(lacking, there, verb)}"
+    hint = f" Did you mean `{meant}`?"
     return f"{verb} `{dotted(path)}`, which {declares} does not declare.{hint}", fix
 
 

@@ -74,7 +74,7 @@ class HandlerBackend:
             return state.progress(path[1])
         if path[0] == "hyperparams":
             state.setup.hyperparams.require(
-                path[1], writing=False, who=self._handler.declared.label, where=self._handler.where
+                path[1], writing=False, declared=self._handler.declared, where=self._handler.where
             )
             return state.setup.hyperparams.get(state.values["opt_state",], path[1])
         if path[0] in ("loss_fn", "optimizer", "model"):
@@ -153,7 +153,7 @@ class HandlerBackend:
         elif path[0] == "step":
             self._set_step(state, path, value)
         elif path[0] == "hyperparams":
-            state.setup.hyperparams.require(path[1], writing=True, who=label, where=where)
+            state.setup.hyperparams.require(path[1], writing=True, declared=self._handler.declared, where=where)
             old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
             if not is_number(value) or jnp.shape(value) != old.shape:
                 raise TraceError(

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import optax
 
 from fluxcb._compile.optimizers import Origin, origin_of
-from fluxcb._declare.access import Read, Write, line_to_add
+from fluxcb._declare.access import Read, Write
+from fluxcb._declare.declared import Declared
 from fluxcb._errors import DeclarationError, MissingStateError, nearest
 from fluxcb._typing import PyTree
 
@@ -103,15 +104,21 @@ class HyperparamIndex:
         """Names of all hyperparameters."""
         return tuple(self._places)
 
-    def require(self, name: str, *, writing: bool, who: str, where: str) -> None:
+    def require(self, name: str, *, writing: bool, declared: Declared, where: str) -> None:
         """Check that a hyperparameter exists once and, to be written, has no schedule inside optax.
+
+        Args:
+            name: Its name.
+            writing: Whether it is written.
+            declared: The callback that needs it.
+            where: Where it needs it.
 
         Raises:
             MissingStateError: It does not exist, stands in several places, or has its own schedule.
         """
-        places = self._places.get(name, [])
+        places, who = self._places.get(name, []), declared.label
         if not places:
-            raise self._missing(name, writing=writing, who=who, where=where)
+            raise self._missing(name, writing=writing, declared=declared, where=where)
         if len(places) > 1:
             raise MissingStateError(
                 f"{who} needs `hyperparams.{name}`, which this optimizer has {len(places)} times.",
@@ -128,19 +135,18 @@ class HyperparamIndex:
                 f"`{origin_of(self._optimizer, (name,)).call(name)}`",
             )
 
-    def _missing(self, name: str, *, writing: bool, who: str, where: str) -> MissingStateError:
+    def _missing(self, name: str, *, writing: bool, declared: Declared, where: str) -> MissingStateError:
         origin = origin_of(self._optimizer, self.names)
         meant = origin.meant(name)
         known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
         hint = f" Did you mean `{meant}`?" if meant not in ("", name) else ""
         steps = [origin.injecting(meant)] if meant not in ("", *self.names) else []
         if hint:
-            path = ("hyperparams", meant)
-            steps.append(f"declare `{line_to_add(path, Write() if writing else Read())}` in `stateaccess`")
+            steps.append(declared.how_to_declare(("hyperparams", meant), Write() if writing else Read()))
         if not meant:
-            steps = [f"declare one that it can have: {', '.join(f'`{n}`' for n in origin.arguments)}"]
+            steps = [f"name one that it can have: {', '.join(f'`{n}`' for n in origin.arguments)}"]
         return MissingStateError(
-            f"{who} needs `hyperparams.{name}`, which this optimizer does not have.{known}{hint}",
+            f"{declared.label} needs `hyperparams.{name}`, which this optimizer does not have.{known}{hint}",
             where=where,
             why="only hyperparameters that optax injected live on the device and can change without a recompile",
             fix=", and ".join(steps),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import optax
 
 from fluxcb._errors import nearest
 
-__all__ = ["Origin", "origin_of"]
+__all__ = ["Origin", "nearest_hyperparameter", "origin_of"]
 
 # Names of hyperparameters in other libraries and in papers.
 _ALIASES = {
@@ -32,6 +32,13 @@ _ALIASES = {
     "epsilon": "eps",
     "wd": "weight_decay",
 }
+
+
+def nearest_hyperparameter(name: str, known: Iterable[str]) -> str:
+    """Return the hyperparameter that a name stands for elsewhere, or the nearest one, or an empty string."""
+    known = list(known)
+    alias = next((k for k in known if k == _ALIASES.get(name.lower()) or _ALIASES.get(k) == name), "")
+    return alias or nearest(name, known)
 
 
 @dataclass(frozen=True)
@@ -61,8 +68,7 @@ class Origin:
         known = dict.fromkeys([*self.injected, *self.arguments])
         if name in known or not known:
             return name if name in known else _ALIASES.get(name, name)
-        alias = next((k for k in known if k == _ALIASES.get(name.lower()) or _ALIASES.get(k) == name), "")
-        return alias or nearest(name, known)
+        return nearest_hyperparameter(name, known)
 
     def injecting(self, name: str) -> str:
         """Return a suggestion for adding a hyperparameter to the optimizer."""

@@ -93,7 +93,7 @@ class Plan:
         """Return the protected learner for this access of a callback."""
         key = (declared.position, id(access))
         if key not in self._proxies:
-            self._proxies[key] = make_proxy(access, self._backend(declared), who=declared.label, where=declared.where)
+            self._proxies[key] = make_proxy(access, self._backend(declared), declared=declared, where=declared.where)
         return self._proxies[key]
 
     def calls(self, event: type[Event], phase: type[Phase]) -> tuple[HostCall, ...]:

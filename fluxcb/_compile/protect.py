@@ -11,7 +11,9 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from fluxcb._declare.access import Access, Append, Permission, Read, Write, dotted, line_to_add, writes
+from fluxcb._compile.optimizers import nearest_hyperparameter
+from fluxcb._declare.access import Access, Append, Permission, Read, Write, dotted, writes
+from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._errors import AccessError, nearest
@@ -60,6 +62,7 @@ class _View:
     _writable: dict[str, tuple[StatePath, Permission]] = {}
     _readable: frozenset[str] = frozenset()
     _open: Permission | None = None
+    _how_to_declare: Callable[[StatePath, Permission], str]
 
     _backend: Backend
     _who: str
@@ -95,7 +98,7 @@ class _View:
                 why="order, conflicts and what leaves the device are derived from what is declared",
                 fix=[
                     f"use a part that is declared: `learner.{dotted(self._path)}[{min(self._readable)!r}]`",
-                    f"declare the whole in `stateaccess`: `{line_to_add(self._path, self._granted())}`",
+                    f"declare the whole: {self._how_to_declare(self._path, self._granted())}",
                 ],
             )
 
@@ -168,22 +171,21 @@ class _View:
         writing = writes(wanted)
         verb = {Write: "write", Append: "append to"}.get(type(wanted), "read")
         known = self._known()
-        meant = nearest(name, known) if name not in known else ""
+        near = nearest_hyperparameter if self._path == ("hyperparams",) else nearest
+        meant = near(name, known) if name not in known else ""
         what = f"may not {verb} `{dotted(path)}`: its `stateaccess` does not declare it."
-        fix = f"add `{line_to_add(path, wanted)}` to `stateaccess`"
+        fix = self._how_to_declare(path, wanted)
         if meant:
             what += f" Did you mean `{meant}`?"
             there = (*self._path, meant)
             fix = f"write `learner.{dotted(there)}` instead of `learner.{dotted(path)}`"
             part = not self._path and meant in NAMESPACES  # permissions are declared for parts of a namespace
             if not (meant in self._writable if writing else meant in self._readable or part):
-                fix += f", and add `{line_to_add(there, wanted)}` to `stateaccess`"
+                fix += f", and {self._how_to_declare(there, wanted)}"
         elif not self._path and name not in FIRST_LEVEL:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is no part of the state."
-            own = line_to_add(("cbstate", name), Write())
-            fix = (
-                f"for a value of your own, create `learner.cbstate.{name}` in `init`, and add `{own}` to `stateaccess`"
-            )
+            declare = self._how_to_declare(("cbstate", name), Write())
+            fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
         elif writing and name in self._readable:
             what = f"declares only to read `{dotted(path)}`, and writes it."
         return AccessError(
@@ -213,13 +215,13 @@ def _key(name: Any) -> Any:
     return name.name if by_phase else name
 
 
-def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any:
+def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: str) -> Any:
     """Return a protected learner for one handler.
 
     Args:
         access: What it may touch.
         backend: Where reads and writes go.
-        who: What messages call the callback.
+        declared: The callback.
         where: Where its access is declared.
     """
     tree: dict[str, Any] = {}
@@ -232,7 +234,7 @@ def make_proxy(access: Access, backend: Backend, *, who: str, where: str) -> Any
     if "*" not in tree:
         for name in NAMESPACES:  # empty ones, so that a refusal names the part that was wanted, not the whole
             tree.setdefault(name, {})
-    return _make_view((), tree, backend, who, where)
+    return _make_view((), tree, backend, declared, where)
 
 
 def _plant(tree: dict[str, Any], path: StatePath, permission: Permission) -> None:
@@ -248,7 +250,7 @@ def _make_view(
     path: StatePath,
     tree: dict[str, Any],
     backend: Backend,
-    who: str,
+    declared: Declared,
     where: str,
     everything: Permission | None = None,
 ) -> _View:
@@ -275,7 +277,7 @@ def _make_view(
             inside, opened = {}, node
         else:
             inside, opened = node, everything if name != "progress" else None
-        parts[name] = functools.partial(_make_view, below, inside, backend, who, where, opened)
+        parts[name] = functools.partial(_make_view, below, inside, backend, declared, where, opened)
         if inside or opened is not None:
             readable.append(name)
     namespace = {
@@ -285,7 +287,8 @@ def _make_view(
         "_writable": writable,
         "_readable": frozenset(readable),
         "_open": inherited,
+        "_how_to_declare": staticmethod(declared.how_to_declare),
         **attributes,
     }
     name = "Protected" + "".join(part.title() for part in path or ("learner",))
-    return type(name, (_View,), namespace)(backend, who, where)
+    return type(name, (_View,), namespace)(backend, declared.label, where)

@@ -340,7 +340,7 @@ class TraceState:
     def _call(self, handler: Handler, event: Event) -> None:
         backend = HandlerBackend(self, handler, event)
         learner = make_proxy(
-            handler.access, backend, who=handler.declared.label, where=f"{handler.declared.where}\n{handler.where}"
+            handler.access, backend, declared=handler.declared, where=f"{handler.declared.where}\n{handler.where}"
         )
         try:
             # The scope names the handler's operations in profiles, and tells them from the model's own.

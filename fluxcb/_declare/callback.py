@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from fluxcb._declare.access import normalise, overlap, writes
+from fluxcb._declare.access import Permission, line_to_add, normalise, overlap, writes
 from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
 from fluxcb._declare.events import Event
 from fluxcb._declare.handlers import check_signature, entries_of, is_handler, refuse_unmarked
@@ -18,6 +18,7 @@ from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import Schedule
 from fluxcb._declare.signatures import runs_later
 from fluxcb._errors import DeclarationError
+from fluxcb._typing import StatePath
 
 __all__ = ["Callback", "unwrap"]
 
@@ -94,6 +95,17 @@ class Callback:
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what the callback reads and writes: nested names with Read, Write or Append at the leaves."""
         return {}
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that an error message suggests so that `stateaccess` declares a path.
+
+        Override it in a class whose `stateaccess` returns what its constructor was given: name that argument.
+
+        Args:
+            path: The path, e.g. `("step", "loss")`.
+            permission: The permission that is missing.
+        """
+        return f"add `{line_to_add(path, permission)}` to `stateaccess`"
 
     def runafter(self) -> tuple[type[Callback], ...]:
         """Return the callback classes (subclasses included) that run before this one at every shared moment."""

@@ -79,6 +79,10 @@ class Declared:
         """The class of the callback inside all wrappers."""
         return type(unwrap(self.callback))
 
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that adds a path to the access of the callback inside all wrappers."""
+        return unwrap(self.callback).how_to_declare(path, permission)
+
     def handler(self, event: type[Event], phase: type[Phase]) -> Handler | None:
         """Return this callback's handler of a moment, or None.
 

@@ -182,6 +182,12 @@ class CallbackSet:
         Raises:
             FluxcbError: The new set is not valid; the old one stays.
         """
+        for given in callbacks:
+            if isinstance(given, list | tuple | set | frozenset) and not isinstance(given, InOrder):
+                raise DeclarationError(
+                    f"`learner.callbacks.add` takes callbacks one by one, not a {type(given).__name__} of them.",
+                    fix="pass them one by one: `learner.callbacks.add(a, b)`",
+                )
         self.set([*self._items, *callbacks])
 
     @entry_point

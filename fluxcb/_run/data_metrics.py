@@ -62,7 +62,14 @@ def _parts_of(metrics: Any, graph: CallbackGraph) -> tuple[Any, ...]:
     """Return the metrics that the user passed, or those of the Learner's `Metrics`, or no metrics."""
     if metrics is None:
         return tuple(c for d in graph.declared if isinstance(c := unwrap(d.callback), Metrics))[:1]
-    return tuple(metrics) if isinstance(metrics, list | tuple) else (metrics,)
+    if isinstance(metrics, str | Mapping):
+        raise DeclarationError(
+            f"`metrics` of `learner.evaluate` must be metrics or functions of outputs and targets, not {metrics!r}.",
+            fix="write e.g. `metrics=[accuracy]`",
+        )
+    given = metrics if isinstance(metrics, list | tuple) else (metrics,)
+    # A `Metrics` stands for the metrics in it; the loss is added again if it was added by itself.
+    return tuple(part for one in given for part in (one.given if isinstance(one, Metrics) else (one,)))
 
 
 def validating_phase(parts: Assembly, phase: Phase | None) -> Phase:

@@ -11,6 +11,7 @@ import jax
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._compile.traced import StepSetup
+from fluxcb._declare.access import Append
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, PauseFitting, RewindFitting
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitStopping, StepBegin, StepEnd, Trigger
@@ -168,7 +169,7 @@ class Engine:
                 f"{call.handler.declared.label} raises a Cancel at {event!r} without declaring `control`.",
                 where=[where, call.handler.declared.where],
                 why="steps are dispatched ahead unless a handler that may cancel is due",
-                fix='add `{"control": Append()}` to `stateaccess`',
+                fix=call.handler.declared.how_to_declare(("control",), Append()),
             )
         if not call.cancels and not (window is not None and window.stop):
             raise AccessError(

@@ -66,6 +66,8 @@ FIT_CURES = {
 }
 """The fixes to suggest for arguments that `Learner.fit` does not have."""
 
+_LONGEST = 60  # characters of a value that a message shows
+
 _SEEDED = {"threefry2x32": 1, "rbg": 2, "unsafe_rbg": 2}
 """How often JAX's own implementations of random keys repeat the two words of a seed."""
 
@@ -78,8 +80,18 @@ def as_optimizer(optimizer: Any) -> Any:
     """
     if all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         return optimizer
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if any(cls.__module__.startswith("flax.nnx") and cls.__name__ == "Optimizer" for cls in kind.__mro__):
+        raise DeclarationError(
+            "`optimizer` must be an optax optimizer, not an `nnx.Optimizer`.",
+            why="an `nnx.Optimizer` holds the optimizer state itself, and fluxcb keeps this state on its own",
+            fix="pass the optax transformation, for example `optax.adam(1e-3)`, not the `nnx.Optimizer` around it",
+        )
+    shown = repr(optimizer) if optimizer is None or isinstance(optimizer, str | int | float) else ""
+    if not shown or len(shown) > _LONGEST:
+        shown = f"the class `{kind.__name__}`" if kind is optimizer else f"an object of type `{kind.__name__}`"
     raise DeclarationError(
-        f"`optimizer` must be an optax optimizer, not {optimizer!r}.",
+        f"`optimizer` must be an optax optimizer, not {shown}.",
         fix="e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
     )
 

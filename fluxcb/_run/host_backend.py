@@ -242,13 +242,11 @@ class HostBackend:
         return read_only(value, lambda: self._refusal(path))
 
     def _refusal(self, path: StatePath) -> AccessError:
-        from fluxcb._declare.access import line_to_add
-
         return AccessError(
             f"{self._declared.label} declares only to read `{dotted(path)}`, and writes into it.",
             where=self._declared.where,
             why="order and conflicts are derived from what is declared",
-            fix=f"declare `{line_to_add(path, Write())}` in `stateaccess`",
+            fix=self._declared.how_to_declare(path, Write()),
         )
 
     def _read_carry(self, path: StatePath, permission: Permission) -> Any:
@@ -394,7 +392,7 @@ class HostBackend:
             window.written[path[1]] = value
 
     def _require_hyperparam(self, name: str, *, writing: bool) -> None:
-        self._state.hyperparams.require(name, writing=writing, who=self._declared.label, where=self._declared.where)
+        self._state.hyperparams.require(name, writing=writing, declared=self._declared, where=self._declared.where)
 
     def _misfit(self, path: StatePath, wrong: list[str]) -> DeclarationError:
         return DeclarationError(

@@ -55,7 +55,7 @@ def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> Non
         for path, permission in declared.access.items():
             if path[0] == "hyperparams" and len(path) > 1:
                 writing = isinstance(permission, Write)
-                hyperparams.require(path[1], writing=writing, who=declared.label, where=declared.where)
+                hyperparams.require(path[1], writing=writing, declared=declared, where=declared.where)
 
 
 def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:

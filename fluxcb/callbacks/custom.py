@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fluxcb._declare.access import Permission, line_to_add
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry, check_pair
 from fluxcb._declare.events import Event, is_concrete
@@ -13,6 +14,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Schedule
 from fluxcb._declare.signatures import runs_later
 from fluxcb._errors import DeclarationError
+from fluxcb._typing import StatePath
 
 __all__ = ["CustomCallback"]
 
@@ -112,6 +114,16 @@ class CustomCallback(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what the function touches, as it was given."""
         return self.access
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit of the argument `access` that adds a path."""
+        function = getattr(self.fn, "__name__", "")
+        phase = "" if self._entry.phase is Phase else f", {self._entry.phase.__name__}"
+        start = f"CustomCallback({function if function.isidentifier() else 'fn'}, {self._entry.event.__name__}{phase}"
+        added = line_to_add(path, permission)
+        if self.access:
+            return f"add `{added}` to the argument `access`: `{start}, access={{...}})`"
+        return f"write `{start}, access={added})`"
 
     def run(self, event: Event, phase: Phase, learner: Any) -> None:
         """Call the function."""

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fluxcb._declare.access import Read
+from fluxcb._declare.access import Permission, Read, line_to_add
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
+from fluxcb._typing import StatePath
 
 __all__ = ["Debugger"]
 
@@ -85,6 +86,11 @@ class Debugger(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads, as it was given."""
         return self.access
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit of the argument `access` that adds a path."""
+        added = line_to_add(path, permission)
+        return f"add `{added}` to the argument `access`" if self.access else f"pass the argument `access={added}`"
 
     @on(StepEnd, AbstractTrainingPhase)
     def look(self, event: Event, phase: Phase, learner: Any) -> None:

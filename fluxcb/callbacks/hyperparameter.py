@@ -6,7 +6,7 @@ from typing import Any
 
 from fluxcb._errors import DeclarationError, did_you_mean
 
-__all__ = ["HyperParameter", "LearningRate", "ObjAttrParam", "hyperparameter_name"]
+__all__ = ["HyperParameter", "LearningRate", "ObjAttrParam", "hyperparameter_name", "shown_hyperparameter"]
 
 
 class HyperParameter:
@@ -114,3 +114,8 @@ def hyperparameter_name(key: Any) -> str:
         f"{key!r} names no hyperparameter.",
         fix='use LearningRate, a subclass of HyperParameter with a `name`, or a name such as "weight_decay"',
     )
+
+
+def shown_hyperparameter(name: str) -> str:
+    """Return the code that names a hyperparameter as an argument."""
+    return LearningRate.__name__ if name == LearningRate.name else f'"{name}"'

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fluxcb._declare.access import Append, Read
+from fluxcb._declare.access import Append, Permission, Read
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.hyperparameter import hyperparameter_name
+from fluxcb._typing import StatePath
+from fluxcb.callbacks.hyperparameter import hyperparameter_name, shown_hyperparameter
 
 __all__ = ["LogHyperParams"]
 
@@ -64,6 +65,12 @@ class LogHyperParams(Callback):
         """Return what it reads and writes; see the class."""
         named = {name: Read() for name in self.params}
         return {"hyperparams": named or Read(), "cbstate": {"monitors": Append()}}
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that adds a path: hyperparameters are named in an argument."""
+        if path[0] == "hyperparams" and len(path) == 2:
+            return f"write `LogHyperParams({shown_hyperparameter(path[1])})`"
+        return super().how_to_declare(path, permission)
 
     def init(self, learner: Any) -> None:
         """Check that there is something to log."""

@@ -14,9 +14,10 @@ from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import ComputeEnd, EpochBegin, EpochEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.resolution import Resolution
 from fluxcb._declare.schedules import EverySteps, Schedule
 from fluxcb._declare.signatures import explained
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import ConflictError, DeclarationError
 from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric
 from fluxcb.callbacks.metric_values import EpochValues, StepValues
@@ -82,10 +83,10 @@ class Metrics(Callback):
     def __init__(self, *metrics: Any) -> None:
         given = tuple(_as_metric(metric) for metric in metrics)
         self._own_loss = not any(isinstance(metric, Loss) for metric in given)
-        self._given = given
+        self.given = given
         self.metrics: tuple[AbstractMetric, ...] = (Loss(), *given) if self._own_loss else given
         for one, other in itertools.combinations(self.metrics, 2):
-            if one.name == other.name and _share_a_phase(one, other):
+            if _clash(one, other):
                 raise DeclarationError(
                     f"Two metrics are called `{one.name}`.",
                     why="their values are kept by name",
@@ -103,6 +104,19 @@ class Metrics(Callback):
     def provided_metrics(self, phase: type[Phase]) -> Collection[str]:
         """Return the names of the metrics that a phase computes."""
         return [metric.name for metric in self.metrics if issubclass(phase, metric.phases)]
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Refuse a second `Metrics`: both keep their values in the same entries of `cbstate`."""
+        if isinstance(other, Metrics):
+            own = [metric for metric in other.given if not any(_clash(metric, known) for known in self.given)]
+            together = ", ".join(map(_as_code, (*self.given, *own)))
+            raise ConflictError(
+                "The callbacks list contains more than one `Metrics`.",
+                where=[repr(self), repr(other)],
+                why="each would keep its values in `cbstate.metrics_epoch` and `cbstate.metrics_step`",
+                fix=f"use one: `Metrics({together})`",
+            )
+        return super().resolveconflict(other)
 
     def _traced_access(self) -> Mapping[str, Any]:
         step = dict.fromkeys(("batch", "skip", *self._needs), Read())
@@ -306,7 +320,7 @@ class Metrics(Callback):
         log.add(list(range(first + 1, step + 1)), columns)
 
     def __repr__(self) -> str:
-        return f"Metrics({', '.join(metric.name for metric in self._given)})"
+        return f"Metrics({', '.join(metric.name for metric in self.given)})"
 
 
 def _as_metric(metric: Any) -> AbstractMetric:
@@ -328,8 +342,28 @@ def _as_metric(metric: Any) -> AbstractMetric:
     )
 
 
-def _share_a_phase(one: AbstractMetric, other: AbstractMetric) -> bool:
-    return any(issubclass(a, b) or issubclass(b, a) for a in one.phases for b in other.phases)
+def _clash(one: AbstractMetric, other: AbstractMetric) -> bool:
+    """Tell whether two metrics have one name in some phase."""
+    shared = any(issubclass(a, b) or issubclass(b, a) for a in one.phases for b in other.phases)
+    return one.name == other.name and shared
+
+
+def _as_code(metric: AbstractMetric) -> str:
+    """Return the argument of `Metrics` that gives a metric."""
+    if type(metric) is not Metric:
+        return repr(metric)
+    function = getattr(metric.fn, "__name__", "")
+    function = function if function.isidentifier() else "fn"
+    plain = Metric(metric.fn, metric.name)
+    arguments = [function]
+    if metric.name != function:
+        arguments.append(f'name="{metric.name}"')
+    if metric.needs != plain.needs and metric.needs:
+        arguments.append(f"needs={metric.needs!r}")
+    if metric.phases != plain.phases:
+        names = ", ".join(phase.__name__ for phase in metric.phases)
+        arguments.append(f"phase={names}" if len(metric.phases) == 1 else f"phase=({names})")
+    return function if len(arguments) == 1 else f"Metric({', '.join(arguments)})"
 
 
 def _checked(metric: AbstractMetric, old: Any, new: Any) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fluxcb._declare.access import normalise, writes
+from fluxcb._declare.access import Permission, line_to_add, normalise, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import Event, FitBegin, HostEvent, StepBegin, StepEnd, TracedEvent, Trigger, UpdateEnd
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError
+from fluxcb._typing import StatePath
 from fluxcb.callbacks.functions import function_of_learner
 
 __all__ = ["RunFunction"]
@@ -104,6 +105,11 @@ class RunFunction(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what the function touches, as it was given."""
         return self.access
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit of the argument `access` that adds a path."""
+        added = line_to_add(path, permission)
+        return f"add `{added}` to the argument `access`" if self.access else f"pass the argument `access={added}`"
 
     def init(self, learner: Any) -> None:
         """Create what the function writes in `cbstate`, if anything of it is missing."""

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fluxcb._declare.access import Write, normalise, overlap, writes
+from fluxcb._declare.access import Permission, Write, normalise, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, ForwardBegin, Trigger
 from fluxcb._declare.handlers import on
@@ -15,8 +15,9 @@ from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import positive
 from fluxcb._declare.signatures import accepts
 from fluxcb._errors import ConflictError, DeclarationError
+from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import number_above, number_between
-from fluxcb.callbacks.hyperparameter import hyperparameter_name
+from fluxcb.callbacks.hyperparameter import hyperparameter_name, shown_hyperparameter
 
 __all__ = ["Scheduler", "onecycle"]
 
@@ -91,6 +92,12 @@ class Scheduler(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what it reads and writes; see the class."""
         return {"hyperparams": {name: Write() for name in self.schedules}}
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that adds a path: hyperparameters are named in an argument."""
+        if path[0] == "hyperparams" and len(path) == 2:
+            return f"write `Scheduler({{{shown_hyperparameter(path[1])}: ...}})`"
+        return super().how_to_declare(path, permission)
 
     def resolveconflict(self, other: Callback) -> Resolution:
         """Refuse who sets one of the same hyperparameters at Trigger: the next step would overwrite it in any order."""

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fluxcb._declare.access import Write
+from fluxcb._declare.access import Permission, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.hyperparameter import ObjAttrParam, hyperparameter_name
+from fluxcb._typing import StatePath
+from fluxcb.callbacks.hyperparameter import ObjAttrParam, hyperparameter_name, shown_hyperparameter
 
 __all__ = ["HyperParamSetter", "HyperParamSetterWithFunc", "TriggerSetter"]
 
@@ -36,6 +37,12 @@ class TriggerSetter(Callback):
         if isinstance(self.param, ObjAttrParam):
             return {"cbstate": {"attributes": {self.param_name: Write()}}}
         return {"hyperparams": {self.param_name: Write()}}
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that adds a path: hyperparameters are named in an argument."""
+        if path[0] == "hyperparams" and len(path) == 2:
+            return f"write `{type(self).__name__}({shown_hyperparameter(path[1])}, ...)`"
+        return super().how_to_declare(path, permission)
 
     def init(self, learner: Any) -> None:
         """Create `cbstate.attributes.<name>` for an attribute of a Python object."""

@@ -81,7 +81,7 @@ def test_two_instances_of_one_class(refused: Any) -> None:
         "WarmUp and WarmUp #2 both write `hyperparams.lr` and no order is declared.\n"
         "  where: WarmUp.stateaccess  <@access>\n"
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
-        "  fix:   put them in the list as `in_order(WarmUp, WarmUp #2)`",
+        "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`",
     ):
         build_graph([WarmUp(LR), WarmUp(LR)], PHASES)
 
@@ -95,7 +95,7 @@ def test_many_moments_are_counted(refused: Any) -> None:
         "         AlsoEverywhere.stateaccess  <@access>\n"
         "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
         "both run, and the result depends on which is last\n"
-        "  fix:   put them in the list as `in_order(Everywhere, AlsoEverywhere at EverySteps(steps=2))`\n"
+        "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
         "     or: make `AlsoEverywhere.runafter()` return `(Everywhere,)`",
     ):
         build_graph(

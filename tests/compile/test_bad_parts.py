@@ -158,7 +158,7 @@ def schedule(step):
 
 
 def declare(name):
-    return f'declare `{{"hyperparams": {{"{name}": Write()}}}}` in `stateaccess`'
+    return f'add `{{"hyperparams": {{"{name}": Write()}}}}` to `stateaccess`'
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ OPTIMIZERS = [
         lambda: optax.sgd(0.1),
         "temperature",
         "",
-        "declare one that it can have: `learning_rate`, `momentum`",
+        "name one that it can have: `learning_rate`, `momentum`",
     ),
     (
         lambda: inject(lambda rate: optax.sgd(rate), rate=0.1),

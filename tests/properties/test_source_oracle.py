@@ -325,7 +325,7 @@ def test_what_is_read_agrees_with_what_the_protected_learner_says(
     for _ in range(8):
         turns = 0
         backend, outcomes = Touched(), Outcomes(file)
-        proxy = make_proxy(declared.access, backend, who="it", where="here")
+        proxy = make_proxy(declared.access, backend, declared=declared, where="here")
         sys.settrace(outcomes)
         try:
             handler.function(StepEnd(), None, proxy)  # pyright: ignore[reportArgumentType]

@@ -234,7 +234,7 @@ def test_shared_state_that_was_read_cannot_be_changed(function):
         "Reader() declares only to read `cbstate.shared`, and writes into it.\n"
         f"  where: Reader.stateaccess  {at(Reader.stateaccess)}\n"
         "  why:   order and conflicts are derived from what is declared\n"
-        '  fix:   declare `{"cbstate": {"shared": Write()}}` in `stateaccess`'
+        '  fix:   add `{"cbstate": {"shared": Write()}}` to `stateaccess`'
     )
 
 

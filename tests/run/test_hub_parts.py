@@ -89,7 +89,8 @@ def where():
             lambda hub, _: hub.put_scalar("other", 1),
             Append(),
             "{own} may not append to `cbstate.monitors.other`: its `stateaccess` does not declare it.\n{where}{why}"
-            '  fix:   add `{{"cbstate": {{"monitors": {{"other": Append()}}}}}}` to `stateaccess`',
+            '  fix:   add `{{"cbstate": {{"monitors": {{"other": Append()}}}}}}` '
+            "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: hub["lose"].put_scalar(1),
@@ -102,21 +103,23 @@ def where():
             lambda hub, _: hub.latest("other"),
             Read(),
             "{own} may not read `cbstate.monitors.other`: its `stateaccess` does not declare it.\n{where}{why}"
-            '  fix:   add `{{"cbstate": {{"monitors": {{"other": Read()}}}}}}` to `stateaccess`',
+            '  fix:   add `{{"cbstate": {{"monitors": {{"other": Read()}}}}}}` '
+            "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: hub.names(),
             Append(),
             "{own} uses `cbstate.monitors.names`, and its `stateaccess` declares only parts of `cbstate.monitors`.\n"
             "{where}{why}  fix:   use a part that is declared: `learner.cbstate.monitors['loss']`\n"
-            '     or: declare the whole in `stateaccess`: `{{"cbstate": {{"monitors": Append()}}}}`',
+            '     or: declare the whole: add `{{"cbstate": {{"monitors": Append()}}}}` to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`',
         ),
         (
             lambda hub, _: hub.put_scalar("loss", 1),
             Read(),
             "{own} declares only to read `cbstate.monitors.loss`, and writes into it.\n{where}"
             "  why:   order and conflicts are derived from what is declared\n"
-            '  fix:   declare `{{"cbstate": {{"monitors": {{"loss": Write()}}}}}}` in `stateaccess`',
+            '  fix:   add `{{"cbstate": {{"monitors": {{"loss": Write()}}}}}}` '
+            "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: setattr(hub, "loss", 1),
@@ -216,7 +219,8 @@ def test_another_phase_is_refused(use, where, refused):
         AccessError,
         f"{OWN} may not read `cbstate.history.validation`: its `stateaccess` does not declare it.\n"
         f"  where: CustomCallback.stateaccess  {where}\n{WHY}"
-        '  fix:   add `{"cbstate": {"history": {"validation": Read()}}}` to `stateaccess`',
+        '  fix:   add `{"cbstate": {"history": {"validation": Read()}}}` '
+        "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={...})`",
     ):
         fitted(own, Recorder())
 
