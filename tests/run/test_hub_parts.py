@@ -111,7 +111,8 @@ def where():
             Append(),
             "{own} uses `cbstate.monitors.names`, and its `stateaccess` declares only parts of `cbstate.monitors`.\n"
             "{where}{why}  fix:   use a part that is declared: `learner.cbstate.monitors['loss']`\n"
-            '     or: declare the whole: add `{{"cbstate": {{"monitors": Append()}}}}` to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`',
+            '     or: declare the whole: add `{{"cbstate": {{"monitors": Append()}}}}` '
+            "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: hub.put_scalar("loss", 1),
