@@ -219,8 +219,7 @@ def refuse_unmarked(cls: type) -> None:
     """Raise an error for a method that looks like a handler but is not marked with `@on`, because it would never run.
 
     Such a method is annotated with an event class, and has either a phase class or four parameters:
-    `(self, event: StepEnd, phase, learner)`. A public method whose parameters are called `event`, `phase` and `learner`
-    counts without annotations. The following methods are allowed:
+    `(self, event: StepEnd, phase, learner)`. The following methods are allowed:
 
     - a helper that another method of the class refers to, as in `self.show(event, phase, learner)`;
     - a method whose event is annotated with `Event` itself, which does not name a moment;
@@ -235,11 +234,11 @@ def refuse_unmarked(cls: type) -> None:
         return
     for name, function in own.items():
         events = _unmarked_events(function)
-        if events is None or any(name in vars(base) for base in cls.__mro__[1:]) or _is_called(name, cls):
+        if not events or any(name in vars(base) for base in cls.__mro__[1:]) or _is_called(name, cls):
             continue
         raise DeclarationError(
-            f"`{cls.__name__}.{name}` is written like a handler"
-            f"{' of ' if events else ''}{' | '.join(e.__name__ for e in events)}, but it is not marked with `@on`.",
+            f"`{cls.__name__}.{name}` is written like a handler of {' | '.join(e.__name__ for e in events)}, "
+            "but it is not marked with `@on`.",
             where=f"{cls.__name__}.{name}  {source_of(function)}",
             why="the engine calls only methods that are marked, so this method would never run",
             fix=[
@@ -253,17 +252,14 @@ def _event_parameter(function: Any) -> str:
     return function.__code__.co_varnames[1]
 
 
-def _unmarked_events(function: Any) -> tuple[type[Event], ...] | None:
-    """Return the events that an unmarked method is annotated with, or None if it does not look like a handler."""
+def _unmarked_events(function: Any) -> tuple[type[Event], ...]:
+    """Return the events that an unmarked method is annotated with, if it looks like a handler."""
     # This check runs for each method of each callback class, so it must be cheap. Nearly all methods return here.
     if not inspect.isfunction(function) or is_handler(function) or function.__code__.co_argcount < 3:
-        return None
-    names = function.__code__.co_varnames[1 : function.__code__.co_argcount]
-    if names == ("event", "phase", "learner") and "event" not in function.__annotations__:
-        return None if function.__name__.startswith("_") else ()
+        return ()
     event, phase = _named_classes(function, 1, Event), _named_classes(function, 2, Phase)
     if not event or Event in event or not (phase or function.__code__.co_argcount == 4):
-        return None
+        return ()
     return event
 
 

@@ -28,9 +28,7 @@ def read() -> Iterator[Any]:
         file = f"<read {next(_numbers)}>"
         files.append(file)
         text = textwrap.dedent(around) + "\nclass C(Base):\n" + textwrap.indent(textwrap.dedent(methods), "    ")
-        text += "\n    def handle(self, event: object, phase, learner):\n" + textwrap.indent(
-            textwrap.dedent(body), "        "
-        )
+        text += "\n    def handle(self, event, phase, learner):\n" + textwrap.indent(textwrap.dedent(body), "        ")
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         names: dict[str, Any] = {"Base": Base, "__name__": "read_by_a_test", "functools": functools}
         exec(compile(text, file, "exec"), names)

@@ -144,24 +144,3 @@ def test_a_method_with_another_signature() -> None:
         def plain(event: StepEnd, phase: Phase, learner: Any) -> None: ...
 
     assert Helps().handlers() == []
-
-
-def test_a_public_method_with_the_names_of_a_handler_needs_no_annotations():
-    with pytest.raises(
-        DeclarationError, match=r"^`Silent.show` is written like a handler, but it is not marked"
-    ) as raised:
-
-        class Silent(Callback):
-            def show(self, event, phase, learner):
-                pass
-
-    assert raised.value.fix[0] == "put `@on` above `def show`"
-
-    class Helper(Callback):
-        def _show(self, event, phase, learner):
-            pass
-
-        def called(self, event: Event, phase, learner):
-            pass
-
-    assert Helper().handlers() == []

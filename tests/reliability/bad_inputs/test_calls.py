@@ -126,7 +126,10 @@ REPLACE = "`learner.callbacks.replace` takes a callback instance, not {!r}."
         *((lambda callbacks, x=x: callbacks.set(x), SET.format(x)) for x in (5, "abc", None, EventLog())),
         (lambda callbacks: callbacks.set([5]), NO_CALLBACK.format(5)),
         *((lambda callbacks, x=x: callbacks.add(x), NO_CALLBACK.format(x)) for x in (5, EventLog, None, "Metrics")),
-        (lambda callbacks: callbacks.add([EventLog()]), NO_CALLBACK.format([EventLog()])),
+        (
+            lambda callbacks: callbacks.add([EventLog()]),
+            "`learner.callbacks.add` takes callbacks one by one, not a list of them.",
+        ),
         *((lambda callbacks, x=x: callbacks.replace(x), REPLACE.format(x)) for x in (5, EventLog, None)),
         (lambda callbacks: callbacks.replace(cb.Metrics()), "This Learner has no Metrics."),
         *(
