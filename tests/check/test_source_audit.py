@@ -80,7 +80,7 @@ def test_an_undeclared_read() -> None:
         "         Reads._more  <@reads-helper>\n"
         "         Reads.stateaccess  <@reads-access>\n"
         "  why:   each line raises AccessError\n"
-        '  fix:   add `{"step": {"lsos": Read()}}` to `Reads.stateaccess`'
+        "  fix:   write `learner.step.loss`"
     )
 
 
