@@ -52,7 +52,7 @@ def _period(number: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When something is due; use one of the subclasses.
+    """Base class of schedules, which determine when a handler is due.
 
     `str(schedule)` says it in words, for lists of callbacks; a subclass that has none is shown by its repr.
 

@@ -33,7 +33,7 @@ def averages_by_name(graph: CallbackGraph, phases: Iterable[Phase]) -> dict[str,
 
 
 def validated_average(graph: CallbackGraph, phases: Iterable[Phase]) -> str | None:
-    """Return the average that the first phase that does not train uses, or None."""
+    """Return the average used by the first phase that does not train, or None."""
     return next((average_in(graph, type(phase)) for phase in phases if not type(phase).trains), None)
 
 

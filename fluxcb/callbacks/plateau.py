@@ -118,7 +118,7 @@ class ReduceLROnPlateau(Callback):
 
     @on(Trigger, AbstractTrainingPhase)
     def look(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Count the epoch, and lower the rate if there were too many bad ones."""
+        """Count the epoch, and lower the rate after too many epochs without improvement."""
         value = self._watched.at(learner.cbstate.metrics_epoch, learner.progress.epoch)
         if value is None:
             return
