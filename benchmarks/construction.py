@@ -55,13 +55,16 @@ def measure(rounds: int) -> list[Table]:
     """Return the tables of construction, per kind of set, and of the import."""
     data = mlp.batches()[:1]
     chain = _table(
-        "a chain, each reads what the one before writes", lambda n: [Link(i) for i in range(n)], data, rounds
+        "Callbacks in a chain: each reads what the previous one writes",
+        lambda n: [Link(i) for i in range(n)],
+        data,
+        rounds,
     )
-    apart = _table("independent, all read the loss", lambda n: [Reader() for _ in range(n)], data, rounds)
+    apart = _table("Independent callbacks that all read the loss", lambda n: [Reader() for _ in range(n)], data, rounds)
     return [chain, apart, _import(rounds)]
 
 
-def _table(kind: str, make: Callable[[int], list[Any]], data: Any, rounds: int) -> Table:
+def _table(title: str, make: Callable[[int], list[Any]], data: Any, rounds: int) -> Table:
     seconds: dict[str, dict[int, list[float]]] = {}
 
     def timed(name: str, count: int, function: Callable[[], Any]) -> Any:
@@ -78,7 +81,7 @@ def _table(kind: str, make: Callable[[int], list[Any]], data: Any, rounds: int) 
             timed("fluxcb.check", count, lambda cbs=callbacks: fluxcb.check(cbs, default_callbacks=False))
             learner = timed("Learner(...)", count, lambda cbs=others: mlp.learner_for(cbs, data))
             timed("learner.explain()", count, learner.explain)
-    table = Table(f"Callbacks: {kind}")
+    table = Table(title)
     for name, by_count in seconds.items():
         growth = [b / a for a, b in zip(by_count[100], by_count[1000], strict=True)]
         table.rows[name] = {

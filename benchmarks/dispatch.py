@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import statistics
+import time
 import timeit
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import mlp
+import numpy as np
+import optax
 from figures import Figure, Table
 from interleave import Times, Variant, in_turns
 
-from fluxcb import Callback, Read, Write, on
+from fluxcb import Callback, Learner, Read, SerialExecutor, ThreadExecutor, Write, on
 from fluxcb.callbacks import Metric, Metrics
-from fluxcb.events import BackwardEnd, HostEvent, StepEnd
+from fluxcb.events import BackwardEnd, EpochEnd, HostEvent, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 
 FEW, MANY = 1, 51
@@ -36,8 +40,6 @@ class LargestBiasGradient(Callback):
 
     @on
     def note(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner: Any) -> None:
-        import jax.numpy as jnp
-
         learner.step.largest = jnp.max(jnp.abs(learner.step.grads["b2"]))
 
 
@@ -53,9 +55,54 @@ class Pinged(Callback):
         """Do nothing."""
 
 
+class Waits(Callback):
+    """Wait 10 ms at the end of an epoch, as a handler that writes to a network does."""
+
+    @on
+    def wait(self, event: EpochEnd, phase: TrainingPhase, learner: Any) -> None:
+        """Sleep."""
+        time.sleep(0.01)
+
+
 def measure(rounds: int) -> list[Table]:
-    """Return the tables of handlers in a training, and of dispatch without one."""
-    return [_in_training(rounds), _alone(rounds)]
+    """Return the tables of handlers in a training, of dispatch without one, and of threads."""
+    return [_in_training(rounds), _alone(rounds), _threads(rounds)]
+
+
+def _threads(rounds: int) -> Table:
+    epochs, handlers = 20, 8
+    learners = {
+        name: Learner.from_loss(
+            {"w": jnp.ones(())},
+            lambda params, batch: jnp.mean((params["w"] - batch) ** 2),
+            optax.sgd(0.1),
+            data=[np.zeros(4, np.float32)],
+            callbacks=[Waits() for _ in range(handlers)],
+            default_callbacks=False,
+            executor=executor,
+        )
+        for name, executor in (("serial", SerialExecutor()), ("threads", ThreadExecutor()))
+    }
+    for learner in learners.values():
+        learner.fit(1)  # compiles
+    ratios, seconds = [], []
+    for _ in range(rounds):
+        took = {}
+        for name, learner in learners.items():
+            began = time.perf_counter()
+            learner.fit(epochs)
+            took[name] = (time.perf_counter() - began) / epochs
+        ratios.append(took["threads"] / took["serial"])
+        seconds.append(took["threads"])
+    return Table(
+        f"{handlers} independent handlers of 10 ms each, in the default number of threads",
+        {
+            "`ThreadExecutor()`": {
+                "ms per epoch": Figure.of([1e3 * each for each in seconds]),
+                "ratio to `SerialExecutor()`": Figure.of(ratios, 3),
+            }
+        },
+    )
 
 
 def _in_training(rounds: int) -> Table:
@@ -98,8 +145,9 @@ def _in_training(rounds: int) -> Table:
         }
     table.notes.append(f"Host handlers: the slope from {FEW} to {MANY} of them at `StepEnd`.")
     table.notes.append(
-        "Traced handler: it computes the largest gradient of a bias, and `Metrics` keeps it for each step; against "
-        "`Metrics` alone. By hand, the step returns it beside the loss, and both are fetched at the epoch's end."
+        "Traced handler: it computes the largest gradient of a bias, and `Metrics` keeps this value for each step. It "
+        "is compared with `Metrics` alone. By hand, the step returns the value and the loss, and both are fetched at "
+        "the end of the epoch."
     )
     return table
 
@@ -145,5 +193,5 @@ def _alone(rounds: int) -> Table:
         }
     floor = statistics.median(taken["a loop over bound methods", MANY])
     ratio = statistics.median(taken["learner.emit", MANY]) / floor
-    table.notes.append(f"An event to {MANY} handlers: {ratio:.2f} times the loop.")
+    table.notes.append(f"An event with {MANY} handlers takes {ratio:.2f} times as long as the loop.")
     return table

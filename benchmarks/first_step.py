@@ -45,12 +45,13 @@ def measure(rounds: int) -> list[Table]:
             if name == floor
             else Figure.of([own - base for own, base in zip(totals[name], totals[floor], strict=True)]),
         }
-    table.notes.append("Sums the loss and stops at NaN: a part of what the default callbacks have in the step.")
+    table.notes.append("Sums the loss and stops at NaN: a part of what the default callbacks add to the step.")
     table.notes.append(
-        "Construction by hand makes parameters and optimizer state; that of a Learner checks the callbacks and traces "
-        "the step, too. JAX and fluxcb are imported, and the backend is up, before the clock starts; what they left "
-        "is kept from the collector of garbage. A Learner computes the optimizer's state by one program; by hand it is "
-        "`optimizer.init(params)`, as one writes it, unless a row says otherwise."
+        "Construction by hand creates the parameters and the optimizer state. A Learner also checks the callbacks and "
+        "traces the step. Before the clock starts, JAX and fluxcb are imported, the backend is initialized, and all "
+        "existing objects are excluded from garbage collection. A Learner computes the optimizer state with one "
+        "compiled program. The hand-written code calls `optimizer.init(params)` without `jax.jit`, unless a row says "
+        "otherwise."
     )
     return [table]
 

@@ -40,8 +40,8 @@ def measure(rounds: int) -> list[Table]:
             "the rest, MiB": Figure.of([grown - history for grown, history in growth], 1),
         }
     table.notes.append(f"Growth from {CHECKPOINTS[0]:,} to {CHECKPOINTS[-1]:,} steps.")
-    table.notes.append("The history: what `cbstate.metrics_step` holds, the loss of every step.")
-    table.notes.append('Each run is one fit, whose length is known, so that "auto" has windows from its beginning.')
+    table.notes.append("The history is `cbstate.metrics_step`, the loss of every step.")
+    table.notes.append('Each run is one fit of known length, so "auto" uses windows from the beginning.')
     return [table]
 
 

@@ -63,7 +63,7 @@ def _jax_peers(rounds: int) -> Table:
             "fluxcb, default callbacks, steps_per_call=1": lambda: mlp.by_fluxcb(mlp.defaults(), steps_per_call=1),
             'fluxcb, default callbacks, "auto"': lambda: mlp.by_fluxcb(mlp.defaults(), steps_per_call="auto"),
             "Keras": lambda: _keras(1),
-            "CLU in a loop by hand": _clu,
+            "CLU in a hand-written loop": _clu,
             "Flax NNX, nnx.jit": lambda: _nnx(cached=False),
             "Flax NNX, nnx.jit, cached_partial": lambda: _nnx(cached=True),
             scan: lambda: mlp.by_hand_in_windows(WINDOW, stacks=True, keeps=True),
@@ -74,10 +74,10 @@ def _jax_peers(rounds: int) -> Table:
         rounds,
     )
     table.notes += [
-        "Keras: its callbacks see the mean loss of the epoch so far, not the step's, and with `steps_per_execution` "
-        "they see one in that many.",
-        f"The scan by hand stacks the batches of a window in the loop. Windows of {WINDOW} are compared with it, the "
-        "rest with the loop by hand.",
+        "Keras: its callbacks see the mean loss of the epoch so far, not the loss of the step. With "
+        "`steps_per_execution`, they see only the last step of each call.",
+        f"The hand-written scan stacks the batches of a window in the loop. Windows of {WINDOW} are compared with the "
+        "scan, and all other rows with the hand-written loop.",
     ]
     return table
 

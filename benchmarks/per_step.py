@@ -10,7 +10,7 @@ from interleave import comparison, in_turns
 
 from fluxcb.data import ArrayLoader
 
-NEVER, EACH_STEP, EACH_EPOCH = "by hand, never looks at the loss", "by hand, float(loss) each step", "by hand, history"
+NEVER, EACH_STEP, EACH_EPOCH = "by hand, never reads the loss", "by hand, float(loss) each step", "by hand, history"
 BY_LOADER = "by hand over ArrayLoader"
 SINGLE, SINGLE_NONE = "default callbacks, steps_per_call=1", "no callbacks, steps_per_call=1"
 AUTO, AUTO_NONE = 'default callbacks, "auto"', 'no callbacks, "auto"'
@@ -41,17 +41,19 @@ def measure(rounds: int) -> list[Table]:
         rounds,
     )
     everything = dict.fromkeys(times, NEVER)
-    against_never = comparison("Each step, against a loop by hand that never looks at the loss", times, everything)
+    against_never = comparison("Each step, against a hand-written loop that never reads the loss", times, everything)
     against_never.notes += [
-        f"{EACH_EPOCH}: keeps each step's loss, and fetches them at the epoch's end.",
+        f"{EACH_EPOCH}: keeps the loss of each step, and fetches all losses at the end of the epoch.",
         f"{BY_LOADER}: gathers each batch with NumPy, as `ArrayLoader` does without `device=True`.",
     ]
     against_reading = comparison(
-        "Each step, against a loop by hand that reads float(loss) each step",
+        "Each step, against a hand-written loop that reads float(loss) each step",
         times,
         dict.fromkeys([EACH_STEP, SINGLE, AUTO, DEVICE], EACH_STEP),
     )
-    measuring = comparison("The time of each handler measured, against not", times, {AUTO: AUTO, MEASURED: AUTO})
+    measuring = comparison(
+        "Measuring the time of each handler, against not measuring it", times, {AUTO: AUTO, MEASURED: AUTO}
+    )
     return [against_never, against_reading, measuring]
 
 

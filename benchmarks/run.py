@@ -32,6 +32,7 @@ GROUPS = {
     "first_step": "First step",
     "memory": "Memory",
     "models": "Larger models",
+    "step_lengths": "Steps of 5 ms and 200 ms",
     "peers": "Other libraries",
 }
 
@@ -86,16 +87,16 @@ def headline(about: dict[str, str], rounds: int) -> str:
     )
 
 
-def write(page: Path, text: str) -> None:
-    """Replace what stands between the markers of a page.
+def write(page: Path, text: str, begin_marker: str = BEGIN, end_marker: str = END) -> None:
+    """Replace the text between two markers of a page.
 
     Raises:
         SystemExit: The page has no markers.
     """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = page.read_text().partition(begin_marker)
+    _, end, after = rest.partition(end_marker)
     if not (begin and end):
-        raise SystemExit(f"{page} has no lines `{BEGIN}` and `{END}`.")
+        raise SystemExit(f"{page} has no lines `{begin_marker}` and `{end_marker}`.")
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}")
 
 

@@ -30,7 +30,7 @@ def measure(rounds: int) -> list[Table]:
         variants |= of_this_length
         floors |= dict.fromkeys(of_this_length, scan)
     table = comparison(
-        "Windows, against `lax.scan` by hand over batches stacked before", in_turns(variants, rounds), floors
+        "Windows, against a hand-written `lax.scan` over stacked batches", in_turns(variants, rounds), floors
     )
-    table.notes.append("Stacked before: all batches lie on the device in stacks of a window before timing begins.")
+    table.notes.append("Stacked before: the batches of each window are stacked on the device before timing begins.")
     return [table]

@@ -1,9 +1,9 @@
 """fluxcb: a callback engine for JAX training loops.
 
-Callbacks declare what they touch; from the declarations the library proves that a set of them
-fits together, orders it, compiles traced handlers into the step, and moves only declared values
-off the device. Names load when they are first used, so that importing fluxcb, and checking a
-graph, do not import JAX. PYTEST_DONT_REWRITE
+Callbacks declare the state that they read and write. From these declarations, fluxcb verifies that a set of callbacks
+works together, orders the callbacks, compiles traced handlers into the step, and transfers only declared values from
+the device. Names are loaded when they are first used, so importing fluxcb and checking a graph do not import JAX.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ _HOMES = {
     "Read": "fluxcb._declare.access",
     "Write": "fluxcb._declare.access",
     "Callback": "fluxcb._declare.callback",
+    "Handler": "fluxcb._declare.handlers",
     "on": "fluxcb._declare.handlers",
+    "LearnerView": "fluxcb._declare.learner_view",
     "every": "fluxcb._declare.wrappers",
+    "switchable": "fluxcb._declare.wrappers",
     "throttle": "fluxcb._declare.wrappers",
     "when": "fluxcb._declare.wrappers",
+    "AtWindowEnds": "fluxcb._declare.schedules",
     "EveryEpochs": "fluxcb._declare.schedules",
     "EverySeconds": "fluxcb._declare.schedules",
     "EverySteps": "fluxcb._declare.schedules",
     "Predicate": "fluxcb._declare.schedules",
+    "Schedule": "fluxcb._declare.schedules",
     "NoConflict": "fluxcb._declare.resolution",
     "NotDefined": "fluxcb._declare.resolution",
     "RunFirst": "fluxcb._declare.resolution",
@@ -37,14 +42,25 @@ _HOMES = {
     "PauseFitting": "fluxcb._declare.control",
     "RewindFitting": "fluxcb._declare.control",
     "At": "fluxcb._declare.dispatch",
-    "check": "fluxcb._run.checking",
+    "collective": "fluxcb._declare.collectives",
+    "check": "fluxcb._run.check",
+    "Sharding": "fluxcb._declare.shardings",
+    "fsdp": "fluxcb._declare.shardings",
+    "mesh": "fluxcb._declare.shardings",
     "DaskExecutor": "fluxcb._run.executors",
+    "Executor": "fluxcb._run.executors",
     "SerialExecutor": "fluxcb._run.executors",
     "ThreadExecutor": "fluxcb._run.executors",
     "inject": "fluxcb._compile.hyperparams",
     "History": "fluxcb._run.history",
+    "Lineage": "fluxcb._run.lineage",
+    "PathWrite": "fluxcb._run.lineage",
+    "Replay": "fluxcb._run.replay",
     "Learner": "fluxcb._run.learner",
-    "callbacks_as_hook": "fluxcb._run.by_hand",
+    "callbacks_as_hook": "fluxcb._run.callbacks_as_hook",
+    "Ablation": "fluxcb._tools.ablation",
+    "Effect": "fluxcb._tools.ablation",
+    "ablate": "fluxcb._tools.ablation",
     "AccessError": "fluxcb._errors",
     "AmbiguityError": "fluxcb._errors",
     "CheckError": "fluxcb._errors",
@@ -56,6 +72,7 @@ _HOMES = {
     "DeclarationError": "fluxcb._errors",
     "FluxcbError": "fluxcb._errors",
     "MissingStateError": "fluxcb._errors",
+    "PeerError": "fluxcb._errors",
     "ResumeError": "fluxcb._errors",
     "StateLostError": "fluxcb._errors",
     "TraceError": "fluxcb._errors",
@@ -89,9 +106,11 @@ if TYPE_CHECKING:
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback
+    from fluxcb._declare.collectives import collective
     from fluxcb._declare.control import CancelEpoch, CancelFitting, CancelStep, PauseFitting, RewindFitting
     from fluxcb._declare.dispatch import At
-    from fluxcb._declare.handlers import on
+    from fluxcb._declare.handlers import Handler, on
+    from fluxcb._declare.learner_view import LearnerView
     from fluxcb._declare.resolution import (
         NoConflict,
         NotDefined,
@@ -100,8 +119,9 @@ if TYPE_CHECKING:
         in_order,
         resolveconflict,
     )
-    from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate
-    from fluxcb._declare.wrappers import every, throttle, when
+    from fluxcb._declare.schedules import AtWindowEnds, EveryEpochs, EverySeconds, EverySteps, Predicate, Schedule
+    from fluxcb._declare.shardings import Sharding, fsdp, mesh
+    from fluxcb._declare.wrappers import every, switchable, throttle, when
     from fluxcb._errors import (
         AccessError,
         AmbiguityError,
@@ -114,14 +134,18 @@ if TYPE_CHECKING:
         DeclarationError,
         FluxcbError,
         MissingStateError,
+        PeerError,
         ResumeError,
         StateLostError,
         TraceError,
         UndeclaredAccessError,
         UnknownStateError,
     )
-    from fluxcb._run.by_hand import callbacks_as_hook
-    from fluxcb._run.checking import check
-    from fluxcb._run.executors import DaskExecutor, SerialExecutor, ThreadExecutor
+    from fluxcb._run.callbacks_as_hook import callbacks_as_hook
+    from fluxcb._run.check import check
+    from fluxcb._run.executors import DaskExecutor, Executor, SerialExecutor, ThreadExecutor
     from fluxcb._run.history import History
     from fluxcb._run.learner import Learner
+    from fluxcb._run.lineage import Lineage, PathWrite
+    from fluxcb._run.replay import Replay
+    from fluxcb._tools.ablation import Ablation, Effect, ablate

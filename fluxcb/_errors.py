@@ -1,22 +1,23 @@
-"""Every error fluxcb raises on purpose, and how its text is laid out.
+"""Every error that fluxcb raises on purpose, and the layout of its text.
 
 ```
 FluxcbError
-├ DeclarationError        a callback, phase or argument states something that cannot be meant
-│ └ AmbiguityError        two handlers fit one moment equally well
-├ CheckError              the callbacks of a set do not fit together (holds `.problems`)
-│ ├ ConflictError         two callbacks write one place and no order is known
-│ ├ CycleError            the declared orders contradict each other
-│ ├ MissingStateError     something is read that nobody provides
-│ ├ UndeclaredAccessError a handler's source touches what it does not declare
-│ └ UnknownStateError     a state path that does not exist
-├ AccessError             a handler touched what it did not declare (never an AttributeError)
-├ TraceError              a step or a traced handler cannot be compiled as written
-├ DataError               batches that do not fit, run dry, or change shape
-├ StateLostError          the train state went down with a failed XLA call
-└ CheckpointError         a checkpoint cannot be written, found or used
-  ├ CheckpointCorruptError  a file of it is not what was written
-  └ ResumeError           it was written by another run than this one: what differs, line by line
+├ DeclarationError        A callback, a phase or an argument is written incorrectly.
+│ └ AmbiguityError        Two handlers of a callback fit an event and a phase equally well.
+├ CheckError              The callbacks in a list do not fit together.
+│ ├ ConflictError         Two callbacks write the same value, and no order is declared.
+│ ├ CycleError            The orders of several callbacks contradict each other.
+│ ├ MissingStateError     A callback reads a value that nothing provides.
+│ ├ UndeclaredAccessError The source code of a handler uses a value that is not declared.
+│ └ UnknownStateError     A declared state path does not exist.
+├ AccessError             A running handler used a value that is not declared.
+├ TraceError              JAX cannot compile a step or a traced handler.
+├ DataError               A batch or a data source cannot be used.
+├ StateLostError          The train state was lost when a compiled program failed.
+├ PeerError               Another process of the training failed or does not respond.
+└ CheckpointError         A checkpoint cannot be written, found or used.
+  ├ CheckpointCorruptError  A checkpoint is damaged.
+  └ ResumeError           A checkpoint does not fit the Learner that loads it.
 ```
 
 `CancelStep`, `CancelEpoch` and `CancelFitting` are control flow, not errors: see `_declare/control.py`.
@@ -24,6 +25,8 @@ FluxcbError
 
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+from fluxcb._terminal import escape_block
 
 __all__ = [
     "AccessError",
@@ -37,30 +40,32 @@ __all__ = [
     "DeclarationError",
     "FluxcbError",
     "MissingStateError",
+    "PeerError",
     "ResumeError",
     "StateLostError",
     "TraceError",
     "UndeclaredAccessError",
     "UnknownStateError",
+    "as_sentence",
     "did_you_mean",
     "nearest",
 ]
 
 
 class FluxcbError(Exception):
-    """Base of all fluxcb errors.
+    """Base class of all fluxcb errors.
 
     Args:
-        what: One sentence, understandable alone.
-        where: Places in the user's code (class, file:line, moment, path), one a line.
-        why: Why it matters, one sentence.
-        fix: Edits that cure it, the likeliest first.
+        what: One sentence that is understandable without the rest.
+        where: Locations in the user's code (class, file:line, moment, path), one per line.
+        why: The reason why it is an error, in one sentence.
+        fix: Edits that fix the error, starting with the most likely one.
     """
 
     def __init__(
         self, what: str, *, where: Sequence[str] | str = (), why: str = "", fix: Sequence[str] | str = ()
     ) -> None:
-        # One positional argument only, the rest in __dict__: that is what survives pickling.
+        # Exception pickles its positional arguments and __dict__, so there is only one positional argument.
         super().__init__(what)
         self.what = what
         self.where = tuple(place for place in ((where,) if isinstance(where, str) else where) if place)
@@ -72,7 +77,7 @@ class FluxcbError(Exception):
         lines += _labelled("  where: ", "         ", self.where)
         lines += _labelled("  why:   ", "         ", (self.why,) if self.why else ())
         lines += _labelled("  fix:   ", "     or: ", self.fix)
-        return "\n".join(lines)
+        return escape_block("\n".join(lines))  # messages may quote checkpoints and other untrusted files
 
 
 def _labelled(first: str, rest: str, entries: Sequence[str]) -> list[str]:
@@ -84,7 +89,7 @@ def _labelled(first: str, rest: str, entries: Sequence[str]) -> list[str]:
 
 
 class DeclarationError(FluxcbError, ValueError):
-    """A declaration (handler, `stateaccess`, `runafter`, schedule, argument) is not valid."""
+    """A declaration (handler, `stateaccess`, `runafter`, schedule, argument) is invalid."""
 
 
 class AmbiguityError(DeclarationError):
@@ -92,13 +97,13 @@ class AmbiguityError(DeclarationError):
 
 
 class CheckError(FluxcbError, ValueError):
-    """The callbacks of a set do not fit together; `problems` holds every one found."""
+    """The callbacks of a set do not work together. `problems` holds every problem that was found."""
 
     problems: tuple["CheckError", ...] = ()
 
     @classmethod
     def of(cls, problems: Sequence["CheckError"]) -> "CheckError":
-        """Return the only problem itself, or one error that tells all of them."""
+        """Return the problem itself if there is only one, or one error that lists all problems."""
         if len(problems) == 1:
             return problems[0]
         error = cls(f"{len(problems)} problems were found in this set of callbacks.")
@@ -115,39 +120,43 @@ class CheckError(FluxcbError, ValueError):
 
 
 class ConflictError(CheckError):
-    """Two callbacks write overlapping state at one moment and no order is known."""
+    """Two callbacks write overlapping state at one moment, and no order is known."""
 
 
 class CycleError(CheckError):
-    """The declared orders form a loop, so no order satisfies them all."""
+    """The declared orders form a cycle, so no order satisfies all of them."""
 
 
 class MissingStateError(CheckError):
-    """State is read that nobody creates, or before it exists."""
+    """A callback reads state that nothing creates, or reads it before it exists."""
 
 
 class UndeclaredAccessError(CheckError):
-    """The source of a handler touches state that it does not declare: when the line runs, it raises AccessError."""
+    """The source of a handler uses state that the callback does not declare, so it would raise AccessError."""
 
 
 class UnknownStateError(CheckError):
-    """A state path names something that does not exist."""
+    """A state path does not exist."""
 
 
 class AccessError(FluxcbError, RuntimeError):
-    """A handler touched state that its callback did not declare."""
+    """A handler used state that its callback did not declare."""
 
 
 class TraceError(FluxcbError, RuntimeError):
-    """The step, or a handler traced into it, cannot be compiled as written."""
+    """The step, or a handler that is traced into it, cannot be compiled as written."""
 
 
 class DataError(FluxcbError, ValueError):
-    """A data source or a batch is not what the step needs."""
+    """A data source or a batch does not meet the requirements of the step."""
 
 
 class StateLostError(FluxcbError, RuntimeError):
-    """The train state was donated to an XLA call that failed, and is gone."""
+    """The train state was donated to an XLA call that failed, so its arrays no longer exist."""
+
+
+class PeerError(FluxcbError, RuntimeError):
+    """Another process of the training failed, does not respond, or does not run the same steps."""
 
 
 class CheckpointError(FluxcbError, RuntimeError):
@@ -155,15 +164,20 @@ class CheckpointError(FluxcbError, RuntimeError):
 
 
 class CheckpointCorruptError(CheckpointError):
-    """A file of a checkpoint is missing, or not what was written."""
+    """A file of a checkpoint is missing, or differs from the file that was written."""
 
 
 class ResumeError(CheckpointError):
-    """A checkpoint does not fit the Learner that is to go on from it."""
+    """A checkpoint does not match the Learner that is to resume from it."""
+
+
+def as_sentence(text: str) -> str:
+    """Return the text with a period at its end, unless it ends in a punctuation mark."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
 
 
 def nearest(name: str, known: Iterable[Any]) -> str:
-    """Return the known name that is most similar to a name, or an empty string if none is similar."""
+    """Return the known name that is most similar to `name`, or an empty string if none is similar."""
     import difflib
 
     close = difflib.get_close_matches(name, [str(k) for k in known], n=1, cutoff=0.6)

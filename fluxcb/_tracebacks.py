@@ -5,44 +5,22 @@ The environment variable `FLUXCB_TRACEBACK=full` keeps all frames.
 
 from __future__ import annotations
 
-import functools
-import os
+import dis
 import sys
-from collections.abc import Callable
 from types import FrameType, TracebackType
-from typing import ParamSpec, TypeVar
 
 from fluxcb._errors import FluxcbError
 
-__all__ = ["entry_point", "stacklevel_of_user"]
-
-P = ParamSpec("P")
-R = TypeVar("R")
+__all__ = ["VARIABLE", "remove_own_frames", "stacklevel_of_user"]
 
 VARIABLE = "FLUXCB_TRACEBACK"
+_RAISE = dis.opmap["RAISE_VARARGS"]
 NOTE = f"fluxcb removed its own frames from this traceback. Set {VARIABLE}=full to include them."
 
 
-def entry_point(function: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a public function so that fluxcb's frames are removed from the tracebacks of its exceptions.
-
-    Args:
-        function: A function or method that users call.
-
-    Returns:
-        The wrapped function. It raises the same exceptions, with the same notes, cause and context.
-    """
-
-    @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            if os.environ.get(VARIABLE) != "full":
-                _remove_frames(error, set())
-            raise  # a bare `raise` keeps the modified traceback and does not add this frame
-
-    return call
+def remove_own_frames(error: BaseException) -> None:
+    """Remove fluxcb's frames from an exception, its cause and context, and the members of an exception group."""
+    _remove_frames(error, set())
 
 
 def stacklevel_of_user() -> int:
@@ -59,7 +37,6 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _remove_frames(error: BaseException | None, seen: set[int]) -> None:
-    """Remove fluxcb's frames from an exception, its cause and context, and the members of an exception group."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))
@@ -76,7 +53,13 @@ def _remove_frames(error: BaseException | None, seen: set[int]) -> None:
 
 def _is_unexpected(error: BaseException) -> bool:
     """Return whether the line of fluxcb that raised an exception adds information to its message."""
-    return isinstance(error, Exception) and not isinstance(error, FluxcbError | ExceptionGroup)
+    if not isinstance(error, Exception) or isinstance(error, FluxcbError | ExceptionGroup):
+        return False
+    if error.__traceback__ is None:
+        return False
+    last = _last(error.__traceback__)
+    # A `raise` statement, as for the KeyError of a mapping, has a message of its own.
+    return last.tb_frame.f_code.co_code[last.tb_lasti] != _RAISE
 
 
 def _users(traceback: TracebackType | None, *, keep_last: bool) -> TracebackType | None:

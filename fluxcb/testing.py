@@ -1,6 +1,6 @@
-"""A kit for the tests of callbacks: a small Learner, a log of events, and the laws that every callback keeps.
+"""Tools for testing callbacks: a small Learner, a log of events, and the laws that every callback must follow.
 
-Importing it does not import JAX; building a Learner does.
+Importing this module does not import JAX. Building a Learner does.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.events import Event, HostEvent
 from fluxcb._declare.handlers import on
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import CheckError, ConflictError
-from fluxcb._run.checking import check
+from fluxcb._run.check import check
 from fluxcb._tools.laws import Laws
-from fluxcb._tracebacks import entry_point
 
 if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
@@ -43,22 +44,23 @@ def testlearner(
     default_callbacks: bool = False,
     **kwargs: Any,
 ) -> Learner:
-    """Build a Learner that fits a line, `y = 3 x - 1`, from the same few examples each time.
+    """Build a small Learner that fits the line `y = 3 x - 1` to fixed examples.
 
-    The model is `w * x + b`, both 0 at first, the loss the mean squared error, the optimizer plain gradient descent
-    with the hyperparameter `learning_rate`. An epoch takes milliseconds, and every value can be computed by hand.
+    The model is `w * x + b`, with both parameters initially 0. The loss is the mean squared error. The optimizer is
+    plain gradient descent with the hyperparameter `learning_rate`. An epoch takes milliseconds, and every value can be
+    computed by hand.
 
     Args:
         *callbacks: Callback instances, and `in_order(...)` groups of them.
-        batches: Training batches in an epoch.
-        validation_batches: Validation batches in an epoch; 0 for no validation.
-        batch_size: Examples in a batch.
-        learning_rate: Step size of the gradient descent.
+        batches: Number of training batches in an epoch.
+        validation_batches: Number of validation batches in an epoch. 0 means no validation.
+        batch_size: Number of examples in a batch.
+        learning_rate: Step size of gradient descent.
         default_callbacks: Whether to add the default callbacks, as `Learner` does.
-        **kwargs: Whatever else `Learner` takes; `data=` and `optimizer=` replace the ones described here.
+        **kwargs: Other arguments of `Learner`. `data=` and `optimizer=` replace those described here.
 
     Returns:
-        The Learner. Batches are pairs `(float32[batch_size, 1], float32[batch_size, 1])` in lists.
+        The Learner. Its batches are lists of pairs `(float32[batch_size, 1], float32[batch_size, 1])`.
 
     Example:
         >>> learner = testlearner(EventLog())
@@ -81,13 +83,13 @@ def testlearner(
         return jnp.mean((outputs - ys) ** 2)
 
     data = make(batches, 0), make(validation_batches, 1) if validation_batches else None
-    given = {"data": data, "optimizer": inject(optax.sgd, learning_rate=learning_rate), **kwargs}
+    arguments = {"data": data, "optimizer": inject(optax.sgd, learning_rate=learning_rate), **kwargs}
     return Learner(
         (lambda key, xs: {"w": jnp.zeros(()), "b": jnp.zeros(())}, lambda params, xs: params["w"] * xs + params["b"]),
         squared_error,
         callbacks=callbacks,
         default_callbacks=default_callbacks,
-        **given,
+        **arguments,
     )
 
 
@@ -96,9 +98,10 @@ testlearner.__test__ = False  # pyright: ignore[reportFunctionMemberAccess]  # f
 
 
 class EventLog(Callback):
-    """Record every host event, in the order of emission.
+    """Record every host event in the order of emission.
 
-    It declares no access, so it changes neither order nor windows: what it sees is what happens without it.
+    EventLog declares no access, so it changes neither the order of callbacks nor the windows. The events are the same
+    as without it.
 
     Attributes:
         entries: One tuple per event: event name, phase name, and the counters `progress.step`, `progress.epoch` and
@@ -132,7 +135,7 @@ class EventLog(Callback):
         self.entries: list[tuple[str, str, int, int, int]] = []
 
     @on(HostEvent)
-    def record(self, event: Event, phase: Phase, learner: Any) -> None:
+    def record(self, event: Event, phase: Phase, learner: LearnerView) -> None:
         """Add an entry."""
         progress = learner.progress
         self.entries.append(
@@ -140,7 +143,7 @@ class EventLog(Callback):
         )
 
     def names(self, phase: str | None = None) -> list[str]:
-        """Return the names of the events of one phase, or of all."""
+        """Return the names of the recorded events, of one phase or of all phases."""
         return [entry[0] for entry in self.entries if phase in (None, entry[1])]
 
     def state_dict(self) -> dict[str, Any]:
@@ -148,25 +151,26 @@ class EventLog(Callback):
         return {"entries": list(self.entries)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the entries back."""
+        """Restore the entries."""
         self.entries = [(*entry,) for entry in state["entries"]]
 
 
 # -- sets of callbacks -------------------------------------------------------------------------
 
 
+@entry_point
 def assert_valid_graph(callbacks: Iterable[Any], **kwargs: Any) -> CallbackGraph:
-    """Assert that a set of callbacks fits together.
+    """Assert that a set of callbacks is valid.
 
     Args:
-        callbacks: The callbacks list.
-        **kwargs: Passed to `fluxcb.check`; the default callbacks are not added unless asked for.
+        callbacks: The list of callbacks.
+        **kwargs: Passed to `fluxcb.check`. By default, the default callbacks are not added.
 
     Returns:
         The graph.
 
     Raises:
-        AssertionError: It does not fit together.
+        AssertionError: The set is not valid.
 
     Example:
         >>> from fluxcb.events import StepBegin
@@ -179,20 +183,21 @@ def assert_valid_graph(callbacks: Iterable[Any], **kwargs: Any) -> CallbackGraph
         raise AssertionError(f"The callbacks do not fit together.\n{type(error).__name__}: {error}") from error
 
 
+@entry_point
 def assert_order(
     callbacks: Iterable[Any], event: type[Event], phase: type[Phase], classes: Sequence[type[Callback]], **kwargs: Any
 ) -> None:
     """Assert which callbacks run at a moment, and in which order.
 
     Args:
-        callbacks: The callbacks list.
+        callbacks: The list of callbacks.
         event: Event class.
         phase: Phase class.
-        classes: The classes of all callbacks that run then, wrappers taken off, first to last.
-        **kwargs: Passed to `fluxcb.check`; the default callbacks are not added unless asked for.
+        classes: The classes of all callbacks that run at the moment, in order, without their wrappers.
+        **kwargs: Passed to `fluxcb.check`. By default, the default callbacks are not added.
 
     Raises:
-        AssertionError: The set is not valid, or others run, or in another order.
+        AssertionError: The set is not valid, other callbacks run, or the order is different.
 
     Example:
         >>> from fluxcb.events import StepBegin
@@ -207,19 +212,20 @@ def assert_order(
         )
 
 
+@entry_point
 def assert_conflict(callbacks: Iterable[Any], path: str, **kwargs: Any) -> ConflictError:
-    """Assert that two of the callbacks conflict about a state path.
+    """Assert that two of the callbacks conflict on a state path.
 
     Args:
-        callbacks: The callbacks list.
-        path: The path as messages show it, `step.grads`.
-        **kwargs: Passed to `fluxcb.check`; the default callbacks are not added unless asked for.
+        callbacks: The list of callbacks.
+        path: The path in the form that messages use, e.g. `step.grads`.
+        **kwargs: Passed to `fluxcb.check`. By default, the default callbacks are not added.
 
     Returns:
-        The error, for tests that look at more of it.
+        The error, for tests that check more of it.
 
     Raises:
-        AssertionError: They do not.
+        AssertionError: There is no such conflict.
 
     Example:
         >>> from fluxcb import Write
@@ -243,8 +249,8 @@ def assert_conflict(callbacks: Iterable[Any], path: str, **kwargs: Any) -> Confl
     for problem in problems:
         if isinstance(problem, ConflictError) and f"`{path}`" in problem.what:
             return problem
-    told = "\n".join(f"{type(problem).__name__}: {problem}" for problem in problems) or "no problem was found"
-    raise AssertionError(f"No two callbacks conflict about `{path}`; {told}")
+    found_problems = "\n".join(f"{type(problem).__name__}: {problem}" for problem in problems) or "no problem was found"
+    raise AssertionError(f"No two callbacks conflict about `{path}`; {found_problems}")
 
 
 def _names(classes: Iterable[type]) -> str:
@@ -254,6 +260,7 @@ def _names(classes: Iterable[type]) -> str:
 # -- the laws ----------------------------------------------------------------------------------
 
 
+@entry_point
 def assert_resumes_exactly(
     make: Callable[[], Learner] | Callable[[Path], Learner],
     *,
@@ -261,22 +268,23 @@ def assert_resumes_exactly(
     steps: int | None = None,
     ignore: Collection[str] = (),
 ) -> None:
-    """Assert that a training that is interrupted anywhere, and resumed, is the one that was not.
+    """Assert that a run that is interrupted and resumed equals an uninterrupted run, bit for bit.
 
-    A run can go on between two steps and between two epochs: there its state is saved to disk, as a Checkpointer would.
-    From each of these checkpoints a new Learner goes on, with `fit(..., resume=True)`, and its final state is compared
-    with that of the run that went through, to the last bit: parameters, optimizer, random key, counters, `cbstate`, the
-    state of every callback, `stop_reason`. Each point costs a training, so give it little data.
+    The test trains once and saves a checkpoint at each point where a run can be resumed: between any two steps and any
+    two epochs. From each checkpoint, a new Learner continues with `fit(..., resume=True)`. Its final state must equal
+    that of the uninterrupted run: parameters, optimizer, random key, counters, `cbstate`, the state of every callback,
+    and `stop_reason`. Each point needs a training run of its own, so use little data.
 
     Args:
-        make: Returns a new Learner with new callbacks and data each time; it may take a directory (`pathlib.Path`), for
-            its logs, which has in it what the run had written there when the checkpoint was.
-        epochs: How many epochs are trained; 2 if neither is given.
-        steps: How many steps are trained, instead.
-        ignore: Names of callbacks whose own state may differ, because it says how long something took.
+        make: Returns a new Learner with new callbacks and data each time. It may take a directory (`pathlib.Path`) for
+            the logs of the run. When a run is resumed, the directory contains what the run had written at the
+            checkpoint.
+        epochs: Number of epochs to train. The default is 2 if `steps` is not given either.
+        steps: Number of steps to train, instead of `epochs`.
+        ignore: Names of callbacks whose own state may differ, for example because it contains elapsed times.
 
     Raises:
-        AssertionError: Results differ; it says where the run was resumed, and what differs.
+        AssertionError: Results differ. The message names the step at which the run was resumed, and the differences.
 
     Example:
         >>> assert_resumes_exactly(lambda: testlearner(batches=2, validation_batches=0), epochs=1)
@@ -287,15 +295,14 @@ def assert_resumes_exactly(
     failures = [(moment, lines) for moment, lines in resume_differences(make, length, ignore) if lines]
     if failures:
         moment, lines = failures[0]
-        more = f"\n(and so at {len(failures) - 1} other points)" if len(failures) > 1 else ""
+        more = f"\n(and at {len(failures) - 1} other points)" if len(failures) > 1 else ""
         shown = lines[:10] + ([f"... and {len(lines) - 10} more"] if len(lines) > 10 else [])
         raise AssertionError(
-            f"A run that is resumed {moment}, differs from one that was not interrupted:\n  "
-            + "\n  ".join(shown)
-            + more
+            f"A run that is resumed {moment} differs from an uninterrupted run:\n  " + "\n  ".join(shown) + more
         )
 
 
+@entry_point
 def check_callback(
     make: Callable[[], Callback],
     *,
@@ -305,27 +312,27 @@ def check_callback(
     unused: Iterable[str] = (),
     handles: Iterable[str] = (),
 ) -> None:
-    """Run a callback through the laws that every callback keeps.
+    """Check that a callback follows the laws for all callbacks.
 
-    1. It trains with the callbacks it needs and nobody else, and beside the default callbacks.
-    2. What it declares it touches, and it touches nothing else (that would be an AccessError).
-    3. The order of the callbacks list does not matter: the train state is the same bit for bit.
-    4. Windows do not matter: with several steps in one call, and beside a callback that may cancel at every step, the
-       train state is the same bit for bit.
-    5. An epoch after the first traces and compiles nothing.
-    6. `init` run twice leaves what `init` run once leaves, also after training.
-    7. `load_state_dict` takes what `state_dict` gave, and restores every field that changes during training.
+    1. It trains with only the callbacks that it needs, and together with the default callbacks.
+    2. It uses all the state that it declares, and no other state, which would raise an AccessError.
+    3. The order of the list of callbacks does not matter: the train state is the same, bit for bit.
+    4. Windows do not matter. The train state is the same, bit for bit, with several steps in one call and with a
+       callback that may cancel at every step.
+    5. Epochs after the first one trace and compile nothing.
+    6. Running `init` twice has the same result as running it once, even after training.
+    7. `load_state_dict` accepts what `state_dict` returned, and restores every field that changes during training.
 
     Args:
-        make: Returns a new instance; called several times.
-        needs: Makers of the callbacks it cannot do without.
-        learner: Builds the Learner: called like `testlearner`, with callback instances and `default_callbacks`.
-        epochs: How long it is trained (epochs).
-        unused: Declared paths (`step.aux`) that this training gives no occasion to touch.
-        handles: Fields that change and are rightly no state: open files, consoles, clocks.
+        make: Returns a new instance. It is called several times.
+        needs: Functions that make the callbacks that it requires.
+        learner: Builds the Learner. It is called like `testlearner`, with callback instances and `default_callbacks`.
+        epochs: Length of the training (epochs).
+        unused: Declared paths, such as `step.aux`, that this training does not use.
+        handles: Fields that change during training but are not state: open files, consoles, clocks.
 
     Raises:
-        AssertionError: A law is broken; all broken ones are told.
+        AssertionError: A law is violated. The message lists all violated laws.
 
     Example:
         >>> from fluxcb.events import StepBegin
@@ -339,12 +346,12 @@ def check_callback(
         >>> check_callback(Counter)
         Traceback (most recent call last):
         AssertionError: Counter() breaks a law of callbacks.
-          Its field `steps` changes during training (from 0 to 12), and is not restored by `load_state_dict`. ...
+          Its field `steps` changes during training (from 0 to 12), and `load_state_dict` does not restore it. ...
     """
     laws = Laws(
         make,
         needs=tuple(needs),
-        beside=EventLog,
+        companion=EventLog,
         learner=learner,
         epochs=epochs,
         unused=frozenset(unused),

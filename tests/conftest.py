@@ -1,12 +1,13 @@
-"""Settings that must stand before JAX is imported, and how hard hypothesis looks."""
+"""The short suite, settings that must be made before JAX is imported, and hypothesis profiles."""
 
 import gc
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,25 +43,112 @@ settings.register_profile("ci", settings.get_profile("local"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+# `pytest` without arguments runs a sample of the suite, with tests from every folder, so that it takes a few minutes.
+# All other tests are `long`: those that are marked, and those outside of the sample. `pytest -m long` runs them; see
+# also `SLOW`. A command that names files or uses -k runs all tests that it selects. The sample is a rule and not a mark
+# on each test, so that it also covers new tests without becoming slow.
+ALL = 10**9
+SAMPLES = {
+    # Folder or file: the maximum number of test functions per file, and of parameters per function.
+    "callbacks": (3, 1),
+    "compile": (6, 1),
+    "contract": (ALL, 6),
+    "docs": (ALL, 6),
+    "fixes": (ALL, 4),
+    "logging": (8, 2),
+    "models": (8, 1),
+    "plugin": (2, 1),
+    "programs": (ALL, 1),
+    "properties": (2, 1),
+    "reliability": (6, 1),
+    "run": (3, 1),
+    "tools": (3, 1),
+    "test_testing.py": (12, 1),
+    "windows": (2, 1),
+}
+OTHERS = (ALL, 6)
+"""The sample of all other folders, whose tests are fast."""
+
+# Functions with many slow parameters, of which `pytest -m long` also runs a sample, so that both suites together take
+# half an hour. All parameters run with `FLUXCB_LONG`, or if a command names the file.
+SLOW = {
+    "test_built_in_callback_reads_only_when_due": 60,
+    "test_every_window_length_computes_same_bits": 5,
+    "test_graph_matches_oracle_for_1000_random_sets": 4,
+    "test_hostile_state_changes_nothing_and_valid_checkpoint_restores": 14,
+    "test_kill_at_moment_of_save_leaves_whole_checkpoint": 1,
+    "test_public_callback_passes_audit_with_default_callbacks": 25,
+    "test_random_failures_with_two_and_four_processes": 3,
+    "test_schedule_is_due_at_same_steps": 28,
+    "test_sigterm_in_one_process_stops_all_at_same_step": 2,
+    "test_signal_saves_checkpoint_of_current_step": 11,
+    "test_training_resumes_exactly": 14,
+    "test_training_techniques_with_windows_and_devices": 2,
+}
+
+ROOT = Path(__file__).resolve().parent
+Value = TypeVar("Value")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which applies -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests outside of the sample as `long`. Deselect long tests if the command selects no tests itself."""
+    functions: dict[Path, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        if item.get_closest_marker("long") is None:
+            functions.setdefault(item.path, {}).setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for path, tests in functions.items():
+        most, parameters = SAMPLES.get(path.relative_to(ROOT).parts[0], OTHERS)
+        chosen = {item for group in spread(list(tests.values()), most) for item in spread(group, parameters)}
+        for item in (item for group in tests.values() for item in group if item not in chosen):
+            item.add_marker("long")
+    whole_suite = {Path(config.invocation_params.dir, arg).resolve() for arg in config.args} <= {ROOT, ROOT.parent}
+    if not whole_suite or config.option.keyword:
+        return
+    left_out: set[pytest.Item] = set()
+    if not config.option.markexpr:
+        left_out = {item for item in items if item.get_closest_marker("long")}
+    elif "FLUXCB_LONG" not in os.environ:
+        slow: dict[str, list[pytest.Item]] = {}
+        for item in filter(lambda item: item.get_closest_marker("long"), items):
+            slow.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for name, tests in slow.items():
+            left_out |= set(tests) - set(spread(tests, SLOW.get(name.rpartition("::")[2], ALL)))
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def spread(values: Sequence[Value], most: int) -> list[Value]:
+    """Return at most `most` evenly spaced values, including the first one."""
+    count = min(most, len(values))
+    return [values[index * len(values) // count] for index in range(count)]
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> None:
-    """Have the collector of garbage pass over what was there before a module's tests.
+    """Exclude objects that exist before the tests of a module from garbage collection.
 
-    Programs that JAX keeps are millions of objects in the end, and each collection that a test asks for, or that Python
-    begins by itself, would look at all of them.
+    JAX caches programs with millions of objects, and each garbage collection would traverse all of them.
     """
     gc.collect()
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no clock cut windows, however slow the machine is: long ones are, to keep progress bars alive."""
-    monkeypatch.setattr("fluxcb._run.calling.WINDOW_SECONDS", 1e9)
+    """Make tests independent of the speed of the machine.
+
+    On a slow machine, the engine shortens windows so that progress bars stay responsive, and `ProgressBar` prints
+    additional lines for epochs that take long.
+    """
+    import fluxcb._run.explain_windows  # noqa: F401 - it copies `WINDOW_SECONDS` at import
+
+    monkeypatch.setattr("fluxcb._run.program_runner.WINDOW_SECONDS", 1e9)
+    monkeypatch.setattr("fluxcb.callbacks.progress.bars._PLAIN_SECONDS", 1e9)
 
 
 def with_places(text: str, path: Path) -> str:
-    """Replace each `<@mark>` by `file:line` of the line of a test file that ends in the comment `# mark`."""
+    """Replace each `<@mark>` with `file:line` of the line in a test file that ends in the comment `# mark`."""
     lines = path.read_text().splitlines()
 
     def place(found: re.Match[str]) -> str:
@@ -72,7 +160,7 @@ def with_places(text: str, path: Path) -> str:
 
 @pytest.fixture
 def refused(request: pytest.FixtureRequest) -> Callable[[type[Exception], str], AbstractContextManager[None]]:
-    """`with refused(Kind, text):` expects an error of exactly this kind with this whole text, see `with_places`."""
+    """`with refused(Kind, text):` expects an error of exactly this kind with this complete text; see `with_places`."""
 
     @contextmanager
     def expect(kind: type[Exception], text: str) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Compiled programs that the Learners of many tests share, as far as they are the same."""
+"""Compiled programs that the Learners of many tests share if they are equal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +15,10 @@ from fluxcb._run import programs
 
 @contextmanager
 def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, Any]]:
-    """Let Learners whose steps are the same, to the last constant, share what is compiled of them.
+    """Let Learners with equal steps, including all constants, share their compiled programs.
 
     Args:
-        kept: What was compiled before.
+        kept: The programs that were compiled before.
     """
     kept = {} if kept is None else kept
 
@@ -34,7 +34,7 @@ def shared_programs(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, An
             tuple(leaf.sharding for leaf in jax.tree.leaves(carry)) if layout is None else (),  # in vectors: the CPU
             jax.tree.structure(batches),
             tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(batches)),
-            (tuple(fetch.each), tuple(fetch.last), how["kind"], how.get("steps"), how.get("by_hand")),
+            (tuple(fetch.each), tuple(fetch.last), how["kind"], how.get("steps"), how.get("unpacked"), how["fuses"]),
         )
         if key not in kept:
             kept[key] = program.compile_program(step, carry, batches, **how)

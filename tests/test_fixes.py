@@ -1,7 +1,7 @@
-"""For every class of error: a program that raises it, each fix that its message suggests, and the program so fixed.
+"""For every error class: a program that raises it, and the program with each suggested fix.
 
-A case has the whole `fix` of its message, and for each line of it the program with that edit. Code between backticks
-is taken from the message itself, so that a message and what is tried here cannot drift apart.
+A case contains the complete `fix` of its message, and the edited program for each line of it. Code between backticks is
+taken from the message itself, so that the tested edit always matches the message.
 """
 
 import re
@@ -48,6 +48,7 @@ from fluxcb.callbacks import (
 from fluxcb.checkpoints import load_params
 from fluxcb.events import BackwardEnd, Event, StepEnd
 from fluxcb.phases import TrainingPhase
+from tests.processes_as_threads import keep_processes, run_processes
 
 XS = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
 BATCHES = [(x, 3 * x) for x in np.split(XS, 4)]
@@ -58,7 +59,7 @@ Fixed = Callable[..., Any]
 
 @dataclass
 class Case:
-    """A program that raises an error, and for each line of the error's `fix` the program with that edit."""
+    """A program that raises an error, and the edited program for each line of the error's `fix`."""
 
     kind: type[Exception]
     broken: Callable[[], Any]
@@ -106,7 +107,7 @@ def made(name: str, access: Any, event: type[Event] = StepEnd, act: Any = None, 
 
 
 def passing() -> Any:
-    """Return a function that can be a handler, and does nothing."""
+    """Return a function that does nothing and can be a handler."""
 
     def passes(self, event, phase, learner): ...
 
@@ -121,7 +122,7 @@ def DeclarationError(folder: Path) -> Case:  # noqa: N802 - the class's name
     def define(name: str) -> type[Callback]:
         return type("Printer", (Callback,), {name: lambda self: {"step": {"loss": Read()}}})
 
-    line = "rename it to `stateaccess`, or to something less alike if you mean another method"
+    line = "rename it to `stateaccess`, or to a less similar name if it is a different method"
     return Case(fluxcb.DeclarationError, lambda: define("state_access"), {line: define})
 
 
@@ -136,7 +137,7 @@ def AmbiguityError(folder: Path) -> Case:  # noqa: N802
     def fixed(source: str) -> Any:
         return define(*two, evaluated(source.removeprefix("@"), on=on, StepEnd=StepEnd, TrainingPhase=TrainingPhase))
 
-    line = "add a handler for `@on(StepEnd, TrainingPhase)` that says what should happen there"
+    line = "add a handler for `@on(StepEnd, TrainingPhase)`, which takes precedence over both"
     return Case(fluxcb.AmbiguityError, lambda: define(*two), {line: fixed})
 
 
@@ -184,7 +185,7 @@ def ConflictError(folder: Path) -> Case:  # noqa: N802
         {
             "put them in the list as `in_order(Adds(), Halves())`": ordered,
             "make `Halves.runafter()` return `(Adds,)`": after,
-            "declare `Append()` in both, if they only add what does not depend on order": lambda source: check(
+            "declare `Append()` in both if the order of the values that they add does not matter": lambda source: check(
                 *pair(evaluated(source))
             ),
         },
@@ -193,7 +194,7 @@ def ConflictError(folder: Path) -> Case:  # noqa: N802
 
 @case
 def ConflictError_twins(folder: Path) -> Case:  # noqa: N802
-    """Two instances that look alike: no code can name the second one by its repr."""
+    """Two equal-looking instances, of which no code can name the second one by its repr."""
     adds = made("Adds", {"params": Write()})
 
     def ordered(source: str) -> Any:
@@ -205,7 +206,7 @@ def ConflictError_twins(folder: Path) -> Case:  # noqa: N802
 
 @case
 def ConflictError_shipped(folder: Path) -> Case:  # noqa: N802
-    """A class of the library cannot be edited: no `Append()` in both, no `runafter`."""
+    """Classes of the library cannot be edited, so neither `Append()` in both nor `runafter` is suggested."""
     adds = made("Adds", {"cbstate": {"history": Write()}}, runafter=lambda self: ())
 
     def ordered(source: str) -> Any:
@@ -267,10 +268,10 @@ def CycleError(folder: Path) -> Case:  # noqa: N802
         {
             "put them in the list as `in_order(Ping(), Pong())`": ordered,
             "put them in the list as `in_order(Pong(), Ping())`": ordered,
-            "in `Ping` or `Pong`, declare `Read(previous=True)` for what an earlier moment may have left": (
+            "in `Ping` or `Pong`, declare `Read(previous=True)` if a value from an earlier moment is sufficient": (
                 lambda ping, pong, source: check(*pair(previous=evaluated(source).previous).values())
             ),
-            "in `Ping` or `Pong`, narrow a handler that touches less with `@on(..., access={...})`": narrowed,
+            "in `Ping` or `Pong`, narrow a handler that uses less with `@on(..., access={...})`": narrowed,
         },
     )
 
@@ -290,7 +291,7 @@ def MissingStateError(folder: Path) -> Case:  # noqa: N802
 
 
 class Watch(Callback):
-    """Reads what it does not declare, at some later step."""
+    """Read an undeclared value at a later step."""
 
     access: Any = {"step": {"loss": Read()}}
 
@@ -325,7 +326,7 @@ def UnknownStateError(folder: Path) -> Case:  # noqa: N802
     def reads(name: str) -> Any:
         return check(made("Prints", {"step": {name: Read()}})())
 
-    names = "batch, grads, hold, loss, outputs, skip, stop, updates, xs, ys"
+    names = "batch, earlier_losses, grads, hold, loss, outputs, skip, stop, updates, xs, ys"
     return Case(
         fluxcb.UnknownStateError,
         lambda: reads("lsos"),
@@ -365,7 +366,7 @@ def AccessError_misspelt(folder: Path) -> Case:  # noqa: N802
 
 @case
 def AccessError_of_a_function(folder: Path) -> Case:  # noqa: N802
-    """The access of a function is an argument, and no `stateaccess` of the user's."""
+    """The access of a function is an argument instead of a `stateaccess` of the user."""
 
     def show(learner):
         print(learner.params)
@@ -531,9 +532,8 @@ def TraceError(folder: Path) -> Case:  # noqa: N802
         fluxcb.TraceError,
         lambda: traced(skip_if),
         {
-            "stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value": (
-                lambda where, statement: traced(skip_where)
-            ),
+            "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() or "
+            "format values": (lambda where, statement: traced(skip_where)),
             "read the value in a host handler, at StepEnd": lambda: learner(
                 made("Looks", {"step": {"loss": Read()}}, StepEnd, look)()
             ).fit(1),
@@ -580,6 +580,20 @@ def StateLostError(folder: Path) -> Case:  # noqa: N802
     return Case(fluxcb.StateLostError, broken, {"build a new Learner, and restore a checkpoint": fixed})
 
 
+@case
+def PeerError(folder: Path) -> Case:  # noqa: N802
+    def marks(*batches: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            keep_processes(patch)
+            ended = run_processes(lambda process: process.peers.mark(f"{batches[process.number]} batches"))
+        for process in ended:
+            if process.error is not None:
+                raise process.error
+
+    same = "give all processes the same number of batches, of the same shapes"
+    return Case(fluxcb.PeerError, lambda: marks(7, 40), {same: lambda: marks(7, 7)})
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -622,7 +636,7 @@ def CheckpointCorruptError(folder: Path) -> Case:  # noqa: N802
         (folder / "5").rename(folder / "4")
         return load_params(folder / "4")
 
-    return Case(_errors.CheckpointCorruptError, broken, {"give it back its name": fixed})
+    return Case(_errors.CheckpointCorruptError, broken, {"restore the original name of the folder": fixed})
 
 
 @case
@@ -648,8 +662,9 @@ def ResumeError(folder: Path) -> Case:  # noqa: N802
         broken,
         {
             "build the Learner as it was when the run began": as_it_was,
-            f"say what is meant to differ: `learner.restore({path!r}, allow=(...))`, of ('callbacks', 'data')": allowed,
-            f"take the parameters only: `fluxcb.checkpoints.load_params({path!r})`": params,
+            f"allow intended differences: `learner.restore({path!r}, allow=(...))`, "
+            "with names from ('callbacks', 'data', 'hyperparams')": allowed,
+            f"load only the parameters: `fluxcb.checkpoints.load_params({path!r})`": params,
         },
     )
 
@@ -657,14 +672,14 @@ def ResumeError(folder: Path) -> Case:  # noqa: N802
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
-def test_every_error_class_has_a_case():
-    """`FluxcbError` itself is raised only where a run was ended on purpose, which no edit of the program mends."""
+def test_every_error_class_has_case():
+    """`FluxcbError` itself is raised only if a run was ended on purpose, which has no fix."""
     classes = {name for name in _errors.__all__ if isinstance(getattr(_errors, name), type)}
     assert {name.partition("_")[0] for name in CASES} == classes - {"FluxcbError"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_each_fix_that_is_suggested_works(name, tmp_path):
+def test_each_suggested_fix_works(name, tmp_path):
     found = CASES[name](tmp_path)
     with pytest.raises(found.kind) as raised:
         found.broken()
@@ -674,30 +689,30 @@ def test_each_fix_that_is_suggested_works(name, tmp_path):
         fixed(*code(line))
 
 
-def test_a_message_without_a_place_has_no_line_for_it():
+def test_message_without_location_has_no_where_line():
     with pytest.raises(fluxcb.DeclarationError) as raised:
         Learner.from_loss({"w": "text"}, lambda params, batch, key: 0.0, optax.sgd(0.1), data=BATCHES)
     assert str(raised.value) == (
-        "`params` has str 'text' at `params['w']`, which JAX cannot take as an array of numbers.\n"
-        "  why:   it would be an argument of a compiled program\n"
-        "  fix:   turn it into numbers, or leave it out"
+        "`params` has str 'text' at `params['w']`, which JAX cannot use as an array of numbers.\n"
+        "  why:   the arguments of a compiled program are arrays of numbers\n"
+        "  fix:   convert it to numbers, or remove it"
     )
 
 
-def test_two_metrics_are_one_problem():
+def test_duplicate_metrics_are_one_problem():
     with pytest.raises(fluxcb.ConflictError) as raised:
         check(Metrics(accuracy), Metrics(accuracy))
     assert str(raised.value) == (
         "The callbacks list contains more than one `Metrics`.\n"
         "  where: Metrics(accuracy)\n"
         "         Metrics(accuracy)\n"
-        "  why:   each would keep its values in `cbstate.metrics_epoch` and `cbstate.metrics_step`\n"
+        "  why:   both would store their values in `cbstate.metrics_epoch` and `cbstate.metrics_step`\n"
         "  fix:   use one: `Metrics(accuracy)`"
     )
     check(evaluated(*code(raised.value.fix[0]), Metrics=Metrics, accuracy=accuracy))
 
 
-def test_an_error_that_holds_several_is_mended_by_the_fixes_of_all(tmp_path):
+def test_fixes_of_all_problems_resolve_combined_error(tmp_path):
     conflict, missing = (CASES[name](tmp_path) for name in ("ConflictError", "MissingStateError"))
     adds = made("Adds", {"cbstate": {"total": Write()}})
     show = made("HistoryPrinter", {"cbstate": {"history": Read()}})

@@ -1,4 +1,4 @@
-"""Every public name can be imported, is listed, and says what it is."""
+"""Every public name can be imported, is listed, and is documented."""
 
 import importlib
 import inspect
@@ -17,7 +17,7 @@ PACKAGE = ROOT / "fluxcb"
 
 
 def public_modules(package: Path) -> list[str]:
-    """Return the package, and every module or folder at its top whose name has no underscore in front."""
+    """Return the package, and its top-level modules and folders without a leading underscore."""
     tops = {path.stem for path in package.glob("*.py")} | {path.parent.name for path in package.glob("*/__init__.py")}
     return [package.name, *sorted(f"{package.name}.{top}" for top in tops if not top.startswith("_"))]
 
@@ -28,7 +28,7 @@ MODULES = sorted({*NAMED, *public_modules(PACKAGE)})
 
 
 def complaints(module: ModuleType) -> list[str]:
-    """Return what is wrong with the public names of a module, one line each."""
+    """Return the problems with the public names of a module, one per line."""
     if not hasattr(module, "__all__"):
         return [f"{module.__name__} has no __all__"]
     found = []
@@ -54,7 +54,7 @@ def complaints(module: ModuleType) -> list[str]:
 
 
 def documentation(value: object) -> str | None:
-    """Return the docstring of a class, function or module; None for other values, which cannot have their own."""
+    """Return the docstring of a class, function or module, or None for other values."""
     if inspect.isclass(value):
         # Its own, not a base's, nor the signature that dataclasses write when there is none.
         text = vars(value).get("__doc__") or ""
@@ -65,7 +65,7 @@ def documentation(value: object) -> str | None:
 
 
 def unlisted(package: str, root: Path) -> list[str]:
-    """Return the names of `__all__` that `dir` does not show in a fresh interpreter, before any was used."""
+    """Return the names of `__all__` that `dir` does not list in a new interpreter before first use."""
     code = f"import json, {package} as p; print(json.dumps(sorted(set(p.__all__) - set(dir(p)))))"
     env = {**os.environ, "PYTHONPATH": str(root)}
     run = subprocess.run([sys.executable, "-c", code], cwd=root, env=env, capture_output=True)
@@ -79,17 +79,24 @@ def test_public_names_are_importable_and_documented(name):
     assert not found, "\n".join(found)
 
 
-def test_dir_lists_every_public_name_before_it_is_used():
+def test_dir_lists_every_public_name_before_first_use():
     assert unlisted("fluxcb", ROOT) == []
 
 
-def test_every_event_of_the_loop_is_public():
+def test_no_public_name_is_removed():
+    """Names may be added. Removing or renaming one breaks the code of users."""
+    names = (ROOT / "tests" / "public_names.txt").read_text().split()
+    homes = {name: importlib.import_module(name.rpartition(".")[0]) for name in names}
+    assert [name for name, home in homes.items() if name.rpartition(".")[2] not in home.__all__] == []
+
+
+def test_every_event_of_loop_is_public():
     declared = importlib.import_module("fluxcb._declare.events")
     events = importlib.import_module("fluxcb.events")
     assert [e for e in declared.BUILTIN_EVENTS if getattr(events, e.__name__, None) is not e] == []
 
 
-def test_an_unknown_name_is_an_attribute_error():
+def test_unknown_name_raises_attribute_error():
     fluxcb = importlib.import_module("fluxcb")
     with pytest.raises(AttributeError, match="no_such_name"):
         fluxcb.no_such_name  # noqa: B018 - the access is the test
@@ -166,9 +173,9 @@ def test_each_fault_is_found(sample):
     assert complaints(ModuleType("empty")) == ["empty has no __all__"]
 
 
-def test_names_that_dir_hides_are_found(sample, tmp_path):
+def test_names_missing_from_dir_are_found(sample, tmp_path):
     assert unlisted("sample_of_names", tmp_path) == ["gone", "lazy"]
 
 
-def test_public_modules_are_read_from_the_folder(sample, tmp_path):
+def test_public_modules_are_read_from_folder(sample, tmp_path):
     assert public_modules(tmp_path / "sample_of_names") == ["sample_of_names", "sample_of_names.tools"]

@@ -1,4 +1,4 @@
-"""The kit itself: each law, broken, is found, and named."""
+"""`fluxcb.testing`: a callback that breaks a law fails, and the message names the law."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def broken(make, **kwargs):
-    """Return what `check_callback` says about a callback."""
+    """Return the message of `check_callback` for a callback."""
     with pytest.raises(AssertionError) as raised:
         check_callback(make, **kwargs)
     return str(raised.value)
@@ -27,14 +27,14 @@ def broken(make, **kwargs):
 # -- the small Learner -------------------------------------------------------------------------------------------------
 
 
-def test_it_learns_the_line():
+def test_testlearner_learns_line():
     learner = testlearner()
     learner.fit(100)
     np.testing.assert_allclose([learner.params["w"], learner.params["b"]], [3, -1], atol=1e-3)
     assert learner.hyperparams == {"learning_rate": float(np.float32(0.1))}
 
 
-def test_its_data_are_the_same_each_time_and_sized_as_asked():
+def test_testlearner_data_is_deterministic_with_requested_size():
     one, same = testlearner(), testlearner(batches=2, validation_batches=1, batch_size=8)
     training, validation = (one._state.data[name] for name in ("training", "validation"))
     assert (len(training), len(validation), training[0][0].shape) == (4, 2, (8, 1))
@@ -46,16 +46,16 @@ def test_its_data_are_the_same_each_time_and_sized_as_asked():
     np.testing.assert_allclose(ys, 3 * xs - 1, rtol=1e-6)
 
 
-def test_it_is_not_collected_as_a_test():
+def test_testlearner_is_not_collected_as_test():
     assert testlearner.__test__ is False
 
 
-def test_importing_the_kit_does_not_import_jax():
+def test_importing_testing_module_does_not_import_jax():
     code = "import sys, fluxcb.testing; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_the_log_has_names_and_survives_a_checkpoint():
+def test_event_log_has_names_and_survives_checkpoint():
     log = EventLog()
     testlearner(log, batches=1, validation_batches=1).fit(1)
     assert log.names("validation") == ["EpochBegin", "StepBegin", "StepEnd", "EpochEnd"]
@@ -64,10 +64,10 @@ def test_the_log_has_names_and_survives_a_checkpoint():
     assert other.entries == log.entries
 
 
-def test_the_log_bounds_no_window():
+def test_event_log_does_not_limit_windows():
     learner = testlearner(EventLog(), batches=40)
     learner.fit(1)
-    plan = learner._parts.engine.steps(learner.phases[0]).caller.plan
+    plan = learner._core.engine.step_loop(learner.phases[0]).runner.plan
     assert plan.bounds == ()
     assert (list(plan.fetch.each), list(plan.fetch.last)) == ([], [])
 
@@ -97,14 +97,14 @@ class OtherWrites(Writes):
     pass
 
 
-def test_order():
+def test_assert_order():
     assert_order([Reads(), Writes()], BackwardEnd, TrainingPhase, [Writes, Reads])
     with pytest.raises(AssertionError) as raised:
         assert_order([Reads(), Writes()], BackwardEnd, TrainingPhase, [Reads, Writes])
     assert str(raised.value) == "At BackwardEnd x TrainingPhase the order is [Writes, Reads], not [Reads, Writes]."
 
 
-def test_validity():
+def test_assert_valid_graph():
     assert assert_valid_graph([Reads(), Writes()]).order(BackwardEnd, TrainingPhase)
     with pytest.raises(AssertionError) as raised:
         assert_valid_graph([Writes(), OtherWrites()])
@@ -114,7 +114,7 @@ def test_validity():
     ]
 
 
-def test_conflicts():
+def test_assert_conflict():
     error = assert_conflict([Writes(), OtherWrites(), Reads()], "step.grads")
     assert error.what == "Writes() and OtherWrites() both write `step.grads` and no order is declared."
     with pytest.raises(AssertionError) as raised:
@@ -132,7 +132,7 @@ def test_conflicts():
 
 
 @pytest.mark.parametrize("make", [EventLog, Writes, Reads])
-def test_good_callbacks_pass(make):
+def test_valid_callbacks_pass(make):
     check_callback(make)
 
 
@@ -142,11 +142,11 @@ class Undeclared(Callback):
         learner.params  # noqa: B018 - the read is the test
 
 
-def test_what_is_not_declared():
+def test_undeclared_access_fails():
     lines = broken(Undeclared).splitlines()
     assert lines[:2] == [
         "Undeclared() breaks a law of callbacks.",
-        "  It does not train without the default callbacks. AccessError: Undeclared() may not read `params`: "
+        "  Training fails without the default callbacks. AccessError: Undeclared() may not read `params`: "
         "its `stateaccess` does not declare it.",
     ]
 
@@ -174,24 +174,24 @@ class OnlyReads(DeclaresTooMuch):
         learner.params  # noqa: B018 - the read is the test
 
 
-def test_what_is_declared_and_not_touched():
+def test_unused_declaration_fails():
     assert broken(DeclaresTooMuch) == (
         "DeclaresTooMuch() breaks a law of callbacks.\n"
-        "  It declares Read() on `step.grads`, and never reads it in 2 epochs."
+        "  It declares Read() on `step.grads`, but never reads it in 2 epochs."
     )
     check_callback(DeclaresTooMuch, unused=["step.grads"])
 
 
-def test_what_is_declared_to_be_written_and_only_read():
+def test_write_access_used_only_for_reading_fails():
     assert broken(OnlyReads) == (
         "OnlyReads() breaks 2 laws of callbacks.\n"
-        "  It declares Read() on `step.grads`, and never reads it in 2 epochs.\n"
-        "  It declares Write() on `params`, and only reads it; declare Read()."
+        "  It declares Read() on `step.grads`, but never reads it in 2 epochs.\n"
+        "  It declares Write() on `params`, but only reads it; declare Read()."
     )
 
 
 class ReadsOnTheHost(Callback):
-    """Declares to write what it only reads: copies of the parameters, but a list in which it can write."""
+    """Declare write access to values that are only read: copies of the parameters, and a writable list."""
 
     def stateaccess(self):
         return {"params": Write(), "cbstate": {"list": Write()}}
@@ -205,10 +205,10 @@ class ReadsOnTheHost(Callback):
         learner.cbstate.list.append(float(learner.params["w"]))
 
 
-def test_a_copy_that_is_read_is_not_taken_for_written():
+def test_reading_copy_is_not_write():
     assert broken(ReadsOnTheHost) == (
         "ReadsOnTheHost() breaks a law of callbacks.\n"
-        "  It declares Write() on `params`, and only reads it; declare Read()."
+        "  It declares Write() on `params`, but only reads it; declare Read()."
     )
 
 
@@ -221,10 +221,10 @@ class NeverWrites(Callback):
         pass
 
 
-def test_what_is_declared_to_be_written_and_never_touched():
+def test_unused_write_declaration_fails():
     assert broken(NeverWrites) == (
         "NeverWrites() breaks a law of callbacks.\n"
-        "  It declares Append() on `step.loss`, and never touches it in 2 epochs."
+        "  It declares Append() on `step.loss`, but never uses it in 2 epochs."
     )
 
 
@@ -237,9 +237,9 @@ class Needs(Callback):
         len(learner.cbstate.kept)
 
 
-def test_company():
+def test_callback_that_needs_others():
     assert broken(Needs).splitlines()[1] == (
-        "  It does not train without the default callbacks. "
+        "  Training fails without the default callbacks. "
         "MissingStateError: Needs() reads `cbstate.kept`, which no callback creates."
     )
     check_callback(Needs, needs=[DeclaresTooMuch])
@@ -273,22 +273,22 @@ class UnloadableCounter(Counter):
 
 
 FIELD = (
-    "  Its field `steps` changes during training (from 0 to 8), and is not restored by `load_state_dict`. "
-    "Save it in `state_dict`, or put it into `learner.cbstate`."
+    "  Its field `steps` changes during training (from 0 to 8), and `load_state_dict` does not restore it. "
+    "Save it in `state_dict`, or store it in `learner.cbstate`."
 )
 
 
-def test_fields_that_change():
+def test_unsaved_fields_fail():
     assert broken(Counter) == f"Counter() breaks a law of callbacks.\n{FIELD}"
     check_callback(SavedCounter)
     check_callback(Counter, handles=["steps"])
     assert broken(HalfSavedCounter) == (
         "HalfSavedCounter() breaks 2 laws of callbacks.\n"
-        f"  `load_state_dict(state_dict())` does not bring back what `state_dict` gave.\n{FIELD}"
+        f"  `load_state_dict(state_dict())` does not restore the values that `state_dict` returns.\n{FIELD}"
     )
     assert broken(UnloadableCounter).splitlines()[:2] == [
         "UnloadableCounter() breaks a law of callbacks.",
-        "  It does not train after `load_state_dict(state_dict())`. DeclarationError: `UnloadableCounter` was given a "
+        "  Training fails after `load_state_dict(state_dict())`. DeclarationError: `UnloadableCounter` was given a "
         "saved state but has no `load_state_dict`.",
     ]
 
@@ -312,20 +312,20 @@ class Grows(Recreates):
         learner.cbstate.losses.append(0.0)
 
 
-def test_init_twice():
+def test_second_init_that_changes_state_fails():
     cure = 'create it only `if "losses" not in learner.cbstate`.'
     assert broken(Recreates) == (
         "Recreates() breaks a law of callbacks.\n"
-        f"  `init` run a second time after training changes `cbstate.losses`; {cure}"
+        f"  A second call of `init` after training changes `cbstate.losses`; {cure}"
     )
     assert broken(Grows) == (
-        f"Grows() breaks 2 laws of callbacks.\n  `init` run a second time changes `cbstate.losses`; {cure}\n"
-        f"  `init` run a second time after training changes `cbstate.losses`; {cure}"
+        f"Grows() breaks 2 laws of callbacks.\n  A second call of `init` changes `cbstate.losses`; {cure}\n"
+        f"  A second call of `init` after training changes `cbstate.losses`; {cure}"
     )
 
 
 class Numbered(Callback):
-    """What it computes hangs on how many callbacks stand before it, and on nothing declared."""
+    """Compute a result that depends on the number of callbacks before it, which is not declared."""
 
     made = 0
 
@@ -344,10 +344,10 @@ class Numbered(Callback):
         learner.step.grads = jax.tree.map(lambda g: g * self.number, learner.step.grads)
 
 
-def test_training_that_differs_from_run_to_run():
+def test_nondeterministic_training_fails():
     lines = broken(Numbered).splitlines()
     assert lines[0] == "Numbered() breaks 4 laws of callbacks."
-    assert lines[1].startswith("  The train state differs when the callbacks list is turned round: ")
+    assert lines[1].startswith("  The train state differs when the callbacks list is reversed: ")
     assert lines[2].startswith("  The train state differs when the callbacks list is rotated: ")
     assert lines[3].startswith("  The train state differs when every step is a window of its own: ")
     assert lines[4].startswith("  The train state differs when three steps run in one call: ")
@@ -355,7 +355,7 @@ def test_training_that_differs_from_run_to_run():
 
 
 class Retraces(Callback):
-    """Asks for another schedule each time it is asked, so its programs never fit."""
+    """Return a new schedule on each call, so that compiled programs never match."""
 
     def stateaccess(self):
         return {"data": {"training": Write()}}
@@ -367,16 +367,16 @@ class Retraces(Callback):
         ]
 
 
-def test_a_step_that_is_traced_again():
+def test_retracing_fails():
     assert broken(Retraces, epochs=2) == (
         "Retraces() breaks a law of callbacks.\n"
-        "  After the first epoch the step is traced or compiled again: {'traces': 2, 'compiles': 2} became "
-        "{'traces': 3, 'compiles': 3}. Traced handlers must not depend on what changes in Python."
+        "  The step is traced or compiled again after the first epoch: {'traces': 2, 'compiles': 2} became "
+        "{'traces': 3, 'compiles': 3}. Traced handlers must not depend on Python values that change."
     )
 
 
 class Crowded(Callback):
-    """Works alone, but not beside the default callbacks."""
+    """Works alone, but not with the default callbacks."""
 
     def stateaccess(self):
         return {"cbstate": {"history": Write()}}
@@ -390,10 +390,10 @@ class Crowded(Callback):
         learner.cbstate.history[type(phase).name] = learner.progress.step
 
 
-def test_a_callback_that_does_not_fit_beside_the_defaults():
+def test_conflict_with_default_callbacks_fails():
     lines = broken(Crowded).splitlines()
     assert lines[0] == "Crowded() breaks a law of callbacks."
-    assert lines[1].startswith("  It does not train beside the default callbacks. ")
+    assert lines[1].startswith("  Training fails with the default callbacks. ")
 
 
 class Carried(Callback):

@@ -1,7 +1,6 @@
-"""Stage 2, check: what can be proved from the declarations alone.
+"""Stage 2, check: problems and the order of callbacks, derived from the declarations alone.
 
-In: declarations. Out: a `CallbackGraph`: per moment the one order in which handlers run, and for
-each edge the reason it is there. The next stage may rely on it that at every known moment an
-order exists, that no two writers are unordered, and that everything read is provided. Nothing
-here imports JAX.
+The input is a set of declarations. The output is a `CallbackGraph`, which has the order of the handlers at each moment,
+and a reason for each edge. The next stage can rely on three properties: an order exists at every known moment, no two
+writers of the same state are unordered, and everything that is read is provided. Nothing in this package imports JAX.
 """

@@ -1,4 +1,4 @@
-"""Which callbacks touch the same state at one moment, and who of a pair runs first."""
+"""Callbacks that use the same state at one moment, and which of the two runs first."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fluxcb._declare.access import Append, Permission, Read, dotted, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
-from fluxcb._declare.declared import Declared, Handler
+from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._declare.resolution import NoConflict, NotDefined, Resolution, RunFirst, Unresolvable, resolveconflict
 from fluxcb._errors import CheckError, ConflictError
 from fluxcb._typing import StatePath
@@ -19,12 +19,12 @@ __all__ = ["Overlaps", "Settlement", "conflict", "ordering", "overlapping_pairs"
 
 @dataclass
 class Overlaps:
-    """What two handlers share at a moment, seen from the one earlier in the list (`a`) and the later (`b`).
+    """The state that two handlers share at a moment, where `a` is earlier in the list than `b`.
 
     Attributes:
-        both_write: Path pairs that both write, at least one of them with Write.
-        a_before_b: Path pairs that `a` writes and `b` reads.
-        b_before_a: The other way round, as (b's path, a's path).
+        both_write: Pairs of paths that both write, at least one of them with Write.
+        a_before_b: Pairs of paths that `a` writes and `b` reads.
+        b_before_a: Pairs of paths that `b` writes and `a` reads, as (b's path, a's path).
     """
 
     both_write: list[tuple[StatePath, StatePath]]
@@ -32,15 +32,15 @@ class Overlaps:
     b_before_a: list[tuple[StatePath, StatePath]]
 
 
-def overlapping_pairs(handlers: Sequence[Handler] | Sequence[Declared]) -> dict[tuple[int, int], Overlaps]:
-    """Find the pairs of handlers of one moment that overlap with at least one writing.
+def overlapping_pairs(handlers: Sequence[BoundHandler] | Sequence[Declared]) -> dict[tuple[int, int], Overlaps]:
+    """Find the pairs of handlers of one moment that overlap, and of which at least one writes.
 
     Args:
         handlers: The handlers of one moment, or whole callbacks.
 
     Returns:
-        For index pairs `(i, j)` with `i < j`, what they share. Cost grows with the number of
-        declared paths and of overlapping pairs, not with the square of the handlers.
+        The shared state for index pairs `(i, j)` with `i < j`. The cost grows with the number of
+        declared paths and of overlapping pairs, not with the square of the number of handlers.
     """
     index = _PathIndex(handlers)
     found: dict[tuple[int, int], Overlaps] = {}
@@ -55,9 +55,9 @@ def overlapping_pairs(handlers: Sequence[Handler] | Sequence[Declared]) -> dict[
 
 
 class _PathIndex:
-    """Declared paths by prefix, so that overlaps are looked up rather than searched for."""
+    """Declared paths, indexed by prefix to find overlaps without comparing all pairs."""
 
-    def __init__(self, handlers: Sequence[Handler] | Sequence[Declared]) -> None:
+    def __init__(self, handlers: Sequence[BoundHandler] | Sequence[Declared]) -> None:
         self.at: dict[StatePath, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
         self.below: dict[StatePath, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
         self.first: dict[str, list[tuple[int, StatePath, Permission]]] = defaultdict(list)
@@ -95,13 +95,14 @@ def _note(
 ) -> None:
     appends = isinstance(permission, Append)
     if writes(other):
-        if (appends and isinstance(other, Append)) or j < i:  # each such pair is met from both sides
+        if (appends and isinstance(other, Append)) or j < i:  # each of these pairs is found from both sides
             return
         _entry(found, i, j).both_write.append((path, other_path))
         return
     if isinstance(other, Read) and other.previous:
         return
-    # An Append to a hub may add any name, so it is ordered before readers of the hub, not of one name.
+    # An Append to a hub may add any name, so it is ordered before readers of the whole hub, but not of a single name.
+    # Otherwise, two callbacks that append to one hub and read from it would form a cycle.
     if appends and len(path) < len(other_path) and other_path[: len(path)] == path:
         return
     if i < j:
@@ -116,11 +117,11 @@ def _entry(found: dict[tuple[int, int], Overlaps], i: int, j: int) -> Overlaps:
 
 @dataclass(frozen=True)
 class Settlement:
-    """What the two sides of a pair, and the registry, say about their order.
+    """The order of a pair of callbacks, as stated by both callbacks and the registry.
 
     Attributes:
-        first: `a`, `b`, `any` (no conflict), or None for nothing known.
-        reason: Who said so.
+        first: `a`, `b`, `any` (no conflict), or None if nothing is known.
+        reason: The callback or the registry entry that stated it.
     """
 
     first: str | None
@@ -128,59 +129,59 @@ class Settlement:
 
 
 def settle(a: Declared, b: Declared) -> Settlement:
-    """Ask both callbacks and the registry how a conflict of the two is settled.
+    """Return how both callbacks and the registry resolve a conflict of the two callbacks.
 
     Raises:
-        ConflictError: They can never be used together, or the answers differ.
-        CheckError: An answer is no resolution.
+        ConflictError: The callbacks can never be used together, or the answers differ.
+        CheckError: An answer is not a resolution.
     """
     one, other = unwrap(a.callback), unwrap(b.callback)
-    answers: list[tuple[str, Settlement]] = []
-    for asked, resolution in (
+    found: list[tuple[str, Settlement]] = []
+    for source, resolution in (
         (f"{a.cls.__name__}.resolveconflict", one.resolveconflict(other)),
         (f"{b.cls.__name__}.resolveconflict", other.resolveconflict(one)),
-        *(("resolveconflict.register", answer) for answer in resolveconflict.answers(one, other)),
+        *(("resolveconflict.register", settlement) for settlement in resolveconflict.answers(one, other)),
     ):
-        answer = _read(resolution, asked, a, b)
-        if answer is not None:
-            answers.append((asked, answer))
-    if not answers:
+        settlement = _read(resolution, source, a, b)
+        if settlement is not None:
+            found.append((source, settlement))
+    if not found:
         return Settlement(None)
-    if len({answer.first for _, answer in answers}) > 1:
-        said = {"a": f"{a.label} first", "b": f"{b.label} first", "any": "any order is fine"}
+    if len({settlement.first for _, settlement in found}) > 1:
+        words = {"a": f"{a.label} first", "b": f"{b.label} first", "any": "any order is fine"}
         raise ConflictError(
-            f"{a.label} and {b.label} are resolved in different ways.",
-            where=[f"{asked}: {said[str(answer.first)]}" for asked, answer in answers],
-            why="an order can only be derived when everybody who answers says the same",
-            fix="make the answers agree, or return `NotDefined()` from one of them",
+            f"{a.label} and {b.label} have contradictory resolutions.",
+            where=[f"{source}: {words[str(settlement.first)]}" for source, settlement in found],
+            why="fluxcb can derive an order only if all resolutions agree",
+            fix="make the resolutions agree, or return `NotDefined()` from one of them",
         )
-    return Settlement(answers[0][1].first, " and ".join(sorted({answer.reason for _, answer in answers})))
+    return Settlement(found[0][1].first, " and ".join(sorted({settlement.reason for _, settlement in found})))
 
 
-def _read(resolution: Resolution, asked: str, a: Declared, b: Declared) -> Settlement | None:
+def _read(resolution: Resolution, source: str, a: Declared, b: Declared) -> Settlement | None:
     if isinstance(resolution, NotDefined):
         return None
     if isinstance(resolution, NoConflict):
-        return Settlement("any", f"{asked} says NoConflict()")
+        return Settlement("any", f"{source} returns NoConflict()")
     if isinstance(resolution, Unresolvable):
         raise ConflictError(
             f"{a.label} and {b.label} can never be used together.",
-            where=f"{asked} returns Unresolvable()",
+            where=f"{source} returns Unresolvable()",
             fix="remove one of the two from the callbacks list",
         )
     if isinstance(resolution, RunFirst):
         first = unwrap(resolution.callback) if isinstance(resolution.callback, Callback) else resolution.callback
         for side, declared in (("a", a), ("b", b)):
             if first is unwrap(declared.callback) or (first is declared.cls and a.cls is not b.cls):
-                return Settlement(side, f"{asked} says RunFirst({declared.label})")
+                return Settlement(side, f"{source} returns RunFirst({declared.label})")
     raise CheckError(
-        f"`{asked}` answered {resolution!r} for {a.label} and {b.label}.",
+        f"`{source}` returned {resolution!r} for {a.label} and {b.label}.",
         fix="return NotDefined(), Unresolvable(), NoConflict(), or RunFirst(one of the two callbacks)",
     )
 
 
-def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str]) -> ConflictError:
-    """Return the error for two writers whose order nobody knows."""
+def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequence[str]) -> ConflictError:
+    """Return the error for two writers without a known order."""
     paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
     fixes = [ordering(one, other)]
@@ -190,7 +191,7 @@ def conflict(a: Handler, b: Handler, overlaps: Overlaps, moments: Sequence[str])
         fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
     in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
     if in_cbstate and not any(map(_is_shipped, (one, other))):
-        fixes.append("declare `Append()` in both, if they only add what does not depend on order")
+        fixes.append("declare `Append()` in both if the order of the values that they add does not matter")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
         where=list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b))),

@@ -71,7 +71,7 @@ class _Fixes:
         best = sorted(pair for pair in reversed_ if left[pair] == min(left.values()))
         best.sort(key=lambda pair: pair[0] > pair[1])  # first the pairs that keep the order of the list
         lines = list(dict.fromkeys(ordering(self._declared[i], self._declared[j]) for i, j in best[:SHOWN]))
-        return lines + [f"exchange the two in `in_order({self._labels(p)})`" for p in edges if p in self._ordered]
+        return lines + [f"swap the two in `in_order({self._labels(p)})`" for p in edges if p in self._ordered]
 
     def in_classes(self, edges: Sequence[Pair]) -> Iterator[str]:
         """Iterate over the edits of the user's own classes."""
@@ -80,13 +80,13 @@ class _Fixes:
                 named = self._runafter[pair].rpartition(" ")[2]
                 yield f"remove `{named}` from `{self._class(pair[1])}.runafter()`"
             for reason in self._relations[pair]:
-                asked, said, _ = reason.partition(" says RunFirst(")
-                if said:
-                    yield f"return `RunFirst` of the other callback from `{asked}`"
+                source, resolution, _ = reason.partition(" returns RunFirst(")
+                if resolution:
+                    yield f"return `RunFirst` of the other callback from `{source}`"
         if readers := self._users([reader for pair in edges if self._may_be_reversed(pair) for reader in pair[1:]]):
-            yield f"in {readers}, declare `Read(previous=True)` for what an earlier moment may have left"
+            yield f"in {readers}, declare `Read(previous=True)` if a value from an earlier moment is sufficient"
         if classes := self._users([i for pair in edges if self._is_derived(pair) for i in pair]):
-            yield f"in {classes}, narrow a handler that touches less with `@on(..., access={{...}})`"
+            yield f"in {classes}, narrow a handler that uses less with `@on(..., access={{...}})`"
 
     def _is_derived(self, pair: Pair) -> bool:
         """Return whether an edge follows only from reads and writes."""

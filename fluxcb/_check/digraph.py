@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import networkx as nx
 
-from fluxcb._check.graph import CallbackGraph, moment_name
-from fluxcb._check.pictures import drawing
-from fluxcb._draw.drawing import Drawing
+from fluxcb._check.ordering import Ordering, moment_name
+from fluxcb._check.pictures import timeline
+from fluxcb._draw.drawing import Arc, Timeline
 from fluxcb._draw.svg import to_svg
 
 __all__ = ["CallbackDiGraph", "to_digraph"]
@@ -22,20 +21,20 @@ _PICTURE = "picture"
 
 
 class _Picture:
-    """The drawing of a whole graph. It is computed on first use, because a graph of 1000 callbacks takes a while."""
+    """The picture of a whole graph. It is computed on first use, because a graph of 1000 callbacks takes a while."""
 
-    def __init__(self, make: Callable[[], Drawing]) -> None:
+    def __init__(self, make: Callable[[], Timeline]) -> None:
         self._make = make
 
     @cached_property
-    def drawing(self) -> Drawing:
+    def timeline(self) -> Timeline:
         return self._make()
 
     def __reduce__(self) -> tuple[Any, ...]:  # plain data, so that copies and pickles hold no callbacks
-        return _picture_of, (self.drawing,)
+        return _picture_of, (self.timeline,)
 
 
-def _picture_of(known: Drawing) -> _Picture:
+def _picture_of(known: Timeline) -> _Picture:
     return _Picture(lambda: known)
 
 
@@ -51,35 +50,33 @@ class CallbackDiGraph(nx.DiGraph):
         return f"<{self}>"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        shown = self._drawing()
+        shown = self._timeline()
         picture = {} if shown is None else {"image/svg+xml": to_svg(shown)}
         return {"text/plain": repr(self), **picture}
 
-    def _drawing(self) -> Drawing | None:
-        """Return the content of the picture, or None if a node or an edge is not in the drawing."""
+    def _timeline(self) -> Timeline | None:
+        """Return the content of the picture, or None if a node or an edge is not in the picture."""
         picture = self.graph.get(_PICTURE)
         if not isinstance(picture, _Picture):
             return None
-        known = picture.drawing
-        nodes = tuple(node for node in known.nodes if node.title in self)
-        title = {node.key: node.title for node in nodes}
-        ends = [(link, title.get(link.earlier), title.get(link.later)) for link in known.links]
-        # Conflicts have no direction, so they are not edges in networkx. They are drawn if both nodes are in the graph.
-        links = tuple(
-            link
-            for link, earlier, later in ends
-            if earlier and later and (link.kind == "conflict" or self.has_edge(earlier, later))
-        )
-        ordered = sum(link.kind != "conflict" for link in links)
-        if len(nodes) != len(self) or ordered != self.number_of_edges():
+        known = picture.timeline
+
+        def ends(arc: Arc) -> tuple[str, str]:
+            return known.rows[arc.earlier].callback, known.rows[arc.later].callback
+
+        # Conflicts and data are not edges in networkx. They are drawn if both callbacks are in the graph.
+        edges = {ends(arc) for arc in known.arcs if arc.kind in ("order", "cycle")}
+        if not edges >= set(self.edges) or not {row.callback for row in known.rows} >= set(self):
             return None
-        return replace(known, nodes=nodes, links=links)
+        return known.restricted(
+            lambda row: row.callback in self, lambda arc: arc.kind in ("conflict", "data") or self.has_edge(*ends(arc))
+        )
 
 
-def to_digraph(graph: CallbackGraph) -> CallbackDiGraph:
+def to_digraph(graph: Ordering) -> CallbackDiGraph:
     """Return a callback graph as a networkx graph."""
     shown = CallbackDiGraph()
-    shown.graph[_PICTURE] = _Picture(lambda: drawing(graph))
+    shown.graph[_PICTURE] = _Picture(lambda: timeline(graph))
     for d in graph.declared:
         shown.add_node(d.label, callback=d.callback, position=d.position)
     for (i, j), edge in graph.edges.items():

@@ -8,11 +8,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluxcb._declare.access import dotted, overlap, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.phases import Phase, ValidationPhase, named_phase
+from fluxcb._declare.phases import Phase, ValidationPhase, defined_phase_names, named_phase
 from fluxcb._errors import CheckError, ConflictError, DeclarationError, MissingStateError
+from fluxcb._typing import StatePath
 
 __all__ = ["MetricNames"]
+
+_BY_METRIC = ("metrics_epoch", "metrics_step")  # entries of `cbstate` that are kept by phase and by metric
 
 
 @dataclass
@@ -25,21 +29,26 @@ class MetricNames:
 
     Attributes:
         providers: The callbacks that provide a metric, keyed by the name of its phase and its own name.
+        arrays: The keys of the metrics whose values are arrays.
     """
 
     declared: Sequence[Declared]
     phases: Sequence[type[Phase]]
     providers: dict[tuple[str, str], list[Declared]] = field(init=False)
+    arrays: set[tuple[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.providers = {}
+        self.providers, self.arrays = {}, set()
         self._of_phase: dict[type[Phase], list[str]] = {phase: [] for phase in self.phases}
         run = {phase.name for phase in self.phases}
         for declared in self.declared:
             own = {phase.name: phase for phase in declared.callback.metric_phases()}
             for phase in (*self.phases, *(phase for name, phase in own.items() if name not in run)):
+                arrays = _names(declared, "array_metrics", phase) or ()
+                self.arrays.update((phase.name, name) for name in arrays)
                 for name in _names(declared, "provided_metrics", phase) or ():
-                    if phase.name not in own:  # otherwise the callback computes them, not the phase
+                    # Otherwise the callback computes them, not the phase. Loggers log only numbers.
+                    if phase.name not in own and name not in arrays:
                         self._of_phase[phase].append(name)
                     providers = self.providers.setdefault((phase.name, name), [])
                     if declared not in providers:  # two phases may have the same name
@@ -76,8 +85,26 @@ class MetricNames:
             if (watched.phase, watched.metric) not in self.providers and not self.is_open(watched.phase):
                 yield self._unprovided(declared, watched)
 
+    def not_numbers(self) -> Iterator[CheckError]:
+        """Yield a problem for each watched metric whose values are arrays."""
+        for declared, watched in self.watched():
+            if (watched.phase, watched.metric) in self.arrays:
+                numbers = [name for name, key in zip(self.known, self.providers, strict=True) if key not in self.arrays]
+                yield CheckError(
+                    f"{declared.label} watches `{watched}`, whose values are arrays.",
+                    where=f"the metrics whose values are numbers are {', '.join(f'`{name}`' for name in numbers)}"
+                    if numbers
+                    else (),
+                    why="it compares values of different epochs, so they must be numbers",
+                    fix=[
+                        *(["watch one of these metrics instead"] if numbers else []),
+                        "add a metric that reduces the array to a number: a subclass that sets `self.shape = ()` after "
+                        "`super().__init__` and returns e.g. `super().compute(state).min()` from `compute`",
+                    ],
+                )
+
     def _unprovided(self, declared: Declared, watched: Any) -> CheckError:
-        nearest = self._nearest(watched)
+        nearest = self._nearest(watched.phase, watched.metric)
         fix = ["watch one of these metrics instead"]
         if nearest:
             alone = "" if nearest.startswith(f"{watched.phase}/") else ", without `phase=`"
@@ -91,25 +118,71 @@ class MetricNames:
             f"{declared.label} watches `{watched}`, which no callback provides."
             + (f" Did you mean `{nearest}`?" if nearest else ""),
             where=f"the callbacks provide {', '.join(f'`{name}`' for name in self.known)}",
-            why="a metric that never has a value decides nothing",
+            why="the metric would never have a value, so the callback would have no effect",
             fix=fix,
         )
 
-    def _nearest(self, watched: Any) -> str | None:
+    def _nearest(self, wanted_phase: str, metric: str) -> str | None:
         """Return the logged name of the provided metric that the user most likely meant."""
         for name in self.known:
-            if name.endswith(f"/{watched}"):  # a metric with a slash in its own name
+            if name.endswith(f"/{wanted_phase}/{metric}"):  # a metric with a slash in its own name
                 return name
-        head, _, rest = watched.metric.partition("_")  # `val_loss`, as other libraries name it
+        head, _, rest = metric.partition("_")  # `val_loss`, as other libraries name it
         for phase, name in self.providers:
-            if rest and name == rest and phase.startswith(head):
+            if rest and (name == rest or _abbreviates(rest, name)) and phase.startswith(head):
                 return f"{phase}/{name}"
-        own = [name for phase, name in self.providers if phase == watched.phase]
-        name = _near(watched.metric, own) or _near(watched.metric, [name for _, name in self.providers])
+        own = [name for phase, name in self.providers if phase == wanted_phase]
+        name = _near(metric, own) or _near(metric, [name for _, name in self.providers])
         if name is None:
             return None
         phases = [phase for phase, provided in self.providers if provided == name]
-        return f"{_near(watched.phase, phases) or phases[0]}/{name}"
+        return f"{_near(wanted_phase, phases) or phases[0]}/{name}"
+
+    def unprovided_parts(self) -> Iterator[CheckError]:
+        """Yield a problem for each declared part whose metric does not exist: `cbstate.metrics_epoch.training.los`."""
+        if not self.providers:
+            return
+        found: set[tuple[Declared, StatePath]] = set()
+        for declared in self.declared:
+            for path, permission, where in declared.accesses():
+                if len(path) < 4 or path[0] != "cbstate" or path[1] not in _BY_METRIC or writes(permission):
+                    continue
+                phase, metric = path[2:4]
+                if (phase, metric) in self.providers or (declared, path) in found or self._may_hold(path):
+                    continue
+                found.add((declared, path))
+                yield self._unprovided_part(declared, path, where)
+
+    def _may_hold(self, path: StatePath) -> bool:
+        """Return whether callbacks may store metrics with unknown names at a path."""
+        phase = path[2]
+        run = {phase for phase, _ in self.providers}
+        if (phase not in run and phase in defined_phase_names()) or self.is_open(phase):
+            return True
+        providing = {declared for of in self.providers.values() for declared in of}
+        hub = path[:2]
+        return any(
+            writes(permission) and overlap(hub, written)
+            for declared in self.declared
+            if declared not in providing
+            for written, permission in declared.access.items()
+        )
+
+    def _unprovided_part(self, declared: Declared, path: StatePath, where: str) -> CheckError:
+        hub, phase, metric = dotted(path[:2]), *path[2:4]
+        nearest = self._nearest(phase, metric)
+        fix = [f'add the metric: `Metrics(Metric(fn, name="{metric}"))`']
+        hint = ""
+        if nearest:
+            near_phase, _, near_metric = nearest.partition("/")
+            hint = f" Did you mean `{hub}.{near_phase}.{near_metric}`?"
+            fix.insert(0, f"declare access to `{hub}.{near_phase}.{near_metric}` instead")
+        return MissingStateError(
+            f"{declared.label} reads `{dotted(path)}`, a metric that no callback provides.{hint}",
+            where=[where, f"the callbacks provide {', '.join(f'`{name}`' for name in self.known)}"],
+            why="reading a metric that has no values is an error",
+            fix=fix,
+        )
 
     def without_data(self, has_data: Collection[str], filled: Collection[str]) -> Iterator[CheckError]:
         """Yield a problem for each watched metric of a phase that never runs because it has no data.
@@ -129,12 +202,42 @@ class MetricNames:
             others = [f"{other}/{watched.metric}" for other in has_data if (other, watched.metric) in self.providers]
             yield MissingStateError(
                 f"{declared.label} watches `{watched}`, but the Learner has no data for {phase}.",
-                why="a metric that never has a value decides nothing",
+                why="the metric would never have a value, so the callback would have no effect",
                 fix=[
                     f"give the Learner data for it: `{give}`",
                     *(f'write "{name}" as the metric, without `phase=`' for name in others),
                 ],
             )
+
+    # -- names of logged values ----------------------------------------------------------------
+
+    def unlogged(self) -> Iterator[CheckError]:
+        """Yield a problem for each logged value that a callback reads, but that no callback logs."""
+        hub = ("cbstate", "monitors")
+        logs = [d for d in self.declared if any(writes(p) and overlap(path, hub) for path, p in d.access.items())]
+        names = {d: _names(d, "logged_names", self._of_phase) for d in logs}
+        # `LogMetrics` logs the metrics of all phases, which may have unknown names.
+        if not logs or None in names.values() or any(self.is_open(phase.name) for phase in self.phases):
+            return
+        logged = list(dict.fromkeys(name for of in names.values() for name in of or ()))
+        for declared in self.declared:
+            for name in _names(declared, "watched_names") or ():
+                if name not in logged:
+                    yield self._unlogged(declared, name, logged)
+
+    def _unlogged(self, declared: Declared, name: str, logged: Sequence[str]) -> CheckError:
+        near = next((other for other in logged if other.endswith(f"/{name}")), None) or _near(name, logged)
+        fix = [f'write "{near}" as the name'] if near else []
+        if name in self.known:
+            fix.append("add `LogMetrics()` to the callbacks")
+        fix.append(f'log the value in a callback of your own: `learner.cbstate.monitors.put_scalar("{name}", value)`')
+        return MissingStateError(
+            f"{declared.label} reads the logged value `{name}`, which no callback logs."
+            + (f" Did you mean `{near}`?" if near else ""),
+            where=f"the callbacks log {', '.join(f'`{known}`' for known in logged) or 'nothing'}",
+            why="the value would never exist",
+            fix=fix,
+        )
 
     # -- names that two callbacks use -----------------------------------------------------------
 
@@ -158,7 +261,7 @@ class MetricNames:
             more = f" and {len(first) - 2} more" if len(first) > 2 else ""
             yield ConflictError(
                 f"{one.label} and {other.label} both {verb} {shown}{more}.",
-                why="values are kept by name, so the values of the two would be mixed",
+                why="values are stored by name, so the values of both would be mixed",
                 fix=_cures(one, other),
             )
 
@@ -172,21 +275,26 @@ class MetricNames:
 
 def _near(name: str, known: Collection[str]) -> str | None:
     found = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return found[0] if found else None
+    return found[0] if found else next((longer for longer in known if _abbreviates(name, longer)), None)
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    """Return whether a name is the beginning of another one: `acc`, as other libraries call `accuracy`."""
+    return len(short) >= 3 and name.startswith(short)
 
 
 def _cures(one: Declared, other: Declared) -> list[str]:
     if one.cls is other.cls:
         return [
             f"remove one `{one.cls.__name__}` from the callbacks",
-            "give one of the two another name, if it takes one",
+            "give one of the two another name, if it accepts a name",
         ]
     return ["give the values of one of the two another name"]
 
 
-def _names(declared: Declared, method: str, argument: Any) -> Collection[str] | None:
+def _names(declared: Declared, method: str, *arguments: Any) -> Collection[str] | None:
     """Return the names that a callback declares, or None if it does not know them."""
-    names = getattr(declared.callback, method)(argument)
+    names = getattr(declared.callback, method)(*arguments)
     if names is None:
         return None
     if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):

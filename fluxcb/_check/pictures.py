@@ -1,17 +1,18 @@
-"""The graph as pictures: what boxes and lines show, and in which forms."""
+"""The graph as pictures: the rows, nodes and lines that they show, and their forms."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from fluxcb._check.graph import CallbackGraph, Conflict, moment_name
+from fluxcb._check.dataflow import DataFlow, first_reads, in_fit_order
+from fluxcb._check.ordering import Ordering, moment_name
 from fluxcb._check.shown import ShownMermaid, ShownPage, ShownSvg, ShownText
-from fluxcb._declare.access import Access, Append, Permission, Read, dotted, writes
-from fluxcb._declare.declared import Declared, Handler, Moment
+from fluxcb._declare.access import Append, Permission, Read, dotted, writes
+from fluxcb._declare.declared import BoundHandler, Declared, Moment
 from fluxcb._declare.events import Event
 from fluxcb._declare.phases import Phase
-from fluxcb._draw.drawing import Drawing, Link, LinkKind, Node, NodeKind
+from fluxcb._draw.drawing import Arc, Drawing, Link, LinkKind, Node, NodeKind, Row, Timeline
 from fluxcb._draw.notations import to_dot, to_mermaid
 from fluxcb._draw.outline import to_text, to_tree
 from fluxcb._draw.page import to_page
@@ -19,92 +20,199 @@ from fluxcb._draw.svg import to_svg
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
-__all__ = ["drawing", "render"]
+__all__ = ["HandlerCosts", "drawing", "render", "timeline"]
 
 Pair = tuple[int, int]
+HandlerCosts = Mapping[tuple[str, str, type[Phase]], str]
+"""For the label of a callback, the name of a handler, and a phase, the cost of the handler in a few words."""
 
 
 def render(
-    graph: CallbackGraph, form: str, *, event: type[Event] | None = None, phase: type[Phase] | None = None
+    graph: Ordering,
+    form: str,
+    *,
+    event: type[Event] | None = None,
+    phase: type[Phase] | None = None,
+    costs: HandlerCosts | None = None,
 ) -> str:
     """Return a graph in one of the forms that `CallbackGraph.render` names.
 
     Raises:
-        DeclarationError: There is no such form.
+        DeclarationError: There is no such form, or it cannot show costs.
     """
-    if form not in (*_FORMS, "html"):
+    forms = (*_NOTATIONS, *_PICTURES)
+    if form not in forms:
         raise DeclarationError(
-            f"A callback graph has no form {form!r}.{did_you_mean(str(form), [*_FORMS, 'html'])}",
-            fix=f"choose one of {', '.join([*_FORMS, 'html'])}",
+            f"A callback graph has no form {form!r}.{did_you_mean(str(form), list(forms))}",
+            fix=f"choose one of {', '.join(forms)}",
         )
-    everything = event is None and phase is None
-    chosen = _chosen(graph, event, phase)
-    whole = drawing(graph, None if everything else chosen)
-    if form != "html":
-        return _SHOWN.get(form, ShownText)(_FORMS[form](whole))
-    pages = {} if len(chosen) == 1 else {"All moments" if everything else "All of these moments": whole}
-    return ShownPage(to_page(pages | {moment_name(moment): drawing(graph, [moment]) for moment in chosen}))
+    moments = None if event is None and phase is None else _chosen(graph, event, phase)
+    if form in _PICTURES:
+        shown, draw = _PICTURES[form]
+        return shown(draw(timeline(graph, moments, costs)))
+    if costs is not None:
+        raise DeclarationError(
+            f"The form {form!r} of a callback graph does not show costs.", fix=f"choose one of {', '.join(_PICTURES)}"
+        )
+    shown, write = _NOTATIONS[form]
+    return shown(write(drawing(graph, moments)))
 
 
-_FORMS: Mapping[str, Callable[[Drawing], str]] = {
-    "tree": to_tree,
-    "text": to_text,
-    "mermaid": to_mermaid,
-    "dot": to_dot,
-    "svg": to_svg,
+_NOTATIONS: Mapping[str, tuple[type[ShownText], Callable[[Drawing], str]]] = {
+    "tree": (ShownText, to_tree),
+    "text": (ShownText, to_text),
+    "mermaid": (ShownMermaid, to_mermaid),
+    "dot": (ShownText, to_dot),
 }
-_SHOWN: Mapping[str, type[ShownText]] = {"mermaid": ShownMermaid, "svg": ShownSvg}
+_PICTURES: Mapping[str, tuple[type[ShownText], Callable[[Timeline], str]]] = {
+    "svg": (ShownSvg, to_svg),
+    "html": (ShownPage, to_page),
+}
 
 
-def _chosen(graph: CallbackGraph, event: type[Event] | None, phase: type[Phase] | None) -> list[Moment]:
+def _chosen(graph: Ordering, event: type[Event] | None, phase: type[Phase] | None) -> list[Moment]:
     if event is not None and phase is not None:
-        graph.handlers(event, phase)  # a moment of classes that nobody asked for yet
+        graph.handlers(event, phase)  # derives the moment if neither construction nor an earlier call has done it
     return [m for m in graph.moments if event in (None, m[0]) and phase in (None, m[1])]
 
 
-def drawing(graph: CallbackGraph, moments: Iterable[Moment] | None = None) -> Drawing:
-    """Return what a picture of a graph shows.
+# -- callbacks and links -----------------------------------------------------------------------
+
+
+def drawing(graph: Ordering, moments: Sequence[Moment] | None = None) -> Drawing:
+    """Return the callbacks of a graph and the links between them, for a drawing.
 
     Args:
-        graph: The graph; it need not be valid.
-        moments: Show these moments only: who runs then, with the access and the order that hold there. None for all,
-            with callbacks that run at no moment.
+        graph: The graph, which may be invalid.
+        moments: The moments to show, with the access and the order that hold there. None for all, with callbacks that
+            run at no moment.
     """
-    chosen = graph.moments if moments is None else list(moments)
-    handlers: dict[int, list[Handler]] = {}
-    for moment in chosen:
+    handlers: dict[int, list[BoundHandler]] = {}
+    for moment in graph.moments if moments is None else moments:
         for handler in graph.orders.get(moment, ()):
             handlers.setdefault(handler.declared.position, []).append(handler)
-    shown = [d for d in graph.declared if moments is None or d.position in handlers]
-    nodes = [_node(graph, d, handlers.get(d.position, []), whole=moments is None) for d in shown]
-    links = [*_orders(graph, chosen), *_conflicts(graph.conflicts, set(chosen))]
-    title = "Callbacks at all moments" if moments is None else ", ".join(map(moment_name, chosen)) or "No moment"
-    problems = tuple(f"{type(problem).__name__}: {problem}" for problem in graph.problems)
-    return Drawing(title, tuple(nodes), tuple(links), problems)
+    nodes = tuple(
+        _node(d, handlers.get(d.position, []), all_access=moments is None)
+        for d in graph.declared
+        if moments is None or d.position in handlers
+    )
+    return Drawing(_title(moments), nodes, tuple(_links(timeline(graph, moments))))
 
 
-def _node(graph: CallbackGraph, d: Declared, handlers: Sequence[Handler], *, whole: bool) -> Node:
+def _title(moments: Sequence[Moment] | None) -> str:
+    if moments is None:
+        return "Callbacks at all moments"
+    return ", ".join(map(moment_name, moments)) or "No moment"
+
+
+def _node(d: Declared, handlers: Sequence[BoundHandler], *, all_access: bool) -> Node:
     kinds = {handler.traced for handler in handlers}
     kind: NodeKind = "none" if not kinds else "both" if len(kinds) == 2 else "traced" if True in kinds else "host"
-    access = d.access if whole else {path: p for handler in handlers for path, p in handler.access.items()}
+    access = d.access if all_access else {path: p for handler in handlers for path, p in handler.access.items()}
+    return Node(d.label, d.label, kind, *_access_lines(access.items()))
+
+
+def _links(shown: Timeline) -> Iterable[Link]:
+    """Merge the arcs that connect the same callbacks."""
+    merged: dict[tuple[str, str, str], list[Arc]] = {}
+    for arc in shown.arcs:
+        kind = "order" if arc.kind == "cycle" else arc.kind
+        ends = shown.rows[arc.earlier].callback, shown.rows[arc.later].callback
+        merged.setdefault((*ends, kind), []).append(arc)
+    for (earlier, later, _), arcs in merged.items():
+        kinds = {arc.kind for arc in arcs}
+        moments = () if kinds == {"data"} else tuple(shown.rows[arc.earlier].moment for arc in arcs)
+        reasons = tuple(dict.fromkeys(reason for arc in arcs for reason in arc.reasons))
+        # The label of an order counts reasons, and arcs of different moments can have different ones.
+        label = _label(reasons) if kinds & {"order", "cycle"} else _shortened(arc.label for arc in arcs)
+        kind: LinkKind = "cycle" if "cycle" in kinds else arcs[0].kind
+        yield Link(earlier, later, label, reasons, moments, kind, implied=all(arc.implied for arc in arcs))
+
+
+# -- rows and arcs -----------------------------------------------------------------------------
+
+
+def timeline(graph: Ordering, moments: Sequence[Moment] | None = None, costs: HandlerCosts | None = None) -> Timeline:
+    """Return the handlers of a graph in execution order, and the arcs between them.
+
+    Args:
+        graph: The graph, which may be invalid.
+        moments: The moments to show. None for all, with callbacks that run at no moment.
+        costs: The costs to show, or None for none.
+    """
+    chosen = in_fit_order(graph, graph.moments if moments is None else moments)
+    places = [place for moment in chosen for place in enumerate(graph.orders.get(moment, ()), 1)]
+    active = {handler.declared.position for _, handler in places}
+    idle = [d for d in graph.declared if moments is None and d.position not in active]
+    shared = _shared_names(graph)
+    rows = [
+        *(_row(graph, handler, place, shared, costs or {}) for place, handler in places),
+        *(_idle_row(d) for d in idle),
+    ]
+    number = {(h.event, h.phase, h.declared.position): i for i, (_, h) in enumerate(places)}
+    at = set(chosen)
+    arcs = [*_orders(graph, at, number), *_conflicts(graph, at, number), *_data(first_reads(graph, chosen), number)]
+    problems = tuple(f"{type(problem).__name__}: {problem}" for problem in graph.problems)
+    return Timeline(_title(moments), tuple(rows), tuple(arcs), problems)
+
+
+Numbers = Mapping[tuple[type[Event], type[Phase], int], int]
+"""For a moment and the position of a callback, the number of the row."""
+
+
+def _shared_names(graph: Ordering) -> set[StatePath]:
+    """Return the beginnings of the paths that several callbacks use; they explain an order, so rows show them first."""
+    users: dict[StatePath, set[int]] = {}
+    for d in graph.declared:
+        for path in d.access:
+            users.setdefault(path[:2], set()).add(d.position)
+    return {start for start, found in users.items() if len(found) > 1}
+
+
+def _row(graph: Ordering, handler: BoundHandler, place: int, shared: set[StatePath], costs: HandlerCosts) -> Row:
+    d = handler.declared
+    moment = handler.event, handler.phase
+    access = sorted(handler.access.items(), key=lambda item: item[0][:2] not in shared)
     reads, written = _access_lines(access)
-    doc = (d.cls.__doc__ or "").strip().partition("\n")[0]
+    due = f", {' and '.join(map(repr, handler.schedules))}" if handler.schedules else ""
+    cost = costs.get((d.label, handler.name, handler.phase), "")
     details = [
-        ("does", (doc,) if doc else ()),
-        ("class", (f"{d.cls.__module__}.{d.cls.__qualname__}",)),
-        ("declared", (d.where,)),
+        ("runs", (f"{place} of {len(graph.orders[moment])} handlers{due}",)),
         ("reads", reads),
         ("writes", written),
-        ("runs", tuple(_runs(graph, handler) for handler in handlers)),
+        ("costs", (cost,) if cost else ()),
+        *_about(d),
+        ("handler", (handler.where,)),
     ]
-    return Node(
-        str(d.position), d.label, kind, reads, written, tuple((name, lines) for name, lines in details if lines)
+    return Row(
+        d.label,
+        moment_name(moment),
+        handler.traced,
+        f"{handler.name}{due}",
+        reads,
+        written,
+        tuple((name, lines) for name, lines in details if lines),
+        cost,
     )
 
 
-def _access_lines(access: Access) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    reads = tuple(_access_line(path, p) for path, p in access.items() if not writes(p))
-    return reads, tuple(_access_line(path, p) for path, p in access.items() if writes(p))
+def _idle_row(d: Declared) -> Row:
+    reads, written = _access_lines(d.access.items())
+    return Row(d.label, "", reads=reads, writes=written, details=tuple(_about(d)))
+
+
+def _about(d: Declared) -> Iterable[tuple[str, tuple[str, ...]]]:
+    summary = (d.cls.__doc__ or "").strip().partition("\n")[0]
+    if summary:
+        yield "does", (summary,)
+    yield "class", (f"{d.cls.__module__}.{d.cls.__qualname__}",)
+    yield "declared", (d.where,)
+
+
+def _access_lines(access: Iterable[tuple[StatePath, Permission]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    access = list(access)
+    reads = tuple(_access_line(path, p) for path, p in access if not writes(p))
+    return reads, tuple(_access_line(path, p) for path, p in access if writes(p))
 
 
 def _access_line(path: StatePath, permission: Permission) -> str:
@@ -115,56 +223,59 @@ def _access_line(path: StatePath, permission: Permission) -> str:
     return dotted(path)
 
 
-def _runs(graph: CallbackGraph, handler: Handler) -> str:
-    order = graph.orders[handler.event, handler.phase]
-    place = next(i for i, other in enumerate(order, 1) if other is handler)
-    due = f", {' and '.join(map(repr, handler.schedules))}" if handler.schedules else ""
-    kind = "traced" if handler.traced else "host"
-    return f"{moment_name((handler.event, handler.phase))}: {handler.name} ({kind}, {place} of {len(order)}{due})"
-
-
-def _orders(graph: CallbackGraph, moments: Sequence[Moment]) -> Iterable[Link]:
-    at: dict[Moment, list[Pair]] = {moment: [] for moment in moments}
+def _orders(graph: Ordering, moments: set[Moment], number: Numbers) -> Iterable[Arc]:
+    at: dict[Moment, list[Pair]] = {}
     for pair, edge in graph.edges.items():
         for moment in edge.moments:
-            if moment in at:
-                at[moment].append(pair)
-    circular = {(moment, pair) for moment, pairs in at.items() for pair in _in_circles(pairs)}
-    implied = {(moment, pair) for moment, pairs in at.items() for pair in _implied(pairs)}
-    for pair, edge in graph.edges.items():
-        shown = {moment: reasons for moment, reasons in edge.at.items() if moment in at}
-        if not shown:
-            continue
-        reasons = tuple(dict.fromkeys(reason for found in shown.values() for reason in found))
-        kind: LinkKind = "cycle" if any((moment, pair) in circular for moment in shown) else "order"
-        yield Link(
-            str(pair[0]),
-            str(pair[1]),
-            label=_label(reasons),
-            reasons=reasons,
-            moments=tuple(map(moment_name, shown)),
-            kind=kind,
-            implied=all((moment, pair) in implied for moment in shown),
+            at.setdefault(moment, []).append(pair)
+    circular = {(moment, pair) for moment in moments for pair in _in_cycles(at.get(moment, ()))}
+    implied = {(moment, pair) for moment in moments for pair in _implied(at.get(moment, ()))}
+    for (i, j), edge in graph.edges.items():
+        for moment, reasons in edge.at.items():
+            if moment in moments:
+                yield Arc(
+                    number[*moment, i],
+                    number[*moment, j],
+                    _label(reasons),
+                    tuple(reasons),
+                    "cycle" if (moment, (i, j)) in circular else "order",
+                    (moment, (i, j)) in implied,
+                )
+
+
+def _conflicts(graph: Ordering, moments: set[Moment], number: Numbers) -> Iterable[Arc]:
+    for found in graph.conflicts:
+        paths = [dotted(max(pair, key=len)) for pair in found.shared.both_write] if found.shared else []
+        for moment in found.moments:
+            if moment in moments:
+                yield Arc(
+                    number[*moment, found.a.declared.position],
+                    number[*moment, found.b.declared.position],
+                    _shortened(paths) if paths else "never together",
+                    tuple(str(found.error).splitlines()),
+                    "conflict",
+                )
+
+
+def _data(flows: Iterable[DataFlow], number: Numbers) -> Iterable[Arc]:
+    for flow in flows:
+        writer, reader, path = flow.writer, flow.reader, dotted(flow.path)
+        wrote = f"{writer.declared.cls.__name__} writes `{path}` at {moment_name((writer.event, writer.phase))}"
+        read = f"{reader.declared.cls.__name__} reads it at {moment_name((reader.event, reader.phase))}"
+        yield Arc(
+            number[writer.event, writer.phase, writer.declared.position],
+            number[reader.event, reader.phase, reader.declared.position],
+            path,
+            (f"{wrote}, {read}",),
+            "data",
         )
 
 
-def _conflicts(conflicts: Iterable[Conflict], moments: set[Moment]) -> Iterable[Link]:
-    for found in conflicts:
-        shown = [moment for moment in found.moments if moment in moments]
-        if shown:
-            paths = [dotted(max(pair, key=len)) for pair in found.shared.both_write] if found.shared else []
-            yield Link(
-                str(found.a.declared.position),
-                str(found.b.declared.position),
-                label=_shortened(paths) if paths else "never together",
-                reasons=tuple(str(found.error).splitlines()),
-                moments=tuple(map(moment_name, shown)),
-                kind="conflict",
-            )
+# -- labels, cycles and implied edges ----------------------------------------------------------
 
 
 def _label(reasons: Sequence[str]) -> str:
-    """Say an edge's reasons in a word each: the path that one writes and the other reads, or who stated the order."""
+    """Return the reasons of an edge as one word each: the path that is written and read, or the stated order."""
     words = []
     for reason in reasons:
         path = re.search(r" writes `([^`]*)`, .* reads ", reason)
@@ -187,7 +298,7 @@ def _successors(pairs: Iterable[Pair]) -> dict[int, list[int]]:
 
 
 def _reached(after: Mapping[int, Sequence[int]], start: int) -> set[int]:
-    """Return what can be reached from a node in at least one step."""
+    """Return the nodes that can be reached from a node in at least one step."""
     seen: set[int] = set()
     stack = list(after[start])
     while stack:
@@ -198,14 +309,15 @@ def _reached(after: Mapping[int, Sequence[int]], start: int) -> set[int]:
     return seen
 
 
-def _in_circles(pairs: Sequence[Pair]) -> list[Pair]:
+def _in_cycles(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs that are part of a cycle."""
     after = _successors(pairs)
     reached = {node: _reached(after, node) for node in after}
     return [(i, j) for i, j in pairs if i in reached[j]]
 
 
 def _implied(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs that others already state, by way of a callback in between, circles left aside."""
+    """Return the pairs that follow from other pairs through a callback in between, ignoring cycles."""
     after = _successors(pairs)
     reached = {node: _reached(after, node) for node in after}
     return [

@@ -1,39 +1,43 @@
-"""Checks of the whole set: paths that do not exist, state nobody provides, values used too early."""
+"""Checks of a whole set: paths that do not exist, state that nothing provides, and values that are used too early."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fluxcb._check.graph import CallbackGraph, moment_name
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
+from fluxcb._check.ordering import moment_name
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.declared import Declared, Handler, declare
+from fluxcb._declare.declared import BoundHandler, Declared, declare
 from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, PROVIDERS, available, step_names
-from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError, did_you_mean
+from fluxcb._declare.turns import InTurn, flat
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError, did_you_mean, nearest
 from fluxcb._typing import StatePath
 
-__all__ = ["build_graph", "derive_graph", "phase_types"]
+__all__ = ["checked_graph", "phase_types", "unchecked_graph"]
 
 
 def phase_types(phases: Iterable[Any]) -> tuple[type[Phase], ...]:
     """Return the classes of phases given as classes or instances.
 
     Raises:
-        DeclarationError: One of them is no phase.
+        DeclarationError: One of them is not a phase.
     """
-    given: tuple[Any, ...] = (phases,) if isinstance(phases, Phase | type) else tuple(phases)
-    types = tuple(p if isinstance(p, type) else type(p) for p in given)
+    instances: tuple[Any, ...] = flat((phases,) if isinstance(phases, Phase | InTurn | type) else phases)
+    types = tuple(p if isinstance(p, type) else type(p) for p in instances)
     for cls in types:
         if not issubclass(cls, Phase):
-            raise DeclarationError(f"`phases` contains {cls.__name__}, which is no phase.", fix="derive it from Phase")
+            raise DeclarationError(
+                f"`phases` contains {cls.__name__}, which is not a phase.", fix="derive it from Phase"
+            )
     return types
 
 
-def build_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGraph:
+def checked_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGraph:
     """Check a set of callbacks and derive its graph.
 
     Args:
@@ -44,26 +48,26 @@ def build_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGrap
         The graph, which is valid.
 
     Raises:
-        DeclarationError: A declaration is wrong by itself.
-        CheckError: The set does not fit together; all problems are reported at once.
+        DeclarationError: A single declaration is invalid.
+        CheckError: The callbacks do not work together. The error has all problems.
     """
-    graph = derive_graph(callbacks, phases)
+    graph = unchecked_graph(callbacks, phases)
     graph.require()
     return graph
 
 
-def derive_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGraph:
-    """Derive the graph of a set of callbacks, whatever is wrong with it: to be looked at, not to be run.
+def unchecked_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGraph:
+    """Derive the graph of a set of callbacks even if the set is invalid, to show the graph instead of running it.
 
     Args:
         callbacks: Callback instances and `in_order(...)` groups.
         phases: Phases (classes or instances) that would be run.
 
     Returns:
-        The graph; its `problems` hold everything found.
+        The graph, with all problems in `problems`.
 
     Raises:
-        DeclarationError: A declaration is wrong by itself.
+        DeclarationError: A single declaration is invalid.
     """
     declared, ordered = declare(callbacks)
     types = phase_types(phases)
@@ -72,7 +76,8 @@ def derive_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> CallbackGra
     graph.problems = [*unknown, *graph.problems, *_missing_state(declared), *_used_too_early(graph)]
     names = MetricNames(declared, graph.phases)
     conflicts = {(c.a.declared.position, c.b.declared.position) for c in graph.conflicts}
-    graph.problems += [*names.unprovided(), *names.doubled(conflicts)]
+    graph.problems += [*names.unprovided(), *names.unprovided_parts(), *names.not_numbers(), *names.unlogged()]
+    graph.problems += names.doubled(conflicts)
     return graph
 
 
@@ -89,8 +94,8 @@ def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) 
                 fix = f"name one of {', '.join(sorted(known))}" if known else f"write `{path[0]}` alone"
                 problems.append(UnknownStateError(what, where=where, fix=fix))
             elif path[0] in ("progress", "key", "*") and writes(permission):
-                what = f"{d.label} declares to write `{dotted(path)}`, which no callback can write."
-                cure = "declare the paths it changes" if path[0] == "*" else "remove it from `stateaccess`"
+                what = f"{d.label} declares a write to `{dotted(path)}`, which no callback can write."
+                cure = "declare the paths it changes" if path[0] == "*" else f"remove it from {d.access_owner}"
                 problems.append(UnknownStateError(what, where=where, fix=cure))
     return problems
 
@@ -105,7 +110,7 @@ def _written_step_names(declared: Sequence[Declared]) -> set[str]:
 
 
 def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[str, str, Iterable[str]] | None:
-    """Return what is wrong with a path, a hint, and the names that could stand in its place; None if nothing is."""
+    """Return the problem of a path, a hint, and possible names to use instead, or None if the path is valid."""
     first = path[0]
     if first not in FIRST_LEVEL:
         if first in steps:
@@ -120,21 +125,21 @@ def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[s
     if first == "step" and path[1] not in steps:
         return "which no phase provides and no callback writes", did_you_mean(path[1], steps), steps
     if first == "progress" and path[1] not in PROGRESS:
-        return "which is no counter", did_you_mean(path[1], PROGRESS), PROGRESS
+        return "which is not a counter", did_you_mean(path[1], PROGRESS), PROGRESS
     if first == "data" and path[1] not in phase_names:
-        return "which is the name of no phase", did_you_mean(path[1], phase_names), phase_names
+        return "which is not the name of a phase", did_you_mean(path[1], phase_names), phase_names
     return None
 
 
 def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
-    """Find shared state that is read, or appended to, and that no callback creates."""
-    # Group by the name of the entry, because different entries share nothing.
+    """Find shared state that is read or appended to, but that no callback creates."""
+    # Group by the name of the entry, because different entries share no state.
     created: dict[str, list[tuple[StatePath, Permission]]] = {}
     appended: dict[str, list[tuple[StatePath, Permission]]] = {}
     for d in declared:
         for path, permission, _ in d.accesses():
             if path == ("cbstate",) and isinstance(permission, Write) and d.cls.init is not Callback.init:
-                return []  # its `init` may create any entry; a Learner checks again after `init`
+                return []  # its `init` may create any entry, and a Learner checks again after `init`
             if path[0] == "cbstate" and len(path) > 1 and writes(permission):
                 kind = appended if _only_appends(d, path, permission) else created
                 kind.setdefault(path[1], []).append((path, permission))
@@ -163,7 +168,7 @@ def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
 
 
 def _only_appends(d: Declared, path: StatePath, permission: Permission) -> bool:
-    """Tell whether a callback adds to a known hub that another creates: it has no `init` to create it in."""
+    """Return whether a callback without `init` only appends to a known hub, which another callback creates."""
     if not isinstance(permission, Append):
         return False
     return permission.optional or (path[1] in PROVIDERS and d.cls.init is Callback.init)
@@ -175,9 +180,9 @@ def _unpromised(
     """Return the error for a name in a hub that no callback declares, although some may add any name."""
     hint = did_you_mean(path[-1], {p[-1] for p, _ in appended if len(p) == len(path)})
     return MissingStateError(
-        f"{d.label} reads `{dotted(path)}`, which no callback declares to write.{hint}",
+        f"{d.label} reads `{dotted(path)}`, but no callback declares a write to it.{hint}",
         where=where,
-        why=f"`Append()` on the whole of `{dotted(path[:2])}` does not say which names it adds",
+        why=f"`Append()` on the whole of `{dotted(path[:2])}` does not declare which names it adds",
         fix=[
             f"declare `Append()` on `{dotted(path)}` in the callback that writes it",
             f"declare `Read()` on `{dotted(path[:2])}`, which runs after all callbacks that write to it",
@@ -188,12 +193,16 @@ def _unpromised(
 def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePath]) -> CheckError:
     provider, appends = PROVIDERS.get(path[1]), writes(lookup(d.access, path) or Read())
     others = {p[: len(path)][-1] for p in written}
-    hint = "" if provider else did_you_mean(path[-1], others | set(PROVIDERS))
-    fix = (
-        [f"add `{provider}()` to the callbacks, which creates it"]
-        if provider
-        else [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
-    )
+    suggestion = "" if provider else nearest(path[-1], others | set(PROVIDERS))
+    hint = f" Did you mean `{suggestion}`?" if suggestion else ""
+    fix = [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
+    if provider:
+        fix = [f"add `{provider}()` to the callbacks, which creates it"]
+    elif suggestion in others:
+        fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`")
+    elif suggestion:
+        added = f"add `{PROVIDERS[suggestion]}()` to the callbacks"
+        fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`, and {added}")
     return MissingStateError(
         f"{d.label} {'appends to' if appends else 'reads'} `{dotted(path)}`, which no callback creates.{hint}",
         where=where,
@@ -204,7 +213,7 @@ def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePa
 
 def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
     """Find step values that exist at none of the moments at which their reader runs."""
-    groups: dict[tuple[int, int], tuple[Handler, list[Any]]] = {}
+    groups: dict[tuple[int, int], tuple[BoundHandler, list[Any]]] = {}
     of_callback: dict[int, list[Any]] = {}
     for moment, handlers in graph.orders.items():
         for handler in handlers:
@@ -214,15 +223,15 @@ def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
     known = step_names(graph.phases) | set(ENGINE_STEP_NAMES)
     problems: list[CheckError] = []
     for handler, moments in groups.values():
-        # What the class declares may be for the sake of a handler that has narrowed its own access.
-        whole = handler.access is handler.declared.access
-        places = of_callback[handler.declared.position] if whole else moments
+        # The class may declare a path for a handler that has narrowed its own access.
+        uses_class_access = handler.access is handler.declared.access
+        places = of_callback[handler.declared.position] if uses_class_access else moments
         sets = [available(event, phase) for event, phase in places]
         if any(names is None for names in sets):
             continue
         reachable = {name for names in sets if names for name in names}
         if any(event is StepEnd or issubclass(event, TracedEvent) for event, _ in places):
-            reachable |= written - known  # when handlers add them is theirs to know
+            reachable |= written - known  # fluxcb does not know when handlers add their own names
         for path, permission in handler.access.items():
             if path[0] != "step" or len(path) < 2 or path[1] in reachable:
                 continue
@@ -231,7 +240,7 @@ def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
     return problems
 
 
-def _too_early(handler: Handler, path: StatePath, moments: Sequence[Any], *, added: bool) -> CheckError:
+def _too_early(handler: BoundHandler, path: StatePath, moments: Sequence[Any], *, added: bool) -> CheckError:
     shown = ", ".join(dict.fromkeys(moment_name(m) for m in moments[:2]))
     host = all(issubclass(event, HostEvent) for event, _ in moments)
     only_outside = host and not any(event in (StepBegin, StepEnd) for event, _ in moments)
@@ -241,11 +250,14 @@ def _too_early(handler: Handler, path: StatePath, moments: Sequence[Any], *, add
         else f"`{dotted(path)}` does not exist yet there"
     )
     later = StepEnd.__name__ if added else _first_with(path[1], [phase for _, phase in moments], host)
+    fix = f"handle {later} instead" if later else "use it in a phase that provides it"
+    if handler.declared.cls.__module__.startswith("fluxcb.") and not only_outside:  # users do not edit its handlers
+        fix = "use it in a phase that provides it; those of `Learner(model, loss_fn)` with `loss_fn(outputs, ys)` do"
     return MissingStateError(
         f"{handler.declared.label} uses `{dotted(path)}` at {shown}, where it does not exist.",
         where=handler.where,
         why=why,
-        fix=f"handle {later} instead" if later else "use it in a phase that provides it",
+        fix=fix,
     )
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from functools import cached_property
+from typing import NamedTuple
 
-from fluxcb._check.graph import CallbackGraph, moment_name
-from fluxcb._declare.access import dotted, overlap, writes
-from fluxcb._declare.declared import Handler, Moment
-from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent
+from fluxcb._check.dataflow import data_flows
+from fluxcb._check.ordering import Ordering, moment_name
+from fluxcb._declare.access import dotted, writes
+from fluxcb._declare.declared import BoundHandler, Moment
+from fluxcb._declare.events import TracedEvent
 from fluxcb._typing import StatePath
 
 __all__ = ["counts", "explain", "summary"]
@@ -18,13 +20,11 @@ WIDTH = 80
 """Longest line of a summary (characters)."""
 _CANCELS = "as late as possible: a cancel skips the handlers after it"
 _UNORDERED = """\
-Where no reason is given, no order is needed: host handlers run in list order,
+If no reason is given, no order is needed: host handlers run in list order,
 traced handlers in the order of their class names."""
-_TURNS: Mapping[type[Event], int] = {event: turn for turn, event in enumerate(BUILTIN_EVENTS)}
 
 
-@dataclass(frozen=True)
-class _Reason:
+class _Reason(NamedTuple):
     """A reason for the position of a handler.
 
     Attributes:
@@ -36,8 +36,7 @@ class _Reason:
     words: str
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """The position of a handler at a moment.
 
     Attributes:
@@ -47,11 +46,11 @@ class _Place:
     """
 
     number: int
-    handler: Handler
+    handler: BoundHandler
     reasons: tuple[_Reason, ...]
 
 
-def explain(graph: CallbackGraph) -> str:
+def explain(graph: Ordering) -> str:
     """Return the handlers of each moment in order, each with the reasons for its position."""
     lines: list[str] = []
     for moment, places in _places(graph):
@@ -68,7 +67,7 @@ def explain(graph: CallbackGraph) -> str:
     return "\n".join(lines)
 
 
-def summary(graph: CallbackGraph) -> str:
+def summary(graph: Ordering) -> str:
     """Return the size of the graph, followed by a line for each moment with its callbacks in order and the reasons."""
     lines = [counts(graph)]
     width = max((len(event.__name__) for event, _ in graph.moments), default=0)
@@ -96,7 +95,7 @@ def summary(graph: CallbackGraph) -> str:
     return "\n".join(lines)
 
 
-def counts(graph: CallbackGraph) -> str:
+def counts(graph: Ordering) -> str:
     """Return the numbers of callbacks, moments, edges and, if there are any, problems of a graph."""
     phases = {phase for _, phase in graph.moments}
     numbers = [
@@ -115,29 +114,30 @@ def _count(things: Sized, what: str) -> str:
 # -- reasons -----------------------------------------------------------------------------------
 
 
-def _places(graph: CallbackGraph) -> Iterator[tuple[Moment, list[_Place]]]:
+def _places(graph: Ordering) -> Iterator[tuple[Moment, list[_Place]]]:
     before: dict[int, list[int]] = {}
     for earlier, later in graph.edges:
         before.setdefault(later, []).append(earlier)
-    writers = _writers(graph)
+    written = _WrittenEarlier(graph)
     for moment in graph.moments:
         handlers = graph.orders[moment]
         numbers = {handler.declared.position: number for number, handler in enumerate(handlers, 1)}
         places = []
         for number, handler in enumerate(handlers, 1):
-            earlier = [p for p in before.get(handler.declared.position, ()) if numbers.get(p, number) < number]
+            own = handler.declared.position
+            earlier = [p for p in before.get(own, ()) if numbers.get(p, number) < number]
             reasons = [
-                _Reason(numbers[position], "; ".join(reasons))
+                _Reason(numbers[position], "; ".join(texts))
                 for position in sorted(earlier, key=numbers.__getitem__)
-                if (reasons := graph.edges[position, handler.declared.position].at.get(moment))
+                if (texts := graph.edges[position, own].at.get(moment))
             ]
-            after = {reason.after for reason in reasons}
-            if _cancels(handler) and any(
-                not _cancels(other) and i not in after for i, other in enumerate(handlers[: number - 1], 1)
-            ):
-                reasons.append(_Reason(None, _CANCELS))
+            if _cancels(handler):
+                after = {reason.after for reason in reasons}
+                others = enumerate(handlers[: number - 1], 1)
+                if any(not _cancels(other) and i not in after for i, other in others):
+                    reasons.append(_Reason(None, _CANCELS))
             if not reasons:
-                reasons += [_Reason(None, words) for words in _written_earlier(handler, writers)]
+                reasons += [_Reason(None, words) for words in written.reasons(handler)]
             places.append(_Place(number, handler, tuple(reasons)))
         yield moment, places
 
@@ -149,7 +149,7 @@ def _direct(place: _Place, places: Sequence[_Place]) -> Iterator[_Reason]:
     return (reason for reason in place.reasons if reason.after is None or reason.after not in between)
 
 
-def _cancels(handler: Handler) -> bool:
+def _cancels(handler: BoundHandler) -> bool:
     return not handler.traced and ("control",) in handler.access
 
 
@@ -157,40 +157,35 @@ def _is_ordered(place: _Place) -> bool:
     return any(reason.after is not None or reason.words == _CANCELS for reason in place.reasons)
 
 
-Writers = dict[str, list[tuple[StatePath, Handler]]]
-"""For each entry of the shared state, the written paths, each with the handler that writes it."""
+class _WrittenEarlier:
+    """Reasons that follow from entries which other callbacks wrote at earlier moments."""
 
+    def __init__(self, graph: Ordering) -> None:
+        self._graph = graph
 
-def _writers(graph: CallbackGraph) -> Writers:
-    found: Writers = {}
-    for handlers in graph.orders.values():
-        for handler in handlers:
-            for path, permission in handler.access.items():
-                if path[0] == "cbstate" and len(path) > 1 and writes(permission) and handler.event in _TURNS:
-                    found.setdefault(path[1], []).append((path, handler))
-    return found
+    def reasons(self, handler: BoundHandler) -> list[str]:
+        """Return a reason for each entry that a handler reads."""
+        if any(path[0] == "cbstate" and not writes(permission) for path, permission in handler.access.items()):
+            return self._found.get(handler, [])
+        return []
 
-
-def _written_earlier(handler: Handler, writers: Writers) -> Iterator[str]:
-    """Yield a reason for each entry that a handler reads and that another callback wrote at an earlier moment."""
-    turn = _TURNS.get(handler.event, 0)  # for a user-defined event, it is not known which events are earlier
-    for path, permission in handler.access.items():
-        if path[0] != "cbstate" or len(path) < 2 or writes(permission):
-            continue
-        earlier = [
-            writer
-            for written, writer in writers.get(path[1], ())
-            if overlap(written, path) and _TURNS[writer.event] < turn and writer.declared is not handler.declared
-        ]
-        if earlier:
-            latest = max(earlier, key=lambda writer: _TURNS[writer.event])
-            yield f"reads `{dotted(path)}`, which {latest.declared.cls.__name__} wrote at {latest.event.__name__}"
+    @cached_property  # most graphs have edges for all handlers that read an entry, and do not need it
+    def _found(self) -> dict[BoundHandler, list[str]]:
+        latest: dict[tuple[BoundHandler, StatePath], BoundHandler] = {}
+        for flow in data_flows(self._graph, self._graph.moments):
+            if flow.path[0] == "cbstate" and not flow.within_moment:
+                latest.setdefault((flow.reader, flow.path), flow.writer)
+        found: dict[BoundHandler, list[str]] = {}
+        for (reader, path), writer in latest.items():
+            reason = f"reads `{dotted(path)}`, which {writer.declared.cls.__name__} wrote at {writer.event.__name__}"
+            found.setdefault(reader, []).append(reason)
+        return found
 
 
 # -- words -------------------------------------------------------------------------------------
 
 
-def _due(handler: Handler) -> str:
+def _due(handler: BoundHandler) -> str:
     return f"  [{', '.join(map(repr, handler.schedules))}]" if handler.schedules else ""
 
 

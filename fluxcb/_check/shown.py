@@ -43,5 +43,5 @@ class ShownPage(ShownText):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        # A frame keeps the style sheet and the scripts of the page from affecting the notebook.
+        # A frame keeps the style sheet of the page from affecting the notebook.
         return f'<iframe srcdoc="{escape(str(self))}" style="width:100%;height:640px;border:0"></iframe>'

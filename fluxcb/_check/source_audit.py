@@ -1,45 +1,50 @@
-"""The audit of source: what handlers touch, as their source says, compared with what they declare.
+"""The source check, which compares the state that handlers use in their source with their declarations.
 
-Nothing runs. A problem is certain: the line raises AccessError when it runs with this callback. Where reading cannot
-follow, it says so, and claims nothing of the callback that would need it.
+Nothing runs. A reported problem is certain: the line raises AccessError when it runs with this callback. Places that
+the analysis cannot follow are reported as unclear, and exclude all findings that would depend on them. A false alarm in
+CI costs more than a missed problem, which the audit of real steps finds.
+
+The check is part of `fluxcb check` and of the pytest plugin. `Learner` does not need it, because a protected learner
+checks each access when it happens.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._check.source.grants import NAMESPACES, Doubt, Grants, Refusal
-from fluxcb._check.source.reader import Reader
+from fluxcb._check.source.access_rules import NAMESPACES, AccessRules, Doubt, Refusal
+from fluxcb._check.source.constants import field_of, identity
 from fluxcb._check.source.touches import Reading, Runs, Touch
+from fluxcb._check.source.visitor import Visitor
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
-from fluxcb._declare.declared import Declared, Handler
-from fluxcb._declare.dispatch import source_of
+from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb._declare.schedules import Predicate
+from fluxcb._declare.signatures import source_of
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._declare.wrappers import Scheduled
 from fluxcb._errors import CheckError, FluxcbError, UndeclaredAccessError, UnknownStateError, did_you_mean, nearest
 from fluxcb._typing import StatePath
 
-__all__ = ["SourceAudit", "audit_source"]
+__all__ = ["Reader", "SourceAudit", "audit_source"]
 
-_WHY_UNUSED = "what is declared decides about order, conflicts and what leaves the device, used or not"
+_WHY_UNUSED = "declared access determines order, conflicts and device-to-host transfers, even if it is unused"
 
 _Refused = dict[StatePath, list[tuple[Touch, Refusal]]]
 
 
 @dataclass
 class SourceAudit:
-    """What the source of a set of callbacks says about their access.
+    """The results of the source check of a set of callbacks.
 
     Attributes:
-        problems: What handlers touch without having declared it; each raises AccessError when its line runs.
-        unused: Declared access that nothing touches, one text each.
-        unclear: Where the reading could not follow, with file and line.
+        problems: Uses of state without a declaration. Each raises AccessError when its line runs.
+        unused: Declared access that nothing uses, one text each.
+        unclear: Places that the analysis could not follow, with file and line.
     """
 
     problems: list[CheckError] = field(default_factory=list)
@@ -47,20 +52,49 @@ class SourceAudit:
     unclear: list[str] = field(default_factory=list)
 
 
+class Reader:
+    """Analyzes functions that take a learner, and keeps the results.
+
+    Callbacks of one class share a result unless it depends on fields in which they differ.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, list[tuple[dict[str, Any], Reading]]] = {}
+
+    def read(self, function: Callable[..., Any], *, before: int, me: Any) -> Reading:
+        """Return the state that a function uses.
+
+        Args:
+            function: A bound handler, an `init`, or another function that takes a learner.
+            before: The number of arguments before the learner: 2 for handlers, 0 for an `init`.
+            me: The callback to which the function belongs.
+        """
+        plain = getattr(function, "__func__", function)
+        me = getattr(function, "__self__", None) if me is None else me
+        known = self._known.setdefault((identity(plain), type(me), before), [])
+        for decided, reading in known:
+            if all(identity(field_of(me, name)) == value for name, value in decided.items()):
+                return reading
+        visitor = Visitor(me)
+        reading = visitor.read(function, before)
+        known.append((visitor.constants.decided, reading))
+        return reading
+
+
 @dataclass(frozen=True)
 class _Scope:
-    """One access, and what is read under it.
+    """One access, and the functions to which it applies.
 
     Attributes:
         declared: The callback.
         access: The access.
-        handler: The handler that has narrowed its access, or None for what the class declares.
-        readings: What handlers, predicates and `init` with this access touch.
+        handler: The handler that has narrowed its access, or None for the access of the class.
+        readings: The state that handlers, predicates and `init` with this access use.
     """
 
     declared: Declared
     access: Access
-    handler: Handler | None
+    handler: BoundHandler | None
     readings: tuple[Reading, ...]
 
     @property
@@ -73,10 +107,10 @@ class _Scope:
 
 
 def audit_source(declared: Sequence[Declared]) -> SourceAudit:
-    """Compare what callbacks touch, as the source of their handlers says, with what they declare.
+    """Compare the state that callbacks use, according to the source of their handlers, with their declarations.
 
-    Handlers, `init` and predicates (`when`) are read, with the helper functions and methods that they hand the learner
-    to. Nothing runs, and nothing is imported.
+    The check includes handlers, `init`, predicates (`when`), and the helper functions and methods to which these pass
+    the learner. Nothing runs, and nothing is imported.
 
     Args:
         declared: The callbacks of a set.
@@ -86,7 +120,7 @@ def audit_source(declared: Sequence[Declared]) -> SourceAudit:
     seen: set[Any] = set()
     for callback in declared:
         scopes = _scopes(callback, reader)
-        # Callbacks of one class that read and declare the same have the same findings.
+        # Callbacks of one class with the same readings and declarations have the same findings.
         key = tuple((s.where, frozenset(s.access.items()), tuple(map(id, s.readings))) for s in scopes)
         if key in seen:
             continue
@@ -101,18 +135,18 @@ def audit_source(declared: Sequence[Declared]) -> SourceAudit:
 
 
 def _once(problems: Sequence[CheckError]) -> list[CheckError]:
-    """Return the problems without those of a second callback of a class at the same lines."""
+    """Return the problems without repetitions for other callbacks of the same class at the same lines."""
     return list({(type(problem), problem.where, problem.fix): problem for problem in reversed(problems)}.values())[::-1]
 
 
 def _scopes(declared: Declared, reader: Reader) -> list[_Scope]:
-    """Return what is read under each access of a callback: the class's, and those of handlers that have their own."""
+    """Return the functions for each access of a callback: that of the class, and those of handlers with their own."""
     callback = declared.callback
     shared: list[Reading] = []
     own: dict[Any, _Scope] = {}
     if type(callback).init is not Callback.init:
         shared.append(reader.read(callback.init, before=0, me=callback))
-    for entry in callback.handlers():
+    for entry in declared.handlers:
         handler = declared.handler(entry.event, entry.phase)
         if handler is None:
             continue
@@ -132,8 +166,8 @@ def _scopes(declared: Declared, reader: Reader) -> list[_Scope]:
 
 
 def _judged(scope: _Scope) -> tuple[_Refused, list[str]]:
-    """Return the touches that are refused, by the place at which they are, and what is in doubt."""
-    grants = Grants(scope.access)
+    """Return the refused uses by place, and the uses that are unclear."""
+    grants = AccessRules(scope.access)
     refused: _Refused = {}
     doubts: list[str] = [text for reading in scope.readings for text in reading.unclear]
     for touch in scope.touches():
@@ -151,7 +185,7 @@ def _judged(scope: _Scope) -> tuple[_Refused, list[str]]:
 
 
 def _problems(declared: Declared, scopes: Sequence[_Scope], refused: Sequence[_Refused]) -> Iterator[CheckError]:
-    """Yield a problem for each place and the lines that touch it, whichever of the accesses lack it."""
+    """Yield a problem for each place, with the lines that use it, regardless of which accesses lack it."""
     groups: dict[Any, list[_Scope]] = {}
     for scope, found in zip(scopes, refused, strict=True):
         for path, touches in found.items():
@@ -174,72 +208,72 @@ def _problems(declared: Declared, scopes: Sequence[_Scope], refused: Sequence[_R
 
 
 def _unknown(path: StatePath) -> tuple[str, Sequence[str]] | None:
-    """Return what is wrong with a name that does not exist, and what to do."""
+    """Return the problem of a name that does not exist, and the fixes."""
     if path == ("control",):
-        return "which is a permission, and holds nothing.", ["raise CancelStep, CancelEpoch or CancelFitting"]
+        return "which is a permission and has no value.", ["raise CancelStep, CancelEpoch or CancelFitting"]
     if path[0] not in FIRST_LEVEL:
         if path[0] in step_names((TrainingPhase, LossTrainingPhase, ValidationPhase)) | set(ENGINE_STEP_NAMES):
             return "which is not a part of the Learner.", [f"write `learner.step.{path[0]}`"]
         return f"which is not a part of the Learner.{did_you_mean(path[0], FIRST_LEVEL)}", []
     if path[0] == "progress" and len(path) == 2 and path[1] not in PROGRESS:
-        return f"which is no counter.{did_you_mean(path[1], PROGRESS)}", [f"it has {', '.join(PROGRESS)}"]
+        return f"which is not a counter.{did_you_mean(path[1], PROGRESS)}", [f"it has {', '.join(PROGRESS)}"]
     return None
 
 
 def _undeclared(
     lacking: Sequence[_Scope], path: StatePath, verb: str, touches: Sequence[tuple[Touch, Refusal]]
 ) -> tuple[str, Sequence[str]]:
-    """Return what is wrong with a touch of something that exists, and what to do."""
+    """Return the problem of an undeclared use of existing state, and the fixes."""
     if verb == "deletes":
-        return f"deletes `{dotted(path)}`; what the Learner holds cannot be deleted.", [
-            "assign what should stand there instead"
-        ]
+        return f"deletes `{dotted(path)}`; state of the Learner cannot be deleted.", ["assign a new value instead"]
     if verb == "writes" and path[0] in UNDECLARED:
-        return f"writes `{dotted(path)}`, which only the engine does.", ["keep counts of your own in `learner.cbstate`"]
+        return f"writes `{dotted(path)}`, which only the engine may write.", [
+            "keep your own counts in `learner.cbstate`"
+        ]
     if verb == "writes" and len(path) == 1 and path[0] in NAMESPACES:
         what = f"assigns `{dotted(path)}` as a whole; only its parts can be assigned."
         return what, [f"assign them one by one: `learner.{dotted(path)}.<name> = ...`"]
     permission: Permission = Write() if verb == "writes" else Read()
     path = _written(path, [touch for touch, _ in touches]) if verb == "writes" else path
-    fix = [f"add `{line_to_add(path, permission)}` to {_places(lacking, path, verb)}"]
+    fix = [_declaring(lacking, path, permission)]
     if lookup(lacking[0].access, path) is not None:
-        return f"declares only to read `{dotted(path)}`, and writes it.", fix
+        return f"declares only Read() on `{dotted(path)}`, but writes it.", fix
     handler = lacking[0].handler
     cls = lacking[0].declared.cls.__name__
-    declares = "its `stateaccess`" if handler is None else f"the `access` of `{cls}.{handler.name}`"
+    declares = (
+        f"its {lacking[0].declared.access_owner}" if handler is None else f"the `access` of `{cls}.{handler.name}`"
+    )
     known = touches[0][1].known
-    meant = nearest(path[-1], known) if len(path) > 1 and path[-1] not in known else ""
-    if not meant:
+    suggestion = nearest(path[-1], known) if len(path) > 1 and path[-1] not in known else ""
+    if not suggestion:
         return f"{verb} `{dotted(path)}`, which {declares} does not declare.", fix
-    there = (*path[:-1], meant)
-    fix = [f"write `learner.{dotted(there)}`"]
-    allowed = [lookup(scope.access, there) for scope in lacking]
+    suggested_path = (*path[:-1], suggestion)
+    fix = [f"write `learner.{dotted(suggested_path)}`"]
+    allowed = [lookup(scope.access, suggested_path) for scope in lacking]
     if not all(granted is not None and (verb == "reads" or writes(granted)) for granted in allowed):
-        fix[0] += f", and add `{line_to_add(there, permission)}` to {_places(lacking, there, verb)}"
-    hint = f" Did you mean `{meant}`?"
+        fix[0] += f", and {_declaring(lacking, suggested_path, permission)}"
+    hint = f" Did you mean `{suggestion}`?"
     return f"{verb} `{dotted(path)}`, which {declares} does not declare.{hint}", fix
 
 
-def _places(lacking: Sequence[_Scope], path: StatePath, verb: str) -> str:
-    """Return where a declaration is missing: in the class's, and in those of handlers that have their own."""
+def _declaring(lacking: Sequence[_Scope], path: StatePath, permission: Permission) -> str:
+    """Return the edits that add a path to the access of a class and to that of handlers with their own access."""
     declared = lacking[0].declared
     cls = declared.cls.__name__
     granted = lookup(declared.access, path)
-    places = []
-    if granted is None or (verb == "writes" and not writes(granted)):
-        # What a class of ours returns there is an argument of its constructor.
-        returned = (
-            "what `{}.stateaccess` returns" if declared.cls.__module__.startswith("fluxcb.") else "`{}.stateaccess`"
-        )
-        places.append(returned.format(cls))
+    edits, added = [], f"add `{line_to_add(path, permission)}` to"
+    if granted is None or (writes(permission) and not writes(granted)):
+        edit = declared.how_to_declare(path, permission)
+        edits.append(f"{added} {declared.access_place}" if edit == f"{added} `stateaccess`" else edit)
     narrowed = [f"`{cls}.{scope.handler.name}`" for scope in lacking if scope.handler is not None]
     if narrowed:
-        places.append(f"the `access` in the `@on` of {' and '.join(dict.fromkeys(narrowed))}")
-    return ", and to ".join(places)
+        start = "to" if edits and edits[0].startswith(added) else added
+        edits.append(f"{start} the `access` in the `@on` of {' and '.join(dict.fromkeys(narrowed))}")
+    return ", and ".join(edits)
 
 
 def _written(refused: StatePath, touches: Iterable[Touch]) -> StatePath:
-    """Return the path to declare where something is written below the place that is refused."""
+    """Return the path to declare if a line writes to a part of the refused place."""
     paths = {touch.path for touch in touches}
     longest = max(paths, key=len)
     if refused[0] in NAMESPACES or any(longest[: len(path)] != path for path in paths):
@@ -255,10 +289,11 @@ def _base(verb: str) -> str:
 
 
 def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[bool], reader: Reader) -> Iterator[str]:
-    """Yield a text for each permission that nothing uses, as far as everything was followed."""
+    """Yield a text for each permission that nothing uses, if all code could be followed."""
     if not _only_schedules(declared.callback):
         return
     cls = declared.cls.__name__
+    remove = f"remove it from {declared.access_place}"
     nowhere: set[StatePath] = set()
     if not any(doubtful):
         everything = [touch for scope in scopes for touch in scope.touches()]
@@ -268,17 +303,17 @@ def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[boo
             unmarked = _unmarked_user(declared.callback, path, reader)
             if unmarked is not None:
                 yield _advice(
-                    f"{granted}, and only `{cls}.{unmarked.__name__}` touches it, which is not marked with `@on`.",
+                    f"{granted}, and only `{cls}.{unmarked.__name__}` uses it, which is not marked with `@on`.",
                     where=[f"{cls}.{unmarked.__name__}  {source_of(unmarked)}", declared.where],
                     why="the engine calls only methods that are marked, so this method never runs",
-                    fix=[f"put `@on` above `def {unmarked.__name__}`", f"take it out of `{cls}.stateaccess`"],
+                    fix=[f"put `@on` above `def {unmarked.__name__}`", remove],
                 )
                 continue
             yield _advice(
-                f"{granted}, and nothing in its source touches it.",
+                f"{granted}, but nothing in its source uses it.",
                 where=declared.where,
                 why=_WHY_UNUSED,
-                fix=f"take it out of `{cls}.stateaccess`",
+                fix=remove,
             )
     for scope, doubt in zip(scopes, doubtful, strict=True):
         if scope.handler is None or doubt:
@@ -287,22 +322,22 @@ def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[boo
             if path not in nowhere:
                 yield _advice(
                     f"The handler `{cls}.{scope.handler.name}` declares {type(permission).__name__}() on "
-                    f"`{dotted(path)}` in its own access, and does not touch it.",
+                    f"`{dotted(path)}` in its own access, but does not use it.",
                     where=scope.handler.where,
                     why=_WHY_UNUSED,
-                    fix="take it out of the `access` in its `@on`",
+                    fix="remove it from the `access` in its `@on`",
                 )
 
 
 def _untouched(access: Access, touches: Sequence[Touch]) -> Iterator[tuple[StatePath, Permission]]:
     for path, permission in access.items():
-        # To raise a Cancel is the use of `control`, and whoever is called may do that.
+        # Raising a Cancel is a use of `control`, and any function that is called may do that.
         if path[0] != "control" and not any(_uses(touch, path) for touch in touches):
             yield path, permission
 
 
 def _uses(touch: Touch, path: StatePath) -> bool:
-    """Tell whether a touch uses what is declared, and not only a name on the way to something else."""
+    """Return whether a use needs the declared path itself, and not only on the way to another path."""
     on_the_way = touch.how == "reads" and not touch.part
     if on_the_way and len(touch.path) < len(path) and path[: len(touch.path)] == touch.path:
         return False
@@ -310,19 +345,21 @@ def _uses(touch: Touch, path: StatePath) -> bool:
 
 
 def _only_schedules(callback: Callback) -> bool:
-    """Tell whether what wraps a callback is `every`, `throttle` or `when`, which declare nothing."""
+    """Return whether the wrappers of a callback are only `every`, `throttle` or `when`, which declare nothing."""
     while isinstance(callback, Scheduled):
         callback = callback.callback
     return not isinstance(getattr(callback, "callback", None), Callback)
 
 
 def _unmarked_user(callback: Callback, path: StatePath, reader: Reader) -> Any:
-    """Return a method with the arguments of a handler that is not a handler and touches a path, or None."""
+    """Return a method that has the arguments of a handler and uses a path, but is not a handler, or None."""
     callback = unwrap(callback)
     cls = type(callback)
     handlers = {entry.name for entry in callback.handlers()}
     for name in dict.fromkeys(name for base in cls.__mro__ if base not in (Callback, object) for name in vars(base)):
         function = getattr(cls, name)
+        if name.startswith("__"):  # a constructor may also have three arguments
+            continue
         if inspect.isfunction(function) and name not in handlers and function.__code__.co_argcount == 4:
             reading = reader.read(getattr(callback, name), before=2, me=callback)
             if any(_uses(touch, path) for touch in reading.touches):

@@ -1,8 +1,7 @@
-"""Stage 3, compile: what is built once.
+"""Stage 3, compile: everything that is built once before training.
 
-In: a valid callback graph, a model, an optimizer, the shapes of a batch. Out: per moment a tuple
-of bound handlers with ready-made proxies, and per phase one jitted, donated program of (carry,
-batch). The next stage may rely on it that running costs no dispatch, no permission arithmetic
-and no sorting, that a program never retraces silently, and that what traced handlers touch is
-what they declared.
+The input is a valid callback graph, a model, an optimizer, and the shapes of a batch. The output is a tuple of bound
+handlers with their proxies for each moment, and one jitted program of (carry, batch), with donation, for each phase.
+The next stage can rely on three properties: running needs no dispatch, permission checks or sorting, a program never
+retraces silently, and traced handlers use only the state that they declared.
 """

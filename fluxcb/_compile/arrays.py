@@ -1,8 +1,10 @@
-"""Small facts about pytrees of arrays: specs, copies, and how two trees differ."""
+"""Functions on pytrees of arrays: specs, copies, and differences between two trees."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from fluxcb._typing import Batch, PyTree, Rows
 
 __all__ = [
+    "batch_differences",
     "batch_spec",
     "copy_tree",
     "describe",
@@ -23,42 +26,63 @@ __all__ = [
     "nbytes_of",
     "own_copy",
     "packs",
+    "placed_as",
+    "process_nbytes_of",
     "signature_of",
     "spec_of",
     "to_host",
+    "with_numbers_as",
 ]
 
 
+# Up to this size (bytes), memory that JAX cannot donate costs less than a second `device_put`.
+_SMALL_BYTES = 65536
+
+
 def is_key(x: Any) -> bool:
-    """Tell whether an array (or its spec) holds typed random keys."""
+    """Return whether an array (or its spec) holds typed random keys."""
     return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def copy_tree(tree: PyTree) -> PyTree:
-    """Copy every leaf onto the device; the only way that donation cannot reach the original.
+    """Copy every leaf onto the device, so that donation cannot invalidate the original.
 
-    `device_put` and `jnp.asarray` alias, also with `may_alias=False` under a sharding (jax 0.10 to 0.12).
+    `device_put` and `jnp.asarray` may alias, even with `may_alias=False` under a sharding (jax 0.10 to 0.12).
     """
     return jax.tree.map(lambda x: jnp.copy(x) if is_key(x) else jnp.array(x, copy=True), tree)
 
 
 def own_copy(tree: PyTree) -> PyTree:
-    """Copy every leaf as `copy_tree` does, but wait for it: through the host's memory where it lies there anyway.
+    """Copy every leaf as `copy_tree` does, and wait for the copy. Arrays in host memory are copied there.
 
-    That needs no program, of which `copy_tree` compiles one for each shape.
+    This needs no program, whereas `copy_tree` compiles one for each shape.
     """
     leaves, structure = jax.tree.flatten(tree)
     on_host = [_lies_on_host(leaf) for leaf in leaves]
-    # All at once: a call of `device_put` costs more than what it puts there.
-    copies = iter(jax.device_put([np.array(leaf) for leaf, here in zip(leaves, on_host, strict=True) if here]))
+    # A single call for all arrays, because a call of `device_put` costs more than copying the data.
+    host_leaves = itertools.compress(leaves, on_host)
+    copies = iter(jax.device_put([_copied(leaf) for leaf in host_leaves]))
     return structure.unflatten(
-        next(copies) if here else copy_tree(leaf) for leaf, here in zip(leaves, on_host, strict=True)
+        next(copies) if is_on_host else copy_tree(leaf) for leaf, is_on_host in zip(leaves, on_host, strict=True)
     )
+
+
+def _copied(x: Any) -> Any:
+    """Return a copy of an array that is in host memory.
+
+    JAX uses the memory of a NumPy array without copying it, and cannot donate this memory. A program to which the array
+    is donated would need the same amount again. For a small array this does not matter, and this copy is cheaper.
+    """
+    if x.nbytes <= _SMALL_BYTES:
+        return np.array(x)
+    copy = jax.device_put(jax.device_put(x), may_alias=False)
+    return copy.block_until_ready() if isinstance(x, np.ndarray) else copy  # the owner may change it afterwards
 
 
 def _lies_on_host(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return x.dtype.isnative  # JAX refuses the others
+    # A copy through NumPy would lose the type of a key, the weak type, or the device that the user has chosen.
     return isinstance(x, jax.Array) and not (is_key(x) or x.weak_type or x.committed) and _on_cpu(x)
 
 
@@ -67,7 +91,7 @@ def _on_cpu(x: jax.Array) -> bool:
 
 
 def spec_of(tree: PyTree) -> PyTree:
-    """Return the `ShapeDtypeStruct`s of a pytree of arrays, numpy arrays or numbers, dtypes as JAX will hold them."""
+    """Return the `ShapeDtypeStruct`s of a pytree of arrays, NumPy arrays or numbers, with the dtypes that JAX uses."""
 
     def spec(x: Any) -> jax.ShapeDtypeStruct:
         if isinstance(x, jax.ShapeDtypeStruct):
@@ -75,13 +99,14 @@ def spec_of(tree: PyTree) -> PyTree:
         if isinstance(x, jax.Array):
             return jax.ShapeDtypeStruct(x.shape, x.dtype)
         x = np.asarray(x)
+        # JAX converts 64-bit values to 32 bits unless `jax_enable_x64` is set.
         return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
     return jax.tree.map(spec, tree)
 
 
 def batch_spec(batch: Batch) -> PyTree:
-    """Return the specs of a batch, or of the batch that rows of resident arrays make."""
+    """Return the specs of a batch. Rows of arrays on the device have the specs of the batch that they form."""
     if isinstance(batch, Rows):
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((*batch.rows.shape, *a.shape[1:]), a.dtype), batch.arrays)
     return spec_of(batch)
@@ -94,7 +119,7 @@ def signature_of(tree: PyTree) -> Any:
 
 
 def leading_axis(batch: Batch) -> int:
-    """Return how many examples a batch (or its specs) has: the leading axis of its first array, or 1."""
+    """Return the number of examples in a batch (or its specs): the leading axis of its first array, or 1."""
     leaves = jax.tree.leaves(batch_spec(batch))
     return leaves[0].shape[0] if leaves and leaves[0].shape else 1
 
@@ -102,25 +127,45 @@ def leading_axis(batch: Batch) -> int:
 def leaves_of(value: Any) -> list[Any]:
     """Return the leaves of anything a user keeps; an iterator is one leaf, and keys need not be sortable."""
     try:
-        return jax.tree.leaves(value, is_leaf=lambda node: isinstance(node, Iterator))  # as which JAX deprecates them
+        return jax.tree.leaves(
+            value, is_leaf=lambda node: isinstance(node, Iterator)
+        )  # JAX deprecates iterators as implicit leaves
     except ValueError:
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         return [leaf for part in parts for leaf in leaves_of(part)]
 
 
 def nbytes_of(tree: PyTree) -> int:
-    """Return the bytes that a pytree of arrays or specs takes; random keys count as their data."""
+    """Return the size of a pytree of arrays or specs (bytes). Random keys count as their data."""
 
     def size(x: Any) -> int:
         if is_key(x):
+            # `eval_shape` computes nothing, and accepts specs as well as arrays.
             x = jax.eval_shape(jax.random.key_data, x)
         return math.prod(x.shape) * np.dtype(x.dtype).itemsize
 
     return sum(size(leaf) for leaf in jax.tree.leaves(tree))
 
 
+def process_nbytes_of(tree: PyTree) -> int:
+    """Return the size of a pytree of arrays in one process (bytes).
+
+    A sharded array counts with the shards on the devices of the process. If the processes have different numbers of
+    devices, the largest size counts, so all processes get the same number.
+    """
+
+    def size(x: Any) -> int:
+        sharding = getattr(x, "sharding", None)
+        if sharding is None:  # a NumPy array
+            return nbytes_of(spec_of(x))
+        shards = max(Counter(device.process_index for device in sharding.device_set).values())
+        return shards * nbytes_of(jax.ShapeDtypeStruct(sharding.shard_shape(x.shape), x.dtype))
+
+    return sum(size(leaf) for leaf in jax.tree.leaves(tree))
+
+
 def to_host(value: PyTree) -> PyTree:
-    """Return a pytree of arrays as read-only numpy arrays, scalars as numpy scalars."""
+    """Return a pytree of arrays as read-only NumPy arrays, with scalars as NumPy scalars."""
 
     def move(x: Any) -> Any:
         if is_key(x) or not hasattr(x, "dtype"):
@@ -128,31 +173,33 @@ def to_host(value: PyTree) -> PyTree:
         array = np.asarray(x)
         if array.ndim == 0:
             return array[()]
+        # `np.asarray` may return the argument itself. A view leaves the flag of the user's array unchanged.
         array = array.view()
         array.flags.writeable = False
         return array
 
-    if hasattr(value, "dtype"):  # the usual case, without the tree's cost
+    if hasattr(value, "dtype"):  # the common case, without the cost of a tree
         return move(value)
     return jax.tree.map(move, value)
 
 
 def packs(dtype: Any) -> bool:
-    """Tell whether numbers of a dtype lie side by side in whole bytes, and are real."""
+    """Return whether a dtype is real and its values occupy whole bytes."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         return False
+    # NumPy reports an item size of 1 for int4 and similar dtypes, although XLA packs several of them into a byte.
     return dtype.itemsize in (1, 2, 4, 8) and not str(dtype).startswith(("int4", "uint4", "int2", "uint2", "float4"))
 
 
 def describe(x: Any) -> str:
-    """Return `float32[32, 10]`."""
+    """Return the dtype and shape of an array as text, such as `float32[32, 10]`."""
     if not hasattr(x, "dtype"):
         return f"{type(x).__name__} {x!r}"
     return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
 
 
 def differences(old: PyTree, new: PyTree) -> list[str]:
-    """Return how a new pytree differs from the old in structure, shape or dtype; one line a leaf."""
+    """Return the differences of a new pytree from an old one in structure, shape or dtype, one line per leaf."""
     old_leaves, old_structure = jax.tree_util.tree_flatten_with_path(old)
     new_leaves, new_structure = jax.tree_util.tree_flatten_with_path(new)
     if old_structure != new_structure:
@@ -160,9 +207,51 @@ def differences(old: PyTree, new: PyTree) -> list[str]:
         new_paths = {jax.tree_util.keystr(p): x for p, x in new_leaves}
         lines = [f"{p or 'it'} is missing" for p in old_paths if p not in new_paths]
         lines += [f"{p or 'it'} is new: {describe(new_paths[p])}" for p in new_paths if p not in old_paths]
+        # A list and a tuple have equal paths, so the paths do not show every difference.
         return lines or [f"the containers differ: {old_structure} became {new_structure}"]
     return [
         f"{jax.tree_util.keystr(path) or 'it'}: {describe(a)} became {describe(b)}"
         for (path, a), (_, b) in zip(old_leaves, new_leaves, strict=True)
         if (a.shape, a.dtype) != (jnp.shape(b), getattr(b, "dtype", None))
     ]
+
+
+def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
+    """Compare a batch with the one the step was compiled for.
+
+    Returns:
+        The differences, one line for each leaf, and whether the batch only has a shorter leading axis.
+    """
+    want, want_structure = jax.tree_util.tree_flatten_with_path(expected)
+    have, have_structure = jax.tree_util.tree_flatten_with_path(batch_spec(batch))
+    if want_structure != have_structure:
+        return [f"its structure is {have_structure}", f"the step was compiled for {want_structure}"], False
+    lines, shorter = [], True
+    for (path, a), (_, b) in zip(want, have, strict=True):
+        if (a.shape, a.dtype) == (b.shape, b.dtype):
+            shorter &= a.ndim == 0
+            continue
+        lines.append(f"{jax.tree_util.keystr(path) or 'it'}: {describe(a)} became {describe(b)}")
+        same_rest = a.dtype == b.dtype and a.ndim == b.ndim > 0 and a.shape[1:] == b.shape[1:]
+        shorter &= same_rest and b.shape[0] < a.shape[0]
+    return lines, shorter and bool(lines)
+
+
+def with_numbers_as(old: PyTree, new: PyTree) -> PyTree:
+    """Return a new pytree whose Python numbers are arrays of the old one's dtypes, if the structures are the same."""
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        return new
+    return jax.tree.map(lambda o, n: np.asarray(n, o.dtype) if isinstance(n, bool | int | float) else n, old, new)
+
+
+def placed_as(old: PyTree, new: PyTree) -> PyTree:
+    """Return copies of arrays on the devices of others of the same structure, shapes and dtypes."""
+
+    def unplaced(o: Any, n: Any) -> Any:
+        # Otherwise, the step would be compiled again for an array that the user has committed to a device.
+        moves = isinstance(n, jax.Array) and n.committed and not (o.committed or is_key(n))
+        return np.asarray(n) if moves else n
+
+    copies = own_copy(jax.tree.map(unplaced, old, new))
+    # Uncommitted arrays stay uncommitted, because committing them would also cause a compilation.
+    return jax.tree.map(lambda o, n: jax.device_put(n, o.sharding) if o.committed else n, old, copies)

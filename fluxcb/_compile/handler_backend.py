@@ -1,4 +1,4 @@
-"""What one traced handler reads and writes, while it runs."""
+"""The reads and writes of one traced handler while it runs."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from fluxcb._compile.arrays import describe
-from fluxcb._compile.carried import conforming, names_in, root_of
+from fluxcb._compile.carry_paths import conforming, names_in, root_of
+from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import check_leaves, is_number
 from fluxcb._declare.access import Append, Permission, dotted
-from fluxcb._declare.declared import Handler
+from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
 from fluxcb._declare.state import STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, TraceError, did_you_mean
 from fluxcb._typing import StatePath
 
+# `TraceState` imports this module.
 if TYPE_CHECKING:
     from fluxcb._compile.traced import TraceState
 
@@ -27,12 +29,12 @@ __all__ = ["HandlerBackend", "Touched"]
 
 @dataclass
 class Touched:
-    """What a handler really accessed: of traced ones the dry run sees it, of host ones who asks for it.
+    """The state that a handler has used. Tracing records it for traced handlers, and a recording for host handlers.
 
     Attributes:
-        read: Paths that were read, or asked for what there is below them.
+        read: Paths that were read, or whose names were listed.
         written: Paths that were assigned.
-        changeable: Paths whose live object was handed out: it may have been changed in place.
+        changeable: Paths whose live object the handler received, so that it may have changed the object in place.
     """
 
     read: set[StatePath] = field(default_factory=set)
@@ -41,17 +43,19 @@ class Touched:
 
 
 class HandlerBackend:
-    """Where the proxy of one traced handler reads and writes; dead once the handler has returned."""
+    """Reads and writes for the proxy of one traced handler. It cannot be used after the handler has returned."""
 
-    def __init__(self, state: TraceState, handler: Handler, event: Event) -> None:
+    def __init__(self, state: TraceState, handler: BoundHandler, event: Event) -> None:
         self._state: TraceState | None = state
         self._handler = handler
         self._event = event
+        # An event can be emitted several times in one step, so the uses of a handler accumulate.
         self._touched = state.touched.setdefault(handler, Touched())
+        # Containers that the handler has received, each with its original leaves, for `verify`.
         self._handed: list[tuple[StatePath, Any, list[Any], Any]] = []
 
     def close(self) -> None:
-        """End the proxy's life: kept beyond its event, it would hand out dead tracers."""
+        """End the use of the proxy, because it would return invalid tracers after its event."""
         self._state = None
 
     def _live(self) -> TraceState:
@@ -60,15 +64,17 @@ class HandlerBackend:
                 f"{self._handler.declared.label} uses a traced learner after its event has ended.",
                 where=self._handler.where,
                 why="its values exist only while the step is traced",
-                fix="do not keep `learner`; put what must survive into `learner.cbstate`",
+                fix="do not store `learner`; keep values in `learner.cbstate` instead",
             )
         return self._state
 
     def read(self, path: StatePath, permission: Permission) -> Any:
-        """Return a traced value; containers are fresh, so that writing into them changes nothing."""
+        """Return a traced value. Containers are copies, so writing into them changes nothing."""
         state = self._live()
         self._touched.read.add(path)
         if path[0] == "key":
+            # The key depends on the name of the callback, so adding another callback does not change its random
+            # numbers.
             return state.key_for(self._handler.declared.name)
         if path[0] == "progress":
             return state.progress(path[1])
@@ -78,17 +84,23 @@ class HandlerBackend:
             )
             return state.setup.hyperparams.get(state.values["opt_state",], path[1])
         if path[0] in ("loss_fn", "optimizer", "model"):
+            # These are constants of the step, so they are not in the carry.
             return getattr(state.setup, path[0])
+        # A handler may combine its condition with a flag that no earlier handler has written.
         if isinstance(permission, Append) and path in STEP_FLAGS:
             return state.values.get(path, jnp.bool_(False))
+        # Most phases assign the loss only once, so the path may be missing.
+        if path == ("step", "earlier_losses"):
+            return state.values.get(path, ())
         self._require(path, state)
         return self._hand_out(path, state.get(path))
 
     def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
-        """Return what reads a path, as a property of a view."""
+        """Return a function that reads a path, for use as a property of a view."""
         return lambda view: self.read(path, permission)
 
     def _require(self, path: StatePath, state: TraceState) -> None:
+        # Not all declared paths exist at this event. The same handler may also run at other events.
         if root_of(path) in state.values:
             return
         label = self._handler.declared.label
@@ -96,16 +108,16 @@ class HandlerBackend:
         if path[0] == "step":
             known = [p[1] for p in state.values if p[0] == "step"]
             raise TraceError(
-                f"{label} reads `{dotted(path)}` at {moment}, where it does not exist (yet)."
+                f"{label} reads `{dotted(path)}` at {moment}, but it does not exist there."
                 f"{did_you_mean(path[1], known)}",
                 where=self._handler.where,
-                why=f"at that point the step has {', '.join(sorted(known))}",
-                fix="handle a later event, or a phase that provides it",
+                why=f"at this event, the step has {', '.join(sorted(known))}",
+                fix="handle a later event, or a phase that provides the value",
             )
         raise TraceError(
-            f"{label} touches `{dotted(path)}` in a traced handler, but it is not in the carry.",
+            f"{label} uses `{dotted(path)}` in a traced handler, but the carry does not contain it.",
             where=self._handler.where,
-            why="only shared state made of JAX arrays, and declared by a traced handler, rides in the carry",
+            why="the carry contains only shared state that consists of JAX arrays and that a traced handler declares",
             fix=f"create it in `init` as arrays: `learner.{dotted(path)} = jnp.zeros(...)`",
         )
 
@@ -113,40 +125,44 @@ class HandlerBackend:
         leaves, structure = jax.tree.flatten(value)
         if len(leaves) == 1 and leaves[0] is value:
             return value
+        # Read-only mappings would prevent writes, but `jax.tree.map` does not accept them together with plain dicts. A
+        # new container costs a flatten per read, only while the step is traced.
         fresh = jax.tree.unflatten(structure, leaves)
         self._handed.append((path, fresh, leaves, structure))
         return fresh
 
     def verify(self) -> None:
-        """Refuse writes into containers that were read: they would be lost."""
+        """Raise an error for writes into containers that were read, because these writes would be lost."""
         for path, fresh, leaves, structure in self._handed:
             now, now_structure = jax.tree.flatten(fresh)
             if (
                 structure == now_structure
                 and len(now) == len(leaves)
+                # Compared by identity: the values of tracers are not known.
                 and all(a is b for a, b in zip(now, leaves, strict=True))
             ):
                 continue
             raise AccessError(
-                f"{self._handler.declared.label} writes into the container it read from `{dotted(path)}`.",
+                f"{self._handler.declared.label} writes into the container that it read from `{dotted(path)}`.",
                 where=self._handler.where,
-                why="what is read is a copy, so the change would be lost",
+                why="reading returns a copy, so the change would be lost",
                 fix=f"declare Write(), change a copy, and assign it: `learner.{dotted(path)} = copy`",
             )
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
-        """Put a traced value at a path, if it may be written at this event."""
+        """Assign a traced value to a path, if it may be written at this event."""
         state = self._live()
         self._touched.written.add(path)
         label, where = self._handler.declared.label, self._handler.where
+        # E.g. gradients can be changed at BackwardEnd. Later, the update has already used them.
         events = writable_at(path)
         if events is not None and not isinstance(self._event, events):
             allowed = " or ".join(e.__name__ for e in events) or "no traced event"
             raise AccessError(
-                f"{label} writes `{dotted(path)}` at {self._event!r}; it can be written at {allowed}.",
+                f"{label} writes `{dotted(path)}` at {self._event!r}, but it can only be written at {allowed}.",
                 where=where,
-                why="elsewhere the write would have no effect, or another one than it seems",
-                fix=f"move it to a handler of {allowed}" if events else "write what it is computed from",
+                why="at another event, the write would have no effect or an unexpected effect",
+                fix=f"move it to a handler of {allowed}" if events else "write the values that it is computed from",
             )
         if path in STEP_FLAGS:
             self._set_flag(state, path, value)
@@ -155,12 +171,17 @@ class HandlerBackend:
         elif path[0] == "hyperparams":
             state.setup.hyperparams.require(path[1], writing=True, declared=self._handler.declared, where=where)
             old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
+            # The cast below would turn the number into inf without an error.
+            if found := overflow(value, old.dtype):
+                shown, why = found
+                text = f"{label} sets `{dotted(path)}` to {shown}."
+                raise TraceError(text, where=where, why=why, fix="set it to a smaller number")
             if not is_number(value) or jnp.shape(value) != old.shape:
                 raise TraceError(
                     f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.",
                     where=where,
-                    why="a hyperparameter is one number on the device, and its shape is compiled into the step",
-                    fix="give one number, e.g. `jnp.mean(...)` of several",
+                    why="a hyperparameter is a scalar on the device, and its shape is compiled into the step",
+                    fix="reduce the values to one number, e.g. with `jnp.mean(...)`",
                 )
             state.values["opt_state",] = state.setup.hyperparams.set(state.values["opt_state",], path[1], value)
         else:
@@ -171,11 +192,12 @@ class HandlerBackend:
     def _old(self, state: TraceState, path: StatePath, value: Any) -> Any:
         try:
             return state.get(path)
+        # `cbstate.a.b` cannot be added to an existing `cbstate.a`.
         except (KeyError, AttributeError):
             raise TraceError(
                 f"{self._handler.declared.label} writes `{dotted(path)}`, which does not exist in the carry.",
                 where=self._handler.where,
-                why=f"the carry keeps its structure; {describe(value)} would add to it",
+                why=f"the structure of the carry is fixed, and {describe(value)} would add an entry to it",
                 fix=f"create `{dotted(path)}` in `init`",
             ) from None
 
@@ -184,12 +206,15 @@ class HandlerBackend:
             raise TraceError(
                 f"{self._handler.declared.label} writes {describe(value)} to `{dotted(path)}`, which is bool[].",
                 where=self._handler.where,
-                fix="reduce it: `jnp.any(...)` or `jnp.all(...)`",
+                fix="reduce the value: `jnp.any(...)` or `jnp.all(...)`",
             )
+        # Handlers can set a flag but not clear it. Their order therefore does not matter.
         state.values[path] = jnp.logical_or(state.values.get(path, jnp.bool_(False)), value)
 
     def _set_step(self, state: TraceState, path: StatePath, value: Any) -> None:
         old = state.values.get(path)
+        # The gradient and the update depend on these shapes. Other step values may change theirs, e.g. soft labels that
+        # replace class numbers.
         if path[1] in ("grads", "loss") and old is not None:
             what = f"{self._handler.declared.label} changes the structure, shape or dtype of `{dotted(path)}`"
             value = conforming(old, value, what, self._handler.where)
@@ -202,7 +227,7 @@ class HandlerBackend:
         """Return None, because entries in the carry are pytrees and have no named parts."""
 
     def names(self, path: StatePath) -> Iterator[str]:
-        """Iterate over the names below `step`, `hyperparams`, `cbstate` or a part of it."""
+        """Iterate over the names in `step`, `hyperparams`, `cbstate` or a part of it."""
         state = self._live()
         self._touched.read.add(path)
         first, *below = path

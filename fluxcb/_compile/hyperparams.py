@@ -1,40 +1,76 @@
-"""Hyperparameters: making optax inject them, and finding them in the optimizer's state."""
+"""Hyperparameters: optimizers that hold them as arrays, and their positions in the optimizer state."""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
-from typing import Any
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from fluxcb._compile.optimizers import Origin, origin_of
-from fluxcb._declare.access import Read, Write
-from fluxcb._declare.declared import Declared
+from fluxcb._calls import entry_point
+from fluxcb._compile.optimizers import Origin, nearest_hyperparameter, origin_of
+from fluxcb._declare.access import Permission, Read, Write
 from fluxcb._errors import DeclarationError, MissingStateError, nearest
-from fluxcb._typing import PyTree
+from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["HyperparamIndex", "inject"]
+__all__ = ["HyperparamIndex", "inject", "overflow"]
 
 
-def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments: Any) -> optax.GradientTransformation:
-    """Build an optimizer whose given numeric arguments are hyperparameters on the device.
+def overflow(value: Any, dtype: Any) -> tuple[str, str] | None:
+    """Return the text for a finite number that overflows a dtype, e.g. 1e39 in float32, and for the reason.
 
-    Only the arguments you pass are injected; defaults stay constants of the program, so that the
-    numbers agree with the plain optimizer's. Values are float32 whatever the parameters' dtype.
+    Only numbers on the host are checked, so the check does not wait for the device.
 
     Args:
-        factory: An optax factory, e.g. `optax.adam`.
-        **arguments: Its arguments; numbers and schedules become `hyperparams.<name>`.
+        value: The value of a hyperparameter.
+        dtype: The dtype of the hyperparameter.
 
     Returns:
-        The optimizer; `optax.inject_hyperparams` of the factory.
+        None if the value is not a number on the host, or if the dtype can hold it.
+    """
+    # A jax.Array is not checked, because reading its value would wait for the device.
+    if not isinstance(value, int | float | np.number | np.ndarray) or np.ndim(value):
+        return None
+    if not jnp.issubdtype(dtype, jnp.floating):
+        return None
+    largest, name = float(jnp.finfo(dtype).max), jnp.dtype(dtype).name
+    try:
+        number = float(value)
+        if abs(number) <= largest or not math.isfinite(number):
+            return None
+        shown = repr(number)
+    # An int of Python can exceed the range of float64.
+    except OverflowError:
+        shown = f"an int above {sys.float_info.max:.4g}" if value > 0 else f"an int below {-sys.float_info.max:.4g}"
+    except (TypeError, ValueError):  # complex, or an object
+        return None
+    return f"{shown}, which is not finite in {name}", f"the largest finite number of {name} is {largest:.4g}"
+
+
+@entry_point(fixes={"factory": "pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"})
+def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments: Any) -> optax.GradientTransformation:
+    """Build an optimizer whose numeric arguments are hyperparameters on the device.
+
+    Only the arguments that you pass become hyperparameters. Defaults remain constants of the program, so the results
+    equal those of the plain optimizer. Values are float32, regardless of the dtype of the parameters.
+
+    Args:
+        factory: An Optax factory, e.g. `optax.adam`.
+        **arguments: Arguments of the factory. Numbers and schedules become `hyperparams.<name>`.
+
+    Returns:
+        The optimizer, which is `optax.inject_hyperparams` of the factory.
 
     Raises:
-        DeclarationError: It is no factory, or has other arguments.
+        DeclarationError: `factory` is not a factory, it does not have one of the arguments, or a number is not finite
+            in float32.
 
     Example:
         >>> import optax, fluxcb
@@ -45,21 +81,25 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     if not callable(factory):
         raise DeclarationError(
             f"`inject` takes a factory of optimizers, not {type(factory).__name__}.",
-            why="the optimizer is made anew from its arguments, which become arrays on the device",
+            why="`inject` builds the optimizer itself, so that its arguments become arrays on the device",
             fix="write `fluxcb.inject(optax.adam, learning_rate=1e-3)`, not `fluxcb.inject(optax.adam(1e-3))`",
         )
     parameters = inspect.signature(factory).parameters
     for name, value in arguments.items():
         if isinstance(value, str):
             raise DeclarationError(
-                f"`inject` takes numbers and schedules, and `{name}` is {value!r}.",
-                fix=f"give e.g. `{name}=1e-3`, or keep it out: `functools.partial(factory, {name}={value!r})`",
+                f"`inject` takes numbers and schedules, but `{name}` is {value!r}.",
+                fix=f"give e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
             )
+        if found := overflow(value, jnp.float32):
+            shown, why = found
+            raise DeclarationError(f"`inject` was given `{name}` as {shown}.", why=why, fix=f"write e.g. `{name}=1e-3`")
+    # A wrapper of a factory often takes `**kwargs`, so its arguments are not known.
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     for name in arguments:
         if name not in parameters and not takes_any:
-            meant = Origin(factory, inside=False, injected=()).meant(name) or nearest(name, parameters)
-            hint = f" Did you mean `{meant}`?" if meant else ""
+            suggestion = Origin(factory, inside=False, injected=()).suggested_name(name) or nearest(name, parameters)
+            hint = f" Did you mean `{suggestion}`?" if suggestion else ""
             raise DeclarationError(
                 f"`{getattr(factory, '__name__', factory)}` has no argument `{name}`.{hint}",
                 fix=f"its arguments are {', '.join(parameters)}",
@@ -71,15 +111,34 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     ]
     if missing:
         raise DeclarationError(
-            f"`{getattr(factory, '__name__', factory)}` needs `{missing[0]}`, which `inject` was not given.",
+            f"`{getattr(factory, '__name__', factory)}` needs `{missing[0]}`, which was not passed to `inject`.",
             fix=f"give it, e.g. `{missing[0]}=1e-3`",
         )
+    # By default, Optax would also inject the numeric defaults. They would then be arrays of the program, and the
+    # results could differ in the last bits from those of the plain optimizer.
     static = tuple(name for name in parameters if name not in arguments)
     return optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**arguments)
 
 
+class Accessor(Protocol):
+    """A callback (`Declared`) or a user's assignment that reads or writes a hyperparameter."""
+
+    @property
+    def label(self) -> str:
+        """The name that messages use."""
+        ...
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that makes the access work."""
+        ...
+
+
 class HyperparamIndex:
-    """Where each injected hyperparameter lies among the leaves of an optimizer state.
+    """The position of each injected hyperparameter among the leaves of an optimizer state.
+
+    A name that occurs once is used as it is. If several groups of parameters have the same name (labels of
+    `optax.partition`, names in `optax.named_chain`, names of several optimizers), the name is qualified by the group:
+    `encoder.learning_rate`.
 
     Args:
         opt_state: The state (arrays or their specs).
@@ -88,68 +147,117 @@ class HyperparamIndex:
 
     def __init__(self, opt_state: PyTree, optimizer: Any = None) -> None:
         self._optimizer = optimizer
+        found: dict[str, list[tuple[str, int]]] = {}  # by name: the group and the index of each occurrence
+        scheduled: set[tuple[str, str]] = set()
+        for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
+            # The state is searched by its pytree paths, because wrappers such as `optax.chain` nest it at any depth.
+            for at, (field, entry) in enumerate(itertools.pairwise(path)):
+                # Optax uses these field names. A parameter that happens to have the same name is a DictKey.
+                if isinstance(field, jax.tree_util.GetAttrKey) and isinstance(entry, jax.tree_util.DictKey):
+                    group = ".".join(str(key.key) for key in path[:at] if isinstance(key, jax.tree_util.DictKey))
+                    if field.name == "hyperparams":
+                        found.setdefault(entry.key, []).append((group, index))
+                    elif field.name == "hyperparams_states":
+                        scheduled.add((group, entry.key))
         self._places: dict[str, list[int]] = {}
         self._scheduled: set[str] = set()
-        for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
-            for field, entry in itertools.pairwise(path):
-                # optax calls the fields so; a parameter that happens to be named alike is a DictKey.
-                if isinstance(field, jax.tree_util.GetAttrKey) and isinstance(entry, jax.tree_util.DictKey):
-                    if field.name == "hyperparams":
-                        self._places.setdefault(entry.key, []).append(index)
-                    elif field.name == "hyperparams_states":
-                        self._scheduled.add(entry.key)
+        for name, places in found.items():
+            for group, index in places:
+                # A name that occurs once stays short, so that callbacks work with most optimizers without
+                # configuration.
+                qualified = f"{group}.{name}" if group and len(places) > 1 else name
+                self._places.setdefault(qualified, []).append(index)
+                if (group, name) in scheduled:
+                    self._scheduled.add(qualified)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all hyperparameters."""
         return tuple(self._places)
 
-    def require(self, name: str, *, writing: bool, declared: Declared, where: str) -> None:
-        """Check that a hyperparameter exists once and, to be written, has no schedule inside optax.
+    def require(self, name: str, *, writing: bool, declared: Accessor, where: str) -> None:
+        """Check that a hyperparameter exists once and, if it is written, has no schedule inside Optax.
 
         Args:
             name: Its name.
             writing: Whether it is written.
-            declared: The callback that needs it.
-            where: Where it needs it.
+            declared: The callback or assignment that needs it.
+            where: The location at which it is needed.
 
         Raises:
-            MissingStateError: It does not exist, stands in several places, or has its own schedule.
+            MissingStateError: It does not exist, occurs several times, or has its own schedule.
         """
-        places, who = self._places.get(name, []), declared.label
+        places, label = self._places.get(name, []), declared.label
         if not places:
             raise self._missing(name, writing=writing, declared=declared, where=where)
         if len(places) > 1:
             raise MissingStateError(
-                f"{who} needs `hyperparams.{name}`, which this optimizer has {len(places)} times.",
+                f"{label} needs `hyperparams.{name}`, which this optimizer has {len(places)} times.",
                 where=where,
-                why="the parts of a chained or partitioned optimizer share names, so a name does not say which",
-                fix="inject it in one part only, or write `opt_state` in a callback of your own",
+                why="the parts of an `optax.chain` have no names, so fluxcb cannot distinguish these hyperparameters",
+                fix='name the parts with `optax.named_chain(("first", ...), ("second", ...))`, and write '
+                f"`first.{name}`",
             )
         if writing and name in self._scheduled:
+            plain = name.rpartition(".")[2]
             raise MissingStateError(
-                f"{who} writes `hyperparams.{name}`, which an optax schedule inside the optimizer sets at each update.",
+                f"{label} writes `hyperparams.{name}`, which an optax schedule inside the optimizer sets at each "
+                "update.",
                 where=where,
-                why="what is written would be replaced at the next update",
+                why="the next update would overwrite the written value",
                 fix="inject a number and give the schedule to a `Scheduler`: "
-                f"`{origin_of(self._optimizer, (name,)).call(name)}`",
+                f"`{origin_of(self._optimizer, (plain,)).call(plain)}`",
             )
 
-    def _missing(self, name: str, *, writing: bool, declared: Declared, where: str) -> MissingStateError:
+    def _missing(self, name: str, *, writing: bool, declared: Accessor, where: str) -> MissingStateError:
+        permission = Write() if writing else Read()
+        # With several groups, fluxcb does not know which factory created the optimizer of a group.
+        if any("." in known for known in (name, *self.names)):
+            return self._missing_in_groups(name, permission, declared, where)
         origin = origin_of(self._optimizer, self.names)
-        meant = origin.meant(name)
+        suggestion = origin.suggested_name(name)
         known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
-        hint = f" Did you mean `{meant}`?" if meant not in ("", name) else ""
-        steps = [origin.injecting(meant)] if meant not in ("", *self.names) else []
+        hint = f" Did you mean `{suggestion}`?" if suggestion not in ("", name) else ""
+        # A misspelled name needs two edits: the optimizer must have the hyperparameter, and the callback must declare
+        # it.
+        steps = [origin.injecting(suggestion)] if suggestion not in ("", *self.names) else []
         if hint:
-            steps.append(declared.how_to_declare(("hyperparams", meant), Write() if writing else Read()))
-        if not meant:
-            steps = [f"name one that it can have: {', '.join(f'`{n}`' for n in origin.arguments)}"]
+            steps.append(declared.how_to_declare(("hyperparams", suggestion), permission))
+        if not suggestion:
+            steps = [f"use one of the names that it can have: {', '.join(f'`{n}`' for n in origin.arguments)}"]
         return MissingStateError(
             f"{declared.label} needs `hyperparams.{name}`, which this optimizer does not have.{known}{hint}",
             where=where,
-            why="only hyperparameters that optax injected live on the device and can change without a recompile",
+            why="only injected hyperparameters are arrays on the device, which can change without recompiling",
             fix=", and ".join(steps),
+        )
+
+    def _missing_in_groups(
+        self, name: str, permission: Permission, declared: Accessor, where: str
+    ) -> MissingStateError:
+        """Return the error for a name that is missing in some groups of parameters, or that several groups have."""
+        plain = name.rpartition(".")[2]
+        # The message shows the first common factory that has an argument of this name.
+        factories = (f for f in (optax.adam, optax.sgd, optax.adamw) if plain in inspect.signature(f).parameters)
+        example = Origin(next(factories, None), inside=False, injected=()).call(plain)
+        alike = [known for known in self.names if known.rpartition(".")[2] == plain]
+        suggestion = nearest_hyperparameter(name, self.names) or (alike or [""])[0]
+        if name == plain and alike:
+            suggestion = alike[0]
+        if name == plain and alike:
+            problem = f"which {len(alike)} groups of parameters have: {', '.join(f'`{n}`' for n in alike)}."
+        else:
+            hint = f" Did you mean `{suggestion}`?" if suggestion else ""
+            known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
+            problem = f"which this optimizer does not have.{known}{hint}"
+        return MissingStateError(
+            f"{declared.label} needs `hyperparams.{name}`, {problem}",
+            where=where,
+            why="a hyperparameter that occurs in several groups is named `<group>.<name>`, "
+            "and one that occurs once is named without a group",
+            fix=declared.how_to_declare(("hyperparams", suggestion), permission)
+            if suggestion
+            else f"inject it in the optimizer of its group: `{example}`",
         )
 
     def get(self, opt_state: PyTree, name: str) -> Any:
@@ -157,9 +265,25 @@ class HyperparamIndex:
         return jax.tree.leaves(opt_state)[self._places[name][0]]
 
     def set(self, opt_state: PyTree, name: str, value: Any) -> PyTree:
-        """Return the state with one hyperparameter replaced (cast to the old one's dtype)."""
+        """Return the state with one hyperparameter replaced by a value, which is cast to the old dtype."""
         leaves, structure = jax.tree.flatten(opt_state)
         index = self._places[name][0]
-        # A copy, so that donation never reaches an array of the user's.
+        # A copy, so that an array of the user's is never donated.
         leaves[index] = jnp.array(value, leaves[index].dtype, copy=True)
+        return jax.tree.unflatten(structure, leaves)
+
+    def numbers(self, opt_state: PyTree) -> dict[str, list[Any]]:
+        """Return the values of the hyperparameters without a schedule inside Optax, one for each place, as numbers."""
+        leaves = jax.tree.leaves(opt_state)
+        return {
+            name: [np.asarray(leaves[place], np.float64).tolist() for place in places]
+            for name, places in self._places.items()
+            if name not in self._scheduled
+        }
+
+    def put(self, opt_state: PyTree, name: str, numbers: Sequence[Any]) -> PyTree:
+        """Return the state with the values of one hyperparameter replaced by those that `numbers` returned."""
+        leaves, structure = jax.tree.flatten(opt_state)
+        for place, number in zip(self._places[name], numbers, strict=True):
+            leaves[place] = jnp.array(number, leaves[place].dtype)
         return jax.tree.unflatten(structure, leaves)

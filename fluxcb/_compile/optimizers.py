@@ -35,10 +35,12 @@ _ALIASES = {
 
 
 def nearest_hyperparameter(name: str, known: Iterable[str]) -> str:
-    """Return the hyperparameter that a name stands for elsewhere, or the nearest one, or an empty string."""
+    """Return the hyperparameter that has this name in other libraries, or the nearest one, or an empty string."""
     known = list(known)
     alias = next((k for k in known if k == _ALIASES.get(name.lower()) or _ALIASES.get(k) == name), "")
-    return alias or nearest(name, known)
+    # Optimizers with several groups of parameters qualify names by their group.
+    grouped = next((k for k in known if k.endswith(f".{name}")), "")
+    return alias or grouped or nearest(name, known)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Origin:
         parameters = inspect.signature(self.factory).parameters.values()
         return {p.name: p.default for p in parameters if _may_be_number(p)}
 
-    def meant(self, name: str) -> str:
+    def suggested_name(self, name: str) -> str:
         """Return the hyperparameter with this name, or the nearest one, or an empty string."""
         known = dict.fromkeys([*self.injected, *self.arguments])
         if name in known or not known:
@@ -105,6 +107,7 @@ def origin_of(optimizer: Any, injected: tuple[str, ...]) -> Origin:
     """
     update = getattr(optimizer, "update", None)
     parts = list(_parts(update, "inner_factory" if injected else None))
+    # With several candidates, a suggestion could name the wrong part of the optimizer.
     factory, depth = parts[0] if len(parts) == 1 else (None, 0)
     return Origin(factory, depth > 0, injected)
 
@@ -127,6 +130,8 @@ def _name(factory: Callable[..., Any]) -> str:
 
 def _cells(function: Any) -> dict[str, Any]:
     """Return the values that a function has captured, by name."""
+    # Optax transformations are closures. Their cells are the only link from an optimizer to the functions it is made
+    # of.
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     return (
         {name: cell.cell_contents for name, cell in zip(code.co_freevars, closure or (), strict=True)} if code else {}
@@ -177,12 +182,15 @@ def _fingerprint(function: Any, flags: bool) -> Any:
     """
     if not hasattr(function, "__code__"):
         return function if flags else None
+    # The code of the closures is the same for all optimizers of a factory. Numbers such as `b1` are not part of the
+    # fingerprint, because users change them.
     captured = tuple((name, _fingerprint(inner, flags)) for name, inner in _captured(function))
     return function.__module__, function.__qualname__, captured
 
 
 def _factory_of(update: Any) -> Callable[..., Any] | None:
     """Return the optax factory that returned an optimizer, with the same flags if possible, otherwise with others."""
+    # With flags first: `optax.nadam` and `optax.adam` differ only in `nesterov`.
     for flags in (True, False):
         factory = _factories(flags).get(_fingerprint(update, flags))
         if factory is not None:
@@ -201,6 +209,7 @@ def _factories(flags: bool) -> dict[Any, Callable[..., Any]]:
         parameters = inspect.signature(factory).parameters
         if "learning_rate" not in parameters:
             continue
+        # A schedule and momentum add transformations to the chain, so each variant has its own fingerprint.
         variants: list[dict[str, Any]] = [{"learning_rate": 0.1}, {"learning_rate": lambda count: 0.1}]
         if "momentum" in parameters:
             variants += [{**variant, "momentum": 0.9} for variant in variants]
@@ -208,8 +217,9 @@ def _factories(flags: bool) -> dict[Any, Callable[..., Any]]:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    made = factory(**variant)
+                    optimizer = factory(**variant)
             except (TypeError, ValueError):  # it needs more arguments, or takes no schedule
                 continue
-            known.setdefault(_fingerprint(made.update, flags), factory)
+            # Some names in `optax` are aliases, and the first name is kept.
+            known.setdefault(_fingerprint(optimizer.update, flags), factory)
     return known

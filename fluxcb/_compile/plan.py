@@ -1,22 +1,30 @@
-"""The plan: per moment, the host handlers in order, bound, each with its own protected learner."""
+"""The plan: the host handlers of each moment in order, bound, each with its own protected learner."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.protect import Backend, make_proxy
-from fluxcb._declare.access import Access
-from fluxcb._declare.declared import Declared, Handler
+from fluxcb._declare.access import Access, Permission
+from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._declare.events import Event, StepBegin, StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.schedules import EverySeconds, EverySteps, Schedule
+from fluxcb._declare.schedules import EverySeconds, EverySteps, Predicate, Schedule
+from fluxcb._typing import StatePath
 
-__all__ = ["AT_END", "IN_SYNC", "HostCall", "PhasePlan", "Plan"]
+__all__ = ["ClockPolicy", "HostCall", "PhasePlan", "Plan"]
 
-AT_END, IN_SYNC = 1, 2
+
+class ClockPolicy(Enum):
+    """The steps of a window at which a handler's clock is read, because all steps of a window are replayed at once."""
+
+    ANY_STEP = "any step"
+    WINDOW_END = "the last step"
+    WINDOW_END_IN_SYNC = "the last step, if the train state is that of this step"
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,31 +35,32 @@ class HostCall:
         handler: The handler.
         function: Its bound method.
         learner: Its protected learner.
-        schedules: When it is due; empty for always.
-        cancels: Whether it may cancel at any step, not only at those that a traced handler stopped.
+        schedules: Its schedules, or an empty tuple if it is always due.
+        cancels: Whether it may cancel at any step, instead of only at steps that a traced handler stopped.
         begins: Whether its periods count the steps that have begun. This is so for handlers of StepBegin, and for a
             handler of StepEnd with the same schedules as the StepBegin handler of its callback.
-        asks: Where in a window its clock is asked: 0 at each step, AT_END at the last one only, IN_SYNC at the last one
-            if the train state is that of this step.
+        clock: The steps of a window at which its schedules are polled. ANY_STEP unless one of them reads a clock.
+        alone: Whether it must not overlap with other handlers, because all processes of a run take part in it.
     """
 
-    handler: Handler
-    function: Callable[[Event, Phase, Any], None]
+    handler: BoundHandler
+    function: Callable[[Event, Phase, Any], Any]
     learner: Any
     schedules: tuple[Schedule, ...]
     cancels: bool
     begins: bool = False
-    asks: int = 0
+    clock: ClockPolicy = ClockPolicy.ANY_STEP
+    alone: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class PhasePlan:
-    """What happens around the steps of one phase.
+    """The host calls around the steps of one phase.
 
     Attributes:
         begin: Host calls at StepBegin.
         end: Host calls at StepEnd.
-        trigger: Host calls at Trigger that are due inside the epoch.
+        trigger: Host calls at Trigger that are due within the epoch.
     """
 
     begin: tuple[HostCall, ...]
@@ -64,17 +73,17 @@ class Plan:
 
     Args:
         graph: The checked graph.
-        backend: Makes the way of one callback's proxies into the host's state.
-        timed: Wraps a handler's function in one that notes its time, given what to call it; None to measure nothing.
-        adapted: Makes of a host call what it is on this process; None to take it as it is.
+        backend: Returns the backend through which one callback's proxies use the host's state.
+        timed: Wraps a handler's function, given its names, in a function that records its time. None for no timing.
+        adapted: Returns a host call adapted to this process. None to use it unchanged.
     """
 
     def __init__(
         self,
         graph: CallbackGraph,
         backend: Callable[[Declared], Backend],
-        timed: Callable[[Callable[..., None], str, str], Callable[..., None]] | None = None,
-        adapted: Callable[[HostCall], HostCall] | None = None,
+        timed: Callable[[Callable[..., Any], str, str], Callable[..., Any]] | None = None,
+        adapted: Callable[[HostCall, CallbackGraph], HostCall] | None = None,
     ) -> None:
         self.graph = graph
         self._backend = backend
@@ -83,72 +92,90 @@ class Plan:
         self._calls: dict[tuple[type[Event], type[Phase]], tuple[HostCall, ...]] = {}
         self._phases: dict[type[Phase], PhasePlan] = {}
         self._after_epoch: dict[type[Phase], tuple[HostCall, ...]] = {}
-        self._proxies: dict[tuple[int, int], Any] = {}
+        # Handlers of one callback with equal access share a proxy, because generating its class takes time.
+        self._proxies: dict[tuple[int, tuple[tuple[StatePath, Permission], ...]], Any] = {}
 
-    def again(self, timed: Callable[[Callable[..., None], str, str], Callable[..., None]] | None) -> Plan:
-        """Return the same plan, measured otherwise."""
+    def with_timing(self, timed: Callable[[Callable[..., Any], str, str], Callable[..., Any]] | None) -> Plan:
+        """Return the same plan with another `timed`."""
         return Plan(self.graph, self._backend, timed, self._adapted)
 
     def proxy(self, declared: Declared, access: Access) -> Any:
         """Return the protected learner for this access of a callback."""
-        key = (declared.position, id(access))
+        # Instances of one class need separate proxies, because each has its own backend, and messages name the
+        # instance.
+        key = (declared.position, tuple(access.items()))
         if key not in self._proxies:
             self._proxies[key] = make_proxy(access, self._backend(declared), declared=declared, where=declared.where)
         return self._proxies[key]
 
     def calls(self, event: type[Event], phase: type[Phase]) -> tuple[HostCall, ...]:
-        """Return the host calls of a moment, in order; a dict lookup once it is known.
+        """Return the host calls of a moment in order. After the first call, this is a dict lookup.
 
         Raises:
-            CheckError: The classes were unknown at construction, and the callbacks conflict there.
+            CheckError: The callbacks conflict at a moment whose classes were unknown at construction.
         """
         try:
+            # This lookup runs for each event. An exception handler costs nothing if no exception is raised.
             return self._calls[event, phase]
         except KeyError:
             calls = tuple(self._host_call(h, phase) for h in self.graph.handlers(event, phase))
             return self._calls.setdefault((event, phase), calls)
 
-    def traced(self, event: type[Event], phase: type[Phase]) -> tuple[Handler, ...]:
+    def traced(self, event: type[Event], phase: type[Phase]) -> tuple[BoundHandler, ...]:
         """Return the traced handlers of a moment, in order."""
         return self.graph.handlers(event, phase)
 
     def epoch_triggers(self, phase: type[Phase]) -> tuple[HostCall, ...]:
-        """Return the calls of the Trigger after an epoch: those whose schedules do not all lie inside it."""
+        """Return the calls of the Trigger after an epoch, without those that are only due within the epoch."""
         if phase not in self._after_epoch:
             calls = self.calls(Trigger, phase)
             self._after_epoch[phase] = tuple(c for call in calls if (c := _after_epoch(call)) is not None)
         return self._after_epoch[phase]
 
     def phase(self, phase: type[Phase]) -> PhasePlan:
-        """Return what happens around the steps of a phase."""
+        """Return the host calls around the steps of a phase."""
         if phase not in self._phases:
             self._phases[phase] = self._plan_phase(phase)
         return self._phases[phase]
 
     def _plan_phase(self, phase: type[Phase]) -> PhasePlan:
+        # Only phases that train emit a Trigger within their epoch.
         trigger = tuple(c for c in self.calls(Trigger, phase) if _inside_epoch(c)) if phase.trains else ()
         return PhasePlan(self.calls(StepBegin, phase), self.calls(StepEnd, phase), trigger)
 
-    def _host_call(self, handler: Handler, phase: type[Phase]) -> HostCall:
-        function = handler.function
+    def _host_call(self, handler: BoundHandler, phase: type[Phase]) -> HostCall:
+        function, schedules = handler.function, handler.schedules
+        if handler.declared.disabled:
+            # It still ends windows and fetches values, so that the programs and their bits stay the same.
+            function, schedules = _do_nothing, tuple(s for s in schedules if not isinstance(s, Predicate))
+        # A traced handler runs only while the step is traced, so its time is part of the compilation.
         if self._timed is not None and not issubclass(handler.event, TracedEvent):
             moment = f"{handler.event.__name__} x {phase.__name__}"
             function = self._timed(function, f"{handler.declared.label}.{handler.name}", moment)
+        # Such a handler cancels only after a traced handler has stopped the training, and then the window ends anyway.
         at_stopped_steps_only = handler.event is StepEnd and ("step", "stop") in handler.access
         call = HostCall(
             handler,
             function,
             self.proxy(handler.declared, handler.access),
-            tuple(schedule.for_handler() for schedule in handler.schedules),
+            tuple(schedule.for_handler() for schedule in schedules),  # each handler has its own clock
             ("control",) in handler.access and not at_stopped_steps_only,
             begins=_begins(handler),
         )
-        return call if self._adapted is None or issubclass(handler.event, TracedEvent) else self._adapted(call)
+        return (
+            call if self._adapted is None or issubclass(handler.event, TracedEvent) else self._adapted(call, self.graph)
+        )
 
 
-def _begins(handler: Handler) -> bool:
+def _do_nothing(event: Event, phase: Phase, learner: Any) -> None:
+    """Take the place of a handler whose callback is disabled."""
+
+
+def _begins(handler: BoundHandler) -> bool:
+    """Return whether the periods of a handler count the steps that have begun, see `HostCall`."""
     if not issubclass(handler.event, StepEnd):
         return issubclass(handler.event, StepBegin)
+    # If both handlers of a callback are scheduled alike, they must run for the same steps, even after a cancelled step.
     first = handler.declared.handler(StepBegin, handler.phase)
     return first is not None and first.schedules == handler.schedules
 
@@ -158,7 +185,8 @@ def _inside_epoch(call: HostCall) -> bool:
 
 
 def _after_epoch(call: HostCall) -> HostCall | None:
-    """Return a call of Trigger as it is asked after an epoch, or None if it is asked inside only."""
+    """Return a Trigger call with its schedules for the end of an epoch, or None if it is only due within the epoch."""
+    # The end of an epoch coincides with its last step. A handler that was due at this step must not run again.
     schedules = [schedule.after_epoch() for schedule in call.schedules]
     if any(schedule is None for schedule in schedules):
         return None

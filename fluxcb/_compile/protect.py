@@ -1,8 +1,8 @@
-"""The proxy: what a handler sees of the Learner. A class is generated for each, and for each of its parts.
+"""The proxy through which a handler uses the Learner. Its class, and those of its parts, are generated.
 
-Allowed paths are plain attributes; everything else raises an AccessError that shows the line to
-add. An AccessError is no AttributeError, which `hasattr` would swallow; names that begin with an
-underscore raise AttributeError as usual, so that copying and inspecting work.
+Allowed paths are plain attributes. Every other name raises an AccessError that shows the line to
+add. AccessError is not an AttributeError, which `hasattr` would suppress. Names that begin with an
+underscore raise AttributeError as usual, so that copying and inspection work.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from fluxcb._compile.optimizers import nearest_hyperparameter
 from fluxcb._declare.access import Access, Append, Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
 from fluxcb._errors import AccessError, nearest
@@ -21,22 +22,23 @@ from fluxcb._typing import StatePath
 
 __all__ = ["Backend", "make_proxy"]
 
-# First-level names that have parts; permission on the whole name opens all of them.
+# First-level names that have parts. A permission on such a name includes all of its parts.
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
 
-_PROGRESS = {name: Read() for name in PROGRESS}  # which everybody may read
+_PROGRESS = {name: Read() for name in PROGRESS}  # every handler may read these
+# These parts can get and lose names while a Learner is used.
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
 class Backend(Protocol):
-    """Where a proxy's reads and writes go: the host's state, or the state being traced."""
+    """The target of a proxy's reads and writes: the host's state, or the state that is being traced."""
 
     def read(self, path: StatePath, permission: Permission) -> Any:
         """Return the value at a path."""
         ...
 
     def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
-        """Return what reads a path, as a property of the view, which is its argument; what can be settled, is."""
+        """Return a function of the view that reads a path, with as much of the work as possible done in advance."""
         ...
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
@@ -53,9 +55,9 @@ class Backend(Protocol):
 
 
 class _View:
-    """A part of the Learner as one handler may see it; its own parts are made when somebody asks for them."""
+    """A part of the Learner in the form that one handler may use. Its own parts are created on first use."""
 
-    __slots__ = ("_backend", "_where", "_who")
+    __slots__ = ("_backend", "_label", "_where")
 
     _path: StatePath = ()
     _parts: Mapping[str, Callable[[], _View]] = {}
@@ -63,18 +65,21 @@ class _View:
     _readable: frozenset[str] = frozenset()
     _open: Permission | None = None
     _how_to_declare: Callable[[StatePath, Permission], str]
+    _access_owner: str = ""
 
     _backend: Backend
-    _who: str
+    _label: str
     _where: str
 
-    def __init__(self, backend: Backend, who: str, where: str) -> None:
-        for name, value in (("_backend", backend), ("_who", who), ("_where", where)):
+    def __init__(self, backend: Backend, label: str, where: str) -> None:
+        # The class overrides `__setattr__`.
+        for name, value in (("_backend", backend), ("_label", label), ("_where", where)):
             object.__setattr__(self, name, value)
 
-    def __getattr__(self, name: str) -> Any:  # only what no property or slot answers
+    def __getattr__(self, name: str) -> Any:  # only called for names without a property or slot
         if name in self._parts:
             view = self._parts[name]()
+            # The slot keeps the part, so `__getattr__` is not called for it again.
             if name in type(self).__slots__:
                 object.__setattr__(self, name, view)
             return view
@@ -82,6 +87,8 @@ class _View:
             raise AttributeError(name)
         if self._open is not None:
             return self._backend.read((*self._path, name), self._open)
+        # A handler may declare only single parts of a hub. Its methods on the whole, such as `put_scalar("loss", ...)`,
+        # then work for these parts.
         hub = self._backend.hub(self._path) if self._path[:1] == ("cbstate",) and len(self._path) > 1 else None
         if hub is not None and hasattr(type(hub), name):
             return self._method(hub, name)
@@ -89,15 +96,17 @@ class _View:
 
     def _method(self, hub: Any, method: str) -> Callable[..., Any]:
         """Return a method of a hub whose first argument names a part, limited to the declared parts."""
+        # Only the hub knows which of its methods take the name of a part as their first argument.
         permission = getattr(hub, "by_name", {}).get(method)
         if permission is None:
             raise AccessError(
-                f"{self._who} uses `{dotted((*self._path, method))}`, and its `stateaccess` declares only parts of "
-                f"`{dotted(self._path)}`.",
+                f"{self._label} uses `{dotted((*self._path, method))}`, and its {self._access_owner} declares only "
+                "parts "
+                f"of `{dotted(self._path)}`.",
                 where=self._where,
-                why="order, conflicts and what leaves the device are derived from what is declared",
+                why="declared access determines order, conflicts and device-to-host transfers",
                 fix=[
-                    f"use a part that is declared: `learner.{dotted(self._path)}[{min(self._readable)!r}]`",
+                    f"use a declared part: `learner.{dotted(self._path)}[{min(self._readable)!r}]`",
                     f"declare the whole: {self._how_to_declare(self._path, self._granted())}",
                 ],
             )
@@ -110,11 +119,12 @@ class _View:
         return call
 
     def _granted(self) -> Permission:
-        """Return the permission that is granted on a part, preferably a permission to write."""
+        """Return the permission on a part, preferably a permission to write."""
         return next((permission for _, permission in self._writable.values()), Read())
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = self._writable.get(name)
+        # A permission on a whole namespace also includes names that do not exist yet.
         if known is None and self._open is not None and writes(self._open):
             known = ((*self._path, name), self._open)
         if known is None:
@@ -123,9 +133,9 @@ class _View:
 
     def __delattr__(self, name: str) -> None:
         raise AccessError(
-            f"{self._who} deletes `{dotted((*self._path, name))}`; what the Learner holds cannot be deleted.",
+            f"{self._label} deletes `{dotted((*self._path, name))}`; state of the Learner cannot be deleted.",
             where=self._where,
-            fix="assign what should stand there instead",
+            fix="assign a new value instead",
         )
 
     def __getitem__(self, name: str | Phase | type[Phase]) -> Any:
@@ -144,17 +154,17 @@ class _View:
         return iter(name for name in self._names() if name in self._readable or self._open)
 
     def _names(self) -> Iterable[str]:
-        # What is there changes in these only. Elsewhere the question is what the handler may see of it.
+        # Only the content of these changes. For all others, return the names that the handler may use.
         if self._path in _CHANGING or self._path[:1] == ("cbstate",):
             return self._backend.names(self._path)
         return sorted(self._readable)
 
-    def _refused(self, name: str, wanted: Permission) -> AccessError:
+    def _refused(self, name: str, needed: Permission) -> AccessError:
         path = (*self._path, name)
         if path == ("control",):
             return AccessError(
-                f"{self._who} {'writes' if isinstance(wanted, Write) else 'reads'} `control`, "
-                "which is a permission, and holds nothing.",
+                f"{self._label} {'writes' if isinstance(needed, Write) else 'reads'} `control`, "
+                "which is a permission and has no value.",
                 where=self._where,
                 why='`"control": Append()` lets host handlers of StepBegin and StepEnd raise a Cancel',
                 fix=[
@@ -162,41 +172,42 @@ class _View:
                     "write `learner.step.skip` or `learner.step.stop` in a traced handler",
                 ],
             )
-        if isinstance(wanted, Write) and path[0] in UNDECLARED:
+        if isinstance(needed, Write) and path[0] in UNDECLARED:
             return AccessError(
-                f"{self._who} writes `{dotted(path)}`, which only the engine does.",
+                f"{self._label} writes `{dotted(path)}`, which only the engine may write.",
                 where=self._where,
-                fix="keep counts of your own in `learner.cbstate`",
+                fix="keep your own counts in `learner.cbstate`",
             )
-        writing = writes(wanted)
-        verb = {Write: "write", Append: "append to"}.get(type(wanted), "read")
-        known = self._known()
+        writing = writes(needed)
+        verb = {Write: "write", Append: "append to"}.get(type(needed), "read")
+        known = sorted(self._known(), key=lambda name: (name not in self._readable, name))  # declared names first
         near = nearest_hyperparameter if self._path == ("hyperparams",) else nearest
-        meant = near(name, known) if name not in known else ""
-        what = f"may not {verb} `{dotted(path)}`: its `stateaccess` does not declare it."
-        fix = self._how_to_declare(path, wanted)
-        if meant:
-            what += f" Did you mean `{meant}`?"
-            there = (*self._path, meant)
-            fix = f"write `learner.{dotted(there)}` instead of `learner.{dotted(path)}`"
-            part = not self._path and meant in NAMESPACES  # permissions are declared for parts of a namespace
-            if not (meant in self._writable if writing else meant in self._readable or part):
-                fix += f", and {self._how_to_declare(there, wanted)}"
+        suggestion = near(name, known) if name not in known else ""
+        what = f"may not {verb} `{dotted(path)}`: its {self._access_owner} does not declare it."
+        fix = self._how_to_declare(path, needed)
+        if suggestion:
+            what += f" Did you mean `{suggestion}`?"
+            suggested_path = (*self._path, suggestion)
+            fix = f"write `{_code(suggested_path)}` instead of `{_code(path)}`"
+            part = not self._path and suggestion in NAMESPACES  # permissions are declared for parts of a namespace
+            if not (suggestion in self._writable if writing else suggestion in self._readable or part):
+                fix += f", and {self._how_to_declare(suggested_path, needed)}"
         elif not self._path and name not in FIRST_LEVEL:
-            what = f"{'writes' if writing else 'reads'} `{name}`, which is no part of the state."
+            what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self._how_to_declare(("cbstate", name), Write())
             fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
         elif writing and name in self._readable:
-            what = f"declares only to read `{dotted(path)}`, and writes it."
+            what = f"declares only Read() on `{dotted(path)}`, but writes it."
         return AccessError(
-            f"{self._who} {what}",
+            f"{self._label} {what}",
             where=self._where,
-            why="order, conflicts and what leaves the device are derived from what is declared",
+            why="declared access determines order, conflicts and device-to-host transfers",
             fix=fix,
         )
 
     def _known(self) -> set[str]:
         """Return the names that are known to exist here, including those that the handler may not access."""
+        # Suggestions include undeclared names, because a missing declaration is as common as a typo.
         known = {*self._readable, *self._writable}
         if not self._path:
             return {*known, *FIRST_LEVEL} - {"*"}
@@ -206,7 +217,7 @@ class _View:
 
     def __repr__(self) -> str:
         inside = dotted(self._path) or "learner"
-        return f"<{inside} as {self._who} may see it: {', '.join(sorted(self._readable)) or 'nothing'}>"
+        return f"<{inside} as {self._label} may see it: {', '.join(sorted(self._readable)) or 'nothing'}>"
 
 
 def _key(name: Any) -> Any:
@@ -215,14 +226,19 @@ def _key(name: Any) -> Any:
     return name.name if by_phase else name
 
 
+def _code(path: StatePath) -> str:
+    """Return the code that reads a path in a handler. A name with a dot needs a subscript."""
+    return "learner" + "".join(f"[{name!r}]" if "." in name else f".{name}" for name in path).replace("'", '"')
+
+
 def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: str) -> Any:
     """Return a protected learner for one handler.
 
     Args:
-        access: What it may touch.
-        backend: Where reads and writes go.
+        access: The access of the handler.
+        backend: The target of its reads and writes.
         declared: The callback.
-        where: Where its access is declared.
+        where: The location of the access declaration.
     """
     tree: dict[str, Any] = {}
     for path, permission in access.items():
@@ -241,7 +257,7 @@ def _plant(tree: dict[str, Any], path: StatePath, permission: Permission) -> Non
     node = tree
     for name in path[:-1]:
         node = node.setdefault(name, {})
-        if isinstance(node, Permission):  # the whole is granted already
+        if isinstance(node, Permission):  # the whole is already allowed
             return
     node[path[-1]] = permission
 
@@ -267,6 +283,7 @@ def _make_view(
     readable: list[str] = []
     for name, node in tree.items():
         below = (*path, name)
+        # A property per declared path: reading it costs no lookup of permissions.
         if isinstance(node, Permission) and (path or name not in NAMESPACES):
             attributes[name] = property(backend.reader(below, node))
             if writes(node):
@@ -276,10 +293,13 @@ def _make_view(
         if isinstance(node, Permission):
             inside, opened = {}, node
         else:
+            # Counters belong to the engine, even for a handler that may write everything.
             inside, opened = node, everything if name != "progress" else None
+        # Generated on first use, because most handlers use few of the namespaces.
         parts[name] = functools.partial(_make_view, below, inside, backend, declared, where, opened)
         if inside or opened is not None:
             readable.append(name)
+    # Each slot keeps a part after its first use, so that later accesses are plain attribute lookups.
     namespace = {
         "__slots__": tuple(part for part in parts if part.isidentifier() and not part.startswith("__")),
         "_path": path,
@@ -288,7 +308,10 @@ def _make_view(
         "_readable": frozenset(readable),
         "_open": inherited,
         "_how_to_declare": staticmethod(declared.how_to_declare),
+        "_access_owner": declared.access_owner,
         **attributes,
     }
     name = "Protected" + "".join(part.title() for part in path or ("learner",))
-    return type(name, (_View,), namespace)(backend, declared.label, where)
+    # The annotation `learner: LearnerView` is true at run time too, for libraries that check annotations.
+    bases = (_View,) if path else (_View, LearnerView)
+    return type(name, bases, namespace)(backend, declared.label, where)

@@ -1,7 +1,7 @@
 """The step, traced once.
 
-The phase's Python, handlers included, runs once and leaves a jaxpr. Programs are built around that jaxpr, so that
-asking for other fetched values, or for another kind of program, compiles again but never traces a handler again.
+The Python code of the phase and its handlers runs once, and results in a jaxpr. Programs are built from this jaxpr, so
+another set of fetched values, or another kind of program, needs another compilation but never traces a handler again.
 """
 
 from __future__ import annotations
@@ -17,15 +17,22 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
+from fluxcb._compile.call_errors import NEEDS_VALUE
 from fluxcb._compile.handler_backend import Touched
-from fluxcb._compile.step_learner import StepLearner
-from fluxcb._compile.traced import NEEDS_VALUE, StepSetup, TraceState
-from fluxcb._declare.declared import Handler
+from fluxcb._compile.step_learner import TracedLearner
+from fluxcb._compile.step_setup import StepSetup
+from fluxcb._compile.traced import TraceState
+from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
 from fluxcb._typing import Batch, PyTree
 
-__all__ = ["TracedStep", "flops_of", "trace_step"]
+__all__ = ["TracedStep", "flops_of", "jaxprs_in", "trace_step"]
+
+# Above this number of operations, programs take the carry as it is. XLA compiles one kernel for all leaves of a shape,
+# but not for slices of a vector. For a small GPT with 151 leaves, vectors doubled the CPU time of the compilation (from
+# 5 to 10 s) and saved 0.1 ms of a step of 5 ms.
+_SMALL_STEP_FLOPS = 2e7
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,9 +45,10 @@ class TracedStep:
         structure: Structure of `(carry, step values)`.
         batch_spec: Shapes and dtypes of the batch.
         step_specs: Shapes and dtypes of the step's values, by name.
-        touched: What each traced handler really accessed.
-        has_convolution: Whether the model or phase (callbacks do not count) convolves.
-        flops: About how many floating-point operations it takes.
+        touched: The state that each traced handler has used.
+        has_convolution: Whether the model or phase (without callbacks) has convolutions.
+        flops: Approximate number of floating-point operations.
+        optimizers: Names of the optimizers that it uses.
     """
 
     phase: Phase
@@ -48,32 +56,41 @@ class TracedStep:
     structure: Any
     batch_spec: PyTree
     step_specs: Mapping[str, PyTree]
-    touched: Mapping[Handler, Touched]
+    touched: Mapping[BoundHandler, Touched]
     has_convolution: bool
     flops: float
+    optimizers: frozenset[str]
+
+    @property
+    def small(self) -> bool:
+        """Whether calling a program costs a large share of the step's time (about 0.5 ms or less on CPU)."""
+        return self.flops <= _SMALL_STEP_FLOPS
 
     def computing(self, names: Collection[str]) -> Callable[[PyTree, Batch], tuple[PyTree, dict[str, Any]]]:
-        """Return `(carry, batch) -> (carry, step values)`, which evaluates the jaxpr, for the values of these names.
+        """Return a function `(carry, batch) -> (carry, step values)` that evaluates the jaxpr for some step values.
 
-        What nothing of it needs is left out here: XLA would drop it, too, but only after JAX has lowered it. A key that
-        no model uses makes a tenth of what is lowered of a small step.
+        Unneeded parts are removed here. XLA would remove them as well, but only after JAX has lowered them. A key that
+        no model uses is a tenth of the lowered code of a small step.
         """
         carry, values = jax.tree.unflatten(self.structure, range(self.structure.num_leaves))
+        # The leaves are numbered, so that flattening a subset of the values gives the outputs to keep.
         indices, structure = jax.tree.flatten((carry, {name: values[name] for name in names}))
-        kept = set(indices)
-        wanted = [at in kept for at in range(self.structure.num_leaves)]
-        jaxpr, _ = dce_jaxpr(self.jaxpr.jaxpr, wanted, instantiate=True)
+        output_indices = set(indices)
+        is_output = [at in output_indices for at in range(self.structure.num_leaves)]
+        # `instantiate=True` keeps all inputs, so that the arguments of the jaxpr stay the same for every subset.
+        # Effects such as `jax.debug.print` are kept as well.
+        jaxpr, _ = dce_jaxpr(self.jaxpr.jaxpr, is_output, instantiate=True)
         evaluate = jaxpr_as_fun(ClosedJaxpr(jaxpr, self.jaxpr.consts))
 
         def run(carry: PyTree, batch: Batch) -> tuple[PyTree, dict[str, Any]]:
-            computed = dict(zip(sorted(kept), evaluate(*jax.tree.leaves((carry, batch))), strict=True))
+            computed = dict(zip(sorted(output_indices), evaluate(*jax.tree.leaves((carry, batch))), strict=True))
             return structure.unflatten(computed[at] for at in indices)
 
         return run
 
 
 def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> TracedStep:
-    """Trace a phase's step; this is the dry run, and what the programs are made of.
+    """Trace a phase's step. Its result is used for checks and for all programs.
 
     Args:
         setup: Model, loss, optimizer, handlers.
@@ -82,26 +99,35 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         batch: A batch, or its specs.
 
     Raises:
-        FluxcbError: A traced handler touches what it did not declare, needs a value, changes a
-            shape, leaks a tracer; or the loss is no scalar.
+        FluxcbError: A traced handler uses undeclared state, needs a value, changes a shape, or leaks a tracer. Or
+            the loss is not a scalar.
     """
-    touched: dict[Handler, Touched] = {}
+    touched: dict[BoundHandler, Touched] = {}
+    optimizers: set[str] = set()
 
     def step(carry: PyTree, batch: Batch) -> tuple[PyTree, dict[str, Any]]:
         state = TraceState(setup, phase, carry, batch)
         state.touched = touched
         try:
-            phase.step(StepLearner(state), state.emit)
-        except NEEDS_VALUE as error:  # handlers have told theirs already
-            raise TraceError(
+            phase.step(TracedLearner(state), state.emit)
+        except NEEDS_VALUE as error:  # errors in handlers have already been converted
+            needs_value = TraceError(
                 f"`{type(phase).__name__}.step` needs a value in Python: {str(error).splitlines()[0]}",
-                why="model and loss run while the step is compiled, when values are not known yet",
-                fix="stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no numpy",
-            ) from error
+                why="the model and the loss run while the step is traced, when values are not known yet",
+                fix="use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and call neither "
+                "float() nor numpy",
+            )
+            # The notes name the arguments of the model or the loss function.
+            for note in getattr(error, "__notes__", ()):
+                needs_value.add_note(note)
+            raise needs_value from error
+        # A jaxpr cannot hold Python values, so the names leave the trace through a closure.
+        optimizers.update(state.updates.used)
         return state.finish()
 
     carry_spec, shapes = spec_of(carry), batch_spec(batch)
     traced = jax.jit(step).trace(carry_spec, shapes)
+    # JAX would report a leaked tracer only when it is used later, without the handler that stored it.
     _refuse_leaks(touched)
     closed = traced.jaxpr
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
@@ -114,38 +140,43 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         touched,
         _convolves(closed.jaxpr),
         flops_of(closed.jaxpr),
+        frozenset(optimizers),
     )
 
 
 def _convolves(jaxpr: Any) -> bool:
-    """Tell whether a jaxpr convolves outside callbacks' handlers.
+    """Return whether a jaxpr has convolutions outside callbacks' handlers.
 
     Convolutions inside loop bodies are 6 to 34 times slower on CPU (jax issue 12868, seen with
-    0.10.2 to 0.12.0), so such a step runs straight there. Callbacks never decide that.
+    0.10.2 to 0.12.0), so such a step runs without a loop there. Callbacks never change this decision.
     """
     for equation in jaxpr.eqns:
+        # The scope of a handler; see `scope_of`. Adding a callback must not change the kind of the program.
         if "fluxcb:" in str(equation.source_info.name_stack):
             continue
-        if equation.primitive.name == "conv_general_dilated" or any(map(_convolves, _inside(equation))):
+        if equation.primitive.name == "conv_general_dilated" or any(map(_convolves, jaxprs_in(equation))):
             return True
     return False
 
 
 def flops_of(jaxpr: Any) -> float:
-    """Return about how many floating-point operations a jaxpr takes; a loop of unknown length counts as one turn.
+    """Return the approximate number of floating-point operations of a jaxpr. A loop of unknown length counts once.
 
     XLA's own count takes as long as compiling a small step.
     """
     total = 0.0
     for equation in jaxpr.eqns:
-        inside = _inside(equation)
+        inside = jaxprs_in(equation)
         sizes = [math.prod(getattr(variable.aval, "shape", ())) for variable in equation.outvars]
         if inside:
+            # Only `scan` has a `length`.
             total += equation.params.get("length", 1) * sum(map(flops_of, inside))
         elif equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
+            # A multiplication and an addition for each contracted element.
             total += 2 * sizes[0] * math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)
         elif equation.primitive.name == "conv_general_dilated":
+            # Each output element needs all elements of the kernel for one output channel.
             kernel, axis = equation.invars[1].aval.shape, equation.params["dimension_numbers"].rhs_spec[0]
             total += 2 * sizes[0] * math.prod(kernel) / kernel[axis]
         else:
@@ -153,22 +184,23 @@ def flops_of(jaxpr: Any) -> float:
     return total
 
 
-def _inside(equation: Any) -> list[Any]:
-    """Return the jaxprs in an equation: the body of a loop, the branches of a condition, what a call calls."""
+def jaxprs_in(equation: Any) -> list[Any]:
+    """Return the jaxprs in an equation: the body of a loop, the branches of a condition, or a called function."""
     values = [v for value in equation.params.values() for v in (value if isinstance(value, tuple | list) else (value,))]
     return [inner for inner in (getattr(value, "jaxpr", value) for value in values) if hasattr(inner, "eqns")]
 
 
-def _refuse_leaks(touched: Mapping[Handler, Touched]) -> None:
-    """Refuse callbacks that kept a tracer in one of their fields."""
+def _refuse_leaks(touched: Mapping[BoundHandler, Touched]) -> None:
+    """Raise an error for callbacks that stored a tracer in one of their fields."""
     for handler in touched:
         instance = getattr(handler.function, "__self__", None)
+        # Only the fields of the callback. JAX itself reports all other leaks when the tracer is used.
         for name, value in vars(instance).items() if instance is not None else ():
             if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves_of(value)):
                 raise TraceError(
-                    f"{handler.declared.label} keeps a traced value in `self.{name}`.",
+                    f"{handler.declared.label} stores a traced value in `self.{name}`.",
                     where=handler.where,
-                    why="traced handlers run once, while the step is compiled; outside it the value means nothing",
+                    why="a traced handler runs once, while the step is traced, and its values are invalid afterwards",
                     fix=[
                         "put it into `learner.cbstate` (created in `init`) to carry it from step to step",
                         "read it in a host handler, at StepEnd",

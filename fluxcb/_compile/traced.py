@@ -1,121 +1,126 @@
-"""The state while a step is traced: handlers' reads and writes, captured functionally.
+"""The state while a step is traced. It captures the reads and writes of handlers in functional form.
 
-Handlers and phases assign attributes as if the Learner were mutable. Underneath is one flat
-mapping of paths to tracers; what is assigned inside a gradient closure travels out of it as
-auxiliary output, so that no tracer leaks.
+Handlers and phases assign attributes as if the Learner were mutable. The state is a flat
+mapping of paths to tracers. Values that are assigned inside a gradient closure are returned from it as
+auxiliary outputs, so that no tracer leaks.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from jax.extend.core import get_opaque_trace_state
 
-from fluxcb._compile.arrays import differences
-from fluxcb._compile.carried import check_loss, conforming, replaced, root_of
-from fluxcb._compile.followed import LossWrites, watched
+from fluxcb._compile.call_errors import NEEDS_VALUE, model_advice, noting, traced_needs_value, traced_returned
+from fluxcb._compile.carry_paths import (
+    check_loss,
+    conforming,
+    no_part_to_differentiate,
+    replaced,
+    root_of,
+    writable_roots,
+)
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
-from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.loss_gradient_check import GradWrites, LossWrites, independent_loss, watched
 from fluxcb._compile.protect import make_proxy
-from fluxcb._declare.access import dotted, writes
-from fluxcb._declare.declared import Handler
+from fluxcb._compile.step_setup import StepSetup
+from fluxcb._compile.updating import Gradient, Updates
+from fluxcb._declare.access import dotted
+from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import ComputeEnd, Event, TracedEvent, UpdateEnd
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
+from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule, StepRange, Switched
 from fluxcb._declare.state import CARRY, STEP_FLAGS
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
-from fluxcb._typing import LossFn, ModelAdapter, PyTree, StatePath
+from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["COUNTERS", "NEEDS_VALUE", "StepSetup", "TraceState", "name_hash"]
+try:
+    from jax.extend.core import get_opaque_trace_state
+except ImportError:  # JAX before 0.10
+    from jax.core import get_opaque_trace_state
+
+__all__ = ["COUNTERS", "TraceState", "name_hash", "scope_of"]
 
 COUNTERS = ("step", "epoch", "step_in_epoch", "stopped")
-"""What the first words of the carry's `counters`, an int32[4 + words of the key], hold; the random key is behind them.
+"""The first words of the carry's `counters`, an int32[4 + words of the key + switches].
 
-Each leaf of the carry costs time at every call (0.6 us), so these small ones are one.
+The words of the random key follow, and then a flag for each callback that can be switched off.
+
+Each leaf of the carry costs time at every call (0.6 us), so these small values share one leaf.
 """
-
-NEEDS_VALUE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.UnexpectedTracerError,
-)
-"""Errors JAX raises when Python asks a tracer for a value."""
 
 
 def name_hash(name: str) -> int:
-    """Return the number a callback's random keys are folded with; the same in every process."""
+    """Return the number with which a callback's random keys are folded. It is the same in every process."""
+    # Python's `hash` of a str differs between processes.
     return zlib.crc32(name.encode()) & 0x7FFFFFFF
 
 
-@dataclass(frozen=True, eq=False)
-class StepSetup:
-    """What a step needs beside carry and batch.
-
-    Attributes:
-        model: The model's adapter, or None when the loss function does everything.
-        loss_fn: The user's loss function.
-        optimizer: The optimizer.
-        hyperparams: Where its hyperparameters lie.
-        key_impl: The random key's implementation; the carry holds its bare words, because a typed key is wrapped anew,
-            in Python, at each call (2 us).
-        handlers: Returns the traced handlers of an event, in plan order.
-    """
-
-    model: ModelAdapter | None
-    loss_fn: LossFn | None
-    optimizer: optax.GradientTransformation
-    hyperparams: HyperparamIndex
-    key_impl: Any
-    handlers: Callable[[type[Event]], tuple[Handler, ...]]
+def scope_of(handler: BoundHandler) -> str:
+    """Return the name of the scope in which the operations of a traced handler are traced."""
+    # The name of the callback and not its class, because two instances of a class are separate costs.
+    return f"fluxcb:{handler.declared.name}.{handler.name}"
 
 
 class TraceState:
-    """One step being traced.
+    """The state of one step that is being traced.
 
     Args:
-        setup: The step's fixed parts.
+        setup: The fixed inputs of the step.
         phase: The phase whose `step` is traced.
         carry: The carry, as tracers.
         batch: The batch, as tracers.
 
     Attributes:
         values: The state by path: `("params",)`, `("step", "loss")`, `("cbstate", "ema")`, ...
-        touched: Per handler, what it really accessed.
-        losses: What handlers wrote to `step.loss`, and whether it is followed.
+        touched: The state that each handler has used.
+        losses: The writes of handlers to `step.loss`, and whether they are used.
+        grads: The writes of handlers to `step.grads`, and whether they are used.
+        updates: How the step changes the parameters.
     """
 
     def __init__(self, setup: StepSetup, phase: Phase, carry: Mapping[str, Any], batch: PyTree) -> None:
         self.setup = setup
         self.phase = phase
         self.values: dict[StatePath, Any] = {(name,): carry[name] for name in CARRY if name != "key"}
-        words = jax.lax.bitcast_convert_type(carry["counters"][len(COUNTERS) :], jnp.uint32)
+        end = len(carry["counters"]) - len(setup.switches)
+        words = jax.lax.bitcast_convert_type(carry["counters"][len(COUNTERS) : end], jnp.uint32)
+        # The key itself never changes during a run; see `key_for`.
         self.values["key",] = jax.random.wrap_key_data(words, impl=setup.key_impl)
         self.values |= {("cbstate", name): value for name, value in carry["cbstate"].items()}
         self.values["step", "batch"] = batch
-        self.touched: dict[Handler, Touched] = {}
+        # `trace_step` replaces it by a mapping that outlives the trace.
+        self.touched: dict[BoundHandler, Touched] = {}
         self._counters = carry["counters"]
-        self._initial_model_state = carry["model_state"]
+        self._external: dict[str, Any] = {}
         self.losses = LossWrites(phase)
+        self.grads = GradWrites(phase)
+        self.updates = Updates(self)
         self._level = get_opaque_trace_state()
+        # True while an optimizer computes the loss again; see `replayed`.
+        self._replays = False
+        self._lineage = setup.lineage.begin(self) if setup.lineage is not None and type(phase).trains else None
 
-    # -- what a phase's step does -----------------------------------------------------------
+    # -- actions of a phase's step ----------------------------------------------------------
 
     def finish(self) -> tuple[dict[str, Any], dict[str, PyTree]]:
-        """Emit ComputeEnd, once the phase's step has run.
+        """Emit ComputeEnd after the phase's step has run.
 
         Returns:
             The new carry, and the step's values by name.
         """
         self.losses.finish()
+        self.grads.finish()
+        self.updates.finish()
+        # After the update, so that metrics can read every value of the step.
         self.emit(ComputeEnd())
+        if self._lineage is not None:
+            self._lineage.finish(self)
         step_values = {
             path[1]: jax.tree.map(jnp.asarray, value)
             for path, value in self.values.items()
@@ -126,24 +131,45 @@ class TraceState:
     def _new_carry(self) -> dict[str, Any]:
         counters = self._counters
         stop = self.values.get(("step", "stop"))
+        # `step` counts training steps only.
         trains = int(type(self.phase).trains)
-        # By constants rather than by slices: one kernel instead of three.
+        # Constants instead of slices need one kernel instead of three.
         place = np.arange(len(counters))
         counters = counters + np.where(place == 0, trains, np.where(place == 2, 1, 0)).astype(np.int32)
+        # Without a handler that writes `step.stop`, the program has no operation for it.
         if stop is not None:
             counters = jnp.where(place == 3, stop.astype(jnp.int32), counters)
         return {
             **{name: self.values[name,] for name in CARRY if name != "key"},
+            **self._external,
             "cbstate": {path[1]: value for path, value in self.values.items() if path[0] == "cbstate"},
             "counters": counters,
         }
+
+    def assign_step(self, name: str, value: PyTree) -> None:
+        """Set a step value for the phase. A loss that is replaced joins the earlier losses of the step."""
+        if name == "loss" and ("step", "loss") in self.values:
+            # Phases with several losses, such as GANs, assign `step.loss` once for each.
+            earlier = self.values.get(("step", "earlier_losses"), ())
+            self.values["step", "earlier_losses"] = (*earlier, self.values["step", "loss"])
+        self.values["step", name] = value
+
+    def lend(self, name: str, value: PyTree) -> None:
+        """Show handlers a part of the train state of a hand-written loop. The carry keeps its own part."""
+        self._external.setdefault(name, self.values[name,])
+        self.values[name,] = value
+        self.updates.mark_external(name, value)
+
+    def keep(self, name: str, value: PyTree) -> None:
+        """Set the value that the carry keeps for a part of the train state of a hand-written loop."""
+        self._external[name] = value
 
     def grad(self, function: Callable[[PyTree], Any], wrt: str) -> PyTree:
         """Differentiate a function that may emit events and assign state."""
         path = tuple(wrt.split("."))
         if path[:1] not in {("params",), ("model_state",)}:
             raise TraceError(
-                f"`learner.grad(..., wrt={wrt!r})` can differentiate with respect to `params` or a part of it.",
+                f"`learner.grad(..., wrt={wrt!r})` can differentiate only with respect to `params` or a part of it.",
                 fix='write `wrt="params"` or e.g. `wrt="params.generator"`',
             )
         parameters = self._part(path, wrt)
@@ -151,14 +177,19 @@ class TraceState:
         follows: list[bool] = []
 
         def closure(x: PyTree, token: Any) -> tuple[Any, dict[StatePath, Any]]:
+            # Assignments inside the gradient start from the state before it.
             self.losses.open_gradient(token)
             self.values = dict(before)
+            # Zero gradients cannot be detected from values while tracing, and they may be correct at run time.
             x = watched(x, lambda: follows.append(True))
             self.replace(path, x)
+            # The parameters are tracers of the gradient here. Returning them unchanged would only add outputs.
             inside = self.values[path[:1]]
             self._level = get_opaque_trace_state()
             loss = function(x)
             check_loss(loss)
+            # Written values leave the gradient as auxiliary outputs. As plain side effects in Python, they would be
+            # tracers of a transformation that has ended.
             changed = {
                 p: jax.tree.map(jnp.asarray, value)
                 for p, value in self.values.items()
@@ -166,36 +197,27 @@ class TraceState:
             }
             return loss, changed
 
+        # The gradient of the token is not used. The token makes JAX run the backward pass of a loss that depends on no
+        # parameter.
         (gradients, _), changed = jax.grad(closure, argnums=(0, 1), has_aux=True)(parameters, jnp.float32(0))
         self.losses.close_gradient()
         if not follows:
-            raise TraceError(
-                f"The loss does not depend on `{wrt}`.",
-                where=f"{type(self.phase).__name__}.step",
-                why="its gradient is zero everywhere, so no step would learn anything",
-                fix=[
-                    "compute it from the model's outputs, or from the parameters",
-                    "if it is: comparisons, `argmax`, `round` and `jax.lax.stop_gradient` let no gradient through",
-                ],
-            )
+            raise independent_loss(wrt, self.phase)
         self._level = level
         self.values = before | changed
+        # Only the outermost gradient is a function of the parameters alone, which `value_fn` can call again.
+        if not (self._replays or self.inside_gradient or self.inside_foreign_transformation()):
+            self.updates.gradients.append(Gradient(path, function, before, self.losses.changed_by))
         return gradients
 
     def _part(self, path: StatePath, wrt: str) -> PyTree:
         try:
             return self.get(path)
         except (KeyError, AttributeError, TypeError):
-            whole = self.values[path[:1]]
-            names = sorted(map(str, whole)) if isinstance(whole, Mapping) else []
-            raise TraceError(
-                f"`learner.grad(..., wrt={wrt!r})` names no part of `{path[0]}`"
-                + (f", which has {', '.join(names)}." if names else "."),
-                fix='write `wrt="params"`' + (f' or e.g. `wrt="{path[0]}.{names[0]}"`' if names else ""),
-            ) from None
+            raise no_part_to_differentiate(wrt, self.values[path[:1]]) from None
 
     def forward(self, params: PyTree, xs: PyTree) -> PyTree:
-        """Apply the model, in training mode if the phase trains, and keep its new state then."""
+        """Apply the model. If the phase trains, use training mode, and keep the model's new state."""
         if self.setup.model is None:
             raise TraceError(
                 f"`{type(self.phase).__name__}` calls `learner.forward`, but this Learner has no model.",
@@ -203,47 +225,33 @@ class TraceState:
                 fix="use `Learner(model, loss_fn, ...)`, or call `learner.loss_fn(params, batch, key)` in the step",
             )
         train = type(self.phase).trains
-        outputs, model_state = self.setup.model.apply(
-            params, self.values["model_state",], xs, train=train, key=self.key_for(f"phase {type(self.phase).__name__}")
-        )
-        if train:
-            self.values["model_state",] = conforming(
-                self.values["model_state",], model_state, "The model changes the shape of its own state in a step"
+        with noting("the model", xs, advice=model_advice(xs, self.values["step", "batch"])):
+            outputs, model_state = self.setup.model.apply(
+                params, self.values["model_state",], xs, train=train, key=self.model_key()
             )
+        self.keep_model_state(model_state, "The model changes the shape of its own state in a step")
         return outputs
 
-    def apply_updates(self) -> None:
-        """Let the optimizer update the parameters, honour `step.skip` and `step.hold`, emit UpdateEnd."""
-        if ("step", "grads") not in self.values:
-            raise TraceError(
-                f"`{type(self.phase).__name__}.step` calls `learner.apply_updates()` before `step.grads` exists.",
-                fix='assign `learner.step.grads = learner.grad(loss, wrt="params")` first',
-            )
-        grads, params = self.values["step", "grads"], self.values["params",]
-        wrong = differences(params, grads)
-        if wrong:
-            raise TraceError(
-                "`step.grads` does not match `params` when the update is applied.",
-                where=wrong[:5],
-                fix="differentiate with respect to the whole of `params`, or put the parts together again",
-            )
-        old_opt = self.values["opt_state",]
-        optimizer = optax.with_extra_args_support(self.setup.optimizer)
-        extra = {"value": self.values["step", "loss"]} if ("step", "loss") in self.values else {}
-        updates, opt_state = optimizer.update(grads, old_opt, params, **extra)
-        new = {"params": optax.apply_updates(params, updates), "opt_state": opt_state}
-        old = {"params": params, "opt_state": old_opt}
-        new = conforming(old, new, "The optimizer changes the shape or dtype of the train state")
-        hold, skip = (self.values.get(("step", flag)) for flag in ("hold", "skip"))
-        if hold is not None:
-            new = jax.tree.map(lambda n, o: jax.lax.select(hold, o, n), new, old)
-        new["model_state"] = self.values["model_state",]
-        old["model_state"] = self._initial_model_state
-        if skip is not None:
-            new = jax.tree.map(lambda n, o: jax.lax.select(skip, o, n), new, old)
-        self.values |= {(name,): value for name, value in new.items()}
-        self.values["step", "updates"] = updates
-        self.emit(UpdateEnd())
+    @contextmanager
+    def replayed(self, values: Mapping[StatePath, Any]) -> Iterator[None]:
+        """Compute from an earlier state. Events are not emitted, and assignments are discarded."""
+        # The loss is computed a second time. Without this, its handlers would count the batch twice.
+        before = self.values, self._level, self.losses, self._replays
+        self.values, self._level = dict(values), get_opaque_trace_state()
+        self.losses, self._replays = LossWrites(self.phase), True
+        try:
+            yield
+        finally:
+            self.values, self._level, self.losses, self._replays = before
+
+    def model_key(self) -> Any:
+        """Return the random key of this step for the model."""
+        return self.key_for(f"phase {type(self.phase).__name__}")
+
+    def keep_model_state(self, new: PyTree, what: str) -> None:
+        """Keep the model's new state if the phase trains. An error about its shape begins with `what`."""
+        if type(self.phase).trains:
+            self.values["model_state",] = conforming(self.values["model_state",], new, what)
 
     # -- events and handlers ----------------------------------------------------------------
 
@@ -251,116 +259,148 @@ class TraceState:
         """Run the traced handlers of an event, in plan order."""
         if not isinstance(event, TracedEvent):
             raise TraceError(
-                f"`{type(self.phase).__name__}.step` emits {event!r}, which is no traced event.",
-                why="a step is traced once; host events happen between its calls",
+                f"`{type(self.phase).__name__}.step` emits {event!r}, which is not a traced event.",
+                why="a step is traced once, and host events happen between its calls",
                 fix=f"derive `{type(event).__name__}` from TracedEvent",
             )
         if self.inside_foreign_transformation():
             raise TraceError(
                 f"{event!r} is emitted inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.",
                 where=f"{type(self.phase).__name__}.step",
-                why="what handlers write there would leak out of the transformation as tracers",
+                why="values that handlers write there would leak out of the transformation as tracers",
                 fix='differentiate with `learner.grad(function, wrt="params")`, and emit outside other transformations',
             )
+        if self._replays:
+            return
+        # Handlers of UpdateEnd, such as averages of the parameters, must not see an update that is skipped.
+        if isinstance(event, UpdateEnd) and not self.inside_gradient:
+            self.updates.announce()
+        carried = {name: self.values[name,] for name in CARRY if name != "key"}
+        # Only the last handler is recorded: each handler sees the loss of the previous one, so none of the writes is
+        # lost.
         replaced_by = None
+        if self._lineage is not None:
+            self._lineage.compare(self, None, event)
         for handler in self.setup.handlers(type(event)):
-            loss = self.values.get(("step", "loss"))
-            self._run(handler, event)
-            if loss is not None and self.values["step", "loss"] is not loss:
+            before = dict(self.values)
+            # The scope names the handler's operations in profiles, and separates them from those of the model.
+            with jax.named_scope(scope_of(handler)):
+                self._run(handler, event)
+            # By identity, because a handler that reads a value and assigns it again changes nothing.
+            changed = {path for path, value in before.items() if path[0] == "step" and self.values[path] is not value}
+            if ("step", "loss") in changed:
                 replaced_by = handler
+            if ("step", "grads") in changed:
+                self.grads.written(event, handler)
+            # `value_fn` would not repeat these changes. Flags do not affect the loss.
+            if self.inside_gradient and changed.difference(STEP_FLAGS):
+                self.losses.changed_by = handler
+            for flag in ("skip", "hold"):
+                if self.values.get(("step", flag)) is not before.get(("step", flag)):
+                    self.updates.flagged(flag, event, handler)
+            if self._lineage is not None:
+                self._lineage.compare(self, handler, event)
         if replaced_by is not None:
             self.values["step", "loss"] = self.losses.written(self.values["step", "loss"], event, replaced_by)
+        if not self.inside_gradient:
+            self.updates.handled(carried)
+
+    @property
+    def inside_gradient(self) -> bool:
+        """Whether a function given to `learner.grad` is being traced."""
+        return self.losses.inside
 
     def inside_foreign_transformation(self) -> bool:
-        """Tell whether a transformation that was not opened here (a plain `jax.grad`, ...) is being traced."""
+        """Return whether a transformation that fluxcb did not open (a plain `jax.grad`, ...) is being traced."""
+        # JAX has no public function that returns the transformations that are being traced.
         return get_opaque_trace_state() != self._level
 
-    def _run(self, handler: Handler, event: Event) -> None:
+    def _run(self, handler: BoundHandler, event: Event) -> None:
         schedules = [s for s in handler.schedules if not isinstance(s, Always)]
         if not schedules:
             self._call(handler, event)
             return
+        # The schedule is computed on the device, so one program serves all steps.
         due = jnp.bool_(True)
         for schedule in schedules:
             due &= self._due(schedule, handler)
-        keys = self._writable(handler)
+        # Only the values that the handler may write are outputs of `cond`.
+        keys = writable_roots(handler.access, self.values)
         for key in keys:
             if key in STEP_FLAGS:
+                # Both branches of `cond` must return the flag.
                 self.values.setdefault(key, jnp.bool_(False))
         keys = [key for key in keys if key in self.values]  # the others belong to other events of this callback
         before, level = dict(self.values), self._level
+        created: list[StatePath] = []
+        may_create = all(isinstance(schedule, Switched | StepRange) for schedule in schedules)
 
         def run(values: list[Any]) -> list[Any]:
             self.values = before | dict(zip(keys, values, strict=True))
             self._level = get_opaque_trace_state()
             self._call(handler, event)
-            self._refuse_new(handler, before)
-            return [self.values[key] for key in keys]
+            created[:] = [key for key in self.values if key not in before]
+            # Checked inside the branch, because the new values would leak out of it as tracers.
+            if created and not may_create:
+                raise self._only_at_some_steps(handler, created[0])
+            return [jax.tree.map(jnp.asarray, self.values[key]) for key in (*keys, *created)]
 
-        held = [jax.tree.map(jnp.asarray, before[key]) for key in keys]
-        after = jax.lax.cond(due, run, lambda values: values, held)
+        def skip(values: list[Any]) -> list[Any]:
+            return [*values, *(jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), spec) for spec in specs)]
+
+        operands = [jax.tree.map(jnp.asarray, before[key]) for key in keys]
+        # Values that a disabled callback does not create are zero. No other callback that is enabled reads them.
+        specs = jax.eval_shape(run, operands)[len(keys) :] if may_create else []
+        # `jnp.where` would run the handler at every step.
+        after = jax.lax.cond(due, run, skip, operands)
         self._level = level
-        self.values = before | dict(zip(keys, after, strict=True))
+        self.values = before | dict(zip((*keys, *created), after, strict=True))
 
-    def _refuse_new(self, handler: Handler, before: Mapping[StatePath, Any]) -> None:
-        """Refuse values that a scheduled handler alone gives: on the other steps there would be none."""
-        missing = [key for key in self.values if key not in before]
-        if missing:
-            raise TraceError(
-                f"{handler.declared.label} writes `{dotted(missing[0])}` only on some steps, "
-                "and nothing gives it a value on the others.",
-                where=handler.where,
-                fix="let a handler without a schedule write a default first, or drop `traced=True`",
-            )
+    def _only_at_some_steps(self, handler: BoundHandler, path: StatePath) -> TraceError:
+        """Return the error for a value that only a scheduled handler creates, because other steps would not have it."""
+        return TraceError(
+            f"{handler.declared.label} writes `{dotted(path)}` only at some steps, "
+            "and nothing gives it a value at the others.",
+            where=handler.where,
+            fix="let a handler without a schedule write a default first, or drop `traced=True`",
+        )
 
-    def _due(self, schedule: Schedule, handler: Handler) -> Any:
+    def _due(self, schedule: Schedule, handler: BoundHandler) -> Any:
+        if isinstance(schedule, Switched):
+            number = self.setup.switches.index(handler.declared.name)
+            return self._counters[number - len(self.setup.switches)] != 0
+        if isinstance(schedule, StepRange):
+            return (self._counters[0] + 1 >= schedule.first) & (self._counters[0] + 1 <= schedule.last)
         if isinstance(schedule, EverySteps):
-            finished = self._counters[0 if type(self.phase).trains else 2]  # as host schedules count
+            finished = self._counters[0 if type(self.phase).trains else 2]  # the same count as for host schedules
             return (finished + 1) % schedule.steps == 0
         if isinstance(schedule, EveryEpochs):
             return (self._counters[1] > 0) & (self._counters[1] % schedule.epochs == 0)
         raise TraceError(
             f"{handler.declared.label} has the schedule {schedule!r} on a traced handler.",
             where=handler.where,
-            why="the compiled step knows step and epoch numbers, but no clock and no Python",
+            why="the compiled step has the step and epoch numbers, but cannot read a clock or call Python",
             fix="use EverySteps or EveryEpochs, or a host handler",
         )
 
-    def _writable(self, handler: Handler) -> list[StatePath]:
-        keys: dict[StatePath, None] = {}
-        for path, permission in handler.access.items():
-            if not writes(permission) or path[0] in ("control", "data", "model", "callbacks"):
-                continue
-            if path[0] in ("step", "cbstate") and len(path) == 1:
-                keys.update(dict.fromkeys(k for k in self.values if k[0] == path[0] and k != ("step", "batch")))
-            else:
-                keys[root_of(path)] = None
-        return list(keys)
-
-    def _call(self, handler: Handler, event: Event) -> None:
+    def _call(self, handler: BoundHandler, event: Event) -> None:
         backend = HandlerBackend(self, handler, event)
         learner = make_proxy(
             handler.access, backend, declared=handler.declared, where=f"{handler.declared.where}\n{handler.where}"
         )
         try:
-            # The scope names the handler's operations in profiles, and tells them from the model's own.
-            with jax.named_scope(f"fluxcb:{handler.declared.cls.__name__}.{handler.name}"):
-                returned = handler.function(event, self.phase, learner)
+            returned = handler.function(event, self.phase, learner)
             if returned is not None:
-                raise TraceError(
-                    f"The traced handler {handler.declared.label}.{handler.name} returns "
-                    f"{type(returned).__name__}, which nobody takes.",
-                    where=handler.where,
-                    why="what a handler computes becomes part of the step where it is assigned",
-                    fix="assign it, e.g. `learner.step.grads = grads`, and return nothing",
-                )
+                raise traced_returned(handler, returned)
+        # These errors already name the handler.
         except FluxcbError:
             raise
         except NEEDS_VALUE as error:
-            raise self._needs_value(handler, error) from error
+            raise traced_needs_value(handler, error) from error
         except TypeError as error:
+            # NumPy and Python raise a plain TypeError for some uses of a tracer, e.g. `range(tracer)`.
             if "Tracer" in str(error):
-                raise self._needs_value(handler, error) from error
+                raise traced_needs_value(handler, error) from error
             error.add_note(f"while tracing {handler.where}, at {event!r} x {type(self.phase).__name__}")
             raise
         except BaseException as error:
@@ -368,35 +408,24 @@ class TraceState:
             raise
         finally:
             backend.close()
+        # Not in `finally`, because it would hide the exception of the handler.
         backend.verify()
-
-    def _needs_value(self, handler: Handler, error: Exception) -> TraceError:
-        return TraceError(
-            f"The traced handler {handler.declared.label}.{handler.name} needs a value in Python: "
-            f"{str(error).splitlines()[0]}",
-            where=[handler.where, *_user_line(error, handler)],
-            why=f"{handler.event.__name__} handlers run while the step is compiled, when values are not known yet",
-            fix=[
-                "stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value",
-                "read the value in a host handler, at StepEnd",
-            ],
-        )
 
     # -- state by path ----------------------------------------------------------------------
 
     def key_for(self, name: str) -> Any:
-        """Return the random key of this step for somebody of this name."""
-        # Recomputed each time: a key cached inside a gradient closure would leak out of it. XLA merges the copies.
+        """Return the random key of this step for a callback, or another user of keys, with this name."""
+        # Computed at each call, because a cached key would leak from a gradient closure. XLA merges the copies.
         key = jax.random.fold_in(self.values["key",], self._counters[0])
-        if not type(self.phase).trains:  # `progress.step` stands still there
+        if not type(self.phase).trains:  # `progress.step` does not change in this phase
             key = jax.random.fold_in(jax.random.fold_in(key, self._counters[2]), name_hash(type(self.phase).name))
         return jax.random.fold_in(key, name_hash(name))
 
     def progress(self, name: str) -> Any:
-        """Return a counter as it stood when the step began.
+        """Return the value of a counter at the start of the step.
 
         Raises:
-            TraceError: The device does not have it.
+            TraceError: The counter does not exist on the device.
         """
         if name not in COUNTERS[:3]:
             raise TraceError(
@@ -415,18 +444,6 @@ class TraceState:
         return value
 
     def replace(self, path: StatePath, value: Any) -> None:
-        """Put a value at a path; dictionaries on the way are copied, not changed."""
+        """Assign a value to a path. Dictionaries on the path are copied instead of changed."""
         root = root_of(path)
         self.values[root] = replaced(self.values.get(root), path[len(root) :], value)
-
-
-def _user_line(error: BaseException, handler: Handler) -> list[str]:
-    """Return where in the handler's own file the error arose."""
-    code = getattr(getattr(handler.function, "__func__", handler.function), "__code__", None)
-    line = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        if code is not None and traceback.tb_frame.f_code is code:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return [f"line {line}"] if line else []

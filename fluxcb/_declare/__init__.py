@@ -1,7 +1,7 @@
-"""Stage 1, declare: what a user states.
+"""Stage 1, declare: the classes with which users declare callbacks.
 
-In: classes and functions a user writes. Out: events, phases, per-class handler tables, state
-access in normal form, schedules as data. The next stage may rely on it that every declaration
-that is wrong by itself (a bad signature, an unknown event, a misspelt method, two handlers
-that fit one moment equally well) has already been refused. Nothing here imports JAX.
+The input is the classes and functions that a user writes. The output is events, phases, a handler table for each class,
+state access in normal form, and schedules as data. The next stage can rely on the fact that every invalid declaration
+(a wrong signature, an unknown event, a misspelled method, two handlers that fit one moment equally well) has already
+raised an error. Nothing in this package imports JAX.
 """

@@ -1,13 +1,14 @@
-"""Access: permissions on state paths, in the form users write and in normal form.
+"""Access permissions on state paths, in the nested form that users write and in normal form.
 
 Users write nested mappings, `{"step": {"loss": Read()}}`. The normal form is a flat mapping of
-paths to permissions, `{("step", "loss"): Read()}`, which is what everything later works with.
+paths to permissions, `{("step", "loss"): Read()}`. All later stages use the normal form.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from fluxcb._calls import Constructed
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import StatePath
 
@@ -27,17 +28,19 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Permission:
-    """What a callback may do with a state path; use `Read`, `Write` or `Append`."""
+class Permission(Constructed):
+    """Base class of `Read`, `Write` and `Append`, the permissions that a callback can declare for a state path."""
 
 
 @dataclass(frozen=True)
 class Read(Permission):
-    """Permission to read.
+    """Allow a callback to read a state path.
 
     Args:
-        previous: Read what an earlier moment left, and be ordered after nobody.
-        borrow: Get the live object, not a copy, valid until the handler returns.
+        previous: Whether to read the value that was left by an earlier moment. Such a read does not order the callback
+            after the callbacks that write the path.
+        borrow: Whether the handler gets the live object instead of a copy. The object is valid until the handler
+            returns.
     """
 
     previous: bool = False
@@ -46,15 +49,18 @@ class Read(Permission):
 
 @dataclass(frozen=True)
 class Write(Permission):
-    """Permission to write, which includes to read."""
+    """Allow a callback to read and write a state path."""
 
 
 @dataclass(frozen=True)
 class Append(Permission):
-    """Permission to write where order does not matter: log records, counters, or-ed flags.
+    """Allow a callback to write a state path to which the order of writes does not matter.
+
+    Examples are log records, counters, and flags that are combined with "or".
 
     Args:
-        optional: Whether the entry of `cbstate` may be missing; ask for it: `"monitors" in learner.cbstate`.
+        optional: Whether the entry of `cbstate` may be missing. The handler tests for it with
+            `"monitors" in learner.cbstate`.
     """
 
     optional: bool = False
@@ -63,8 +69,8 @@ class Append(Permission):
 Access: TypeAlias = dict[StatePath, Permission]
 """Access in normal form."""
 
-# Writing the first also changes the second: optax keeps injected hyperparameters inside the
-# optimizer's state, and a model is its parameters and state.
+# A write to the first path also changes the second. Optax keeps injected hyperparameters in the
+# optimizer state, and a model consists of its parameters and its state.
 _ALIASES = frozenset(
     pair
     for one, other in (("hyperparams", "opt_state"), ("model", "params"), ("model", "model_state"))
@@ -73,25 +79,25 @@ _ALIASES = frozenset(
 
 
 def writes(permission: Permission) -> bool:
-    """Tell whether a permission allows to change something."""
+    """Return whether a permission allows writing."""
     return isinstance(permission, Write | Append)
 
 
 def dotted(path: StatePath) -> str:
-    """Return the path as users write it in prose, `step.loss`."""
+    """Return the path in dotted form, e.g. `step.loss`."""
     return ".".join(path)
 
 
 def normalise(declared: Any, *, owner: str, where: str) -> Access:
-    """Flatten what `stateaccess` returned.
+    """Return what `stateaccess` returned, in normal form.
 
     Args:
         declared: The nested mapping.
-        owner: What declared it, for messages, e.g. `Recorder.stateaccess`.
-        where: Its place, `file:line`.
+        owner: The name of the declaration for messages, e.g. `Recorder.stateaccess`.
+        where: The location of the declaration, `file:line`.
 
     Raises:
-        DeclarationError: It is no mapping, a key is no name, or a leaf is no permission.
+        DeclarationError: `declared` is not a mapping, a key is not a name, or a leaf is not a permission.
     """
     if not isinstance(declared, Mapping):
         raise DeclarationError(
@@ -106,7 +112,8 @@ def normalise(declared: Any, *, owner: str, where: str) -> Access:
 
 def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: str, where: str) -> None:
     for key, value in node.items():
-        if not isinstance(key, str) or not key or "." in key:
+        grouped = prefix[:1] == ("hyperparams",)  # `hyperparams["encoder.learning_rate"]` is one name
+        if not isinstance(key, str) or not key or ("." in key and not grouped):
             under = f"under `{dotted(prefix)}`" if prefix else "at the top level"
             nested = f"nest it: `{_nested(key.split('.'))}`" if isinstance(key, str) and "." in key else "use a name"
             raise DeclarationError(
@@ -114,16 +121,17 @@ def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: 
                 where=where,
                 fix=nested,
             )
-        path = (*prefix, key)
+        path = (*prefix[:1], ".".join((*prefix[1:], key))) if grouped else (*prefix, key)
         if isinstance(value, Permission):
             access[path] = value
         elif isinstance(value, Mapping):
             _flatten(value, path, access, owner, where)
         else:
-            got = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
+            is_class = isinstance(value, type)
+            described = f"the class {value.__name__}" if is_class else f"{type(value).__name__} {value!r}"
             call = f"{value.__name__}()" if isinstance(value, type) and issubclass(value, Permission) else "Read()"
             raise DeclarationError(
-                f"`{owner}` gives `{dotted(path)}` {got}, which is no permission.",
+                f"`{owner}` gives `{dotted(path)}` {described}, which is not a permission.",
                 where=where,
                 fix=f"use an instance of Read, Write or Append, e.g. `{_nested(path, call)}`",
             )
@@ -137,7 +145,7 @@ def _nested(path: Iterable[str], leaf: str = "Read()") -> str:
 
 
 def line_to_add(path: StatePath, permission: Permission) -> str:
-    """Return the mapping a user would have to add to `stateaccess` for this permission."""
+    """Return the mapping that the user must add to `stateaccess` for this permission."""
     return _nested(path, f"{type(permission).__name__}()")
 
 
@@ -146,14 +154,14 @@ def _is_prefix(a: StatePath, b: StatePath) -> bool:
 
 
 def overlap(a: StatePath, b: StatePath) -> bool:
-    """Tell whether two paths share state: one is a prefix of the other, an alias of it, or `*`."""
+    """Return whether two paths share state: one is a prefix or an alias of the other, or one is `*`."""
     if a[0] == "*" or b[0] == "*" or _is_prefix(a, b) or _is_prefix(b, a):
         return True
     return (a[0], b[0]) in _ALIASES
 
 
 def lookup(access: Access, path: StatePath) -> Permission | None:
-    """Return the permission that governs a path (its own or that of the nearest prefix), or None."""
+    """Return the permission of a path or of its nearest prefix, or None if there is neither."""
     for length in range(len(path), 0, -1):
         permission = access.get(path[:length])
         if permission is not None:

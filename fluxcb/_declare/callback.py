@@ -1,4 +1,4 @@
-"""`Callback`: the base class of everything that happens around the gradient step."""
+"""`Callback`, the base class of all callbacks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from fluxcb._calls import Constructed, entry_point
 from fluxcb._declare.access import Permission, line_to_add, normalise, overlap, writes
-from fluxcb._declare.dispatch import Entry, HandlerTable, source_of
-from fluxcb._declare.events import Event
-from fluxcb._declare.handlers import check_signature, entries_of, is_handler, refuse_unmarked
+from fluxcb._declare.described import describe_arguments
+from fluxcb._declare.dispatch import HandlerTable
+from fluxcb._declare.handlers import Handler, check_signature, handlers_of, is_handler
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
-from fluxcb._declare.schedules import Schedule
-from fluxcb._declare.signatures import runs_later
+from fluxcb._declare.signatures import runs_later, source_of
+from fluxcb._declare.uncalled_methods import refuse_foreign_hooks, refuse_unmarked
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import StatePath
 
@@ -24,29 +26,31 @@ __all__ = ["Callback", "unwrap"]
 
 _DECLARATIONS = (
     *("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict"),
-    *("provided_metrics", "metric_phases", "watched_metrics", "logged_names"),
+    *("provided_metrics", "array_metrics", "metric_phases", "watched_metrics", "logged_names", "watched_names"),
 )
 
 
-class Callback:
-    """Base class of callbacks: derive, declare what is touched, and mark handlers with `@on`.
+class Callback(Constructed):
+    """Base class of callbacks. A subclass declares the state that it uses and marks its handlers with `@on`.
 
-    A callback says what it does in handlers, what it touches in `stateaccess`, what it knows of
-    others in `runafter` and `resolveconflict`, what it sets up in `init`, and what of its own
-    must survive a checkpoint in `state_dict`.
+    A subclass defines handlers and overrides some of these methods: `stateaccess` declares the state that the handlers
+    read and write, `runafter` and `resolveconflict` declare the order relative to other callbacks, `init` creates
+    shared state, and `state_dict` returns the callback's own state for checkpoints.
 
     Attributes:
-        on: The class's handler table, a `functools.singledispatchmethod`; calling
-            `callback.on(event, phase, learner)` runs the handler of that moment, if any.
-        name: What the callback is called in messages and what its random keys are folded from.
-        main_thread: Whether its host handlers run by themselves, on the thread that called `fit`, also if others run
-            on threads (`ThreadExecutor`): for signals, windows of a desktop, and for handlers that run an epoch.
-        chief_only: Whether its host handlers run on process 0 only, under `jax.distributed`; `init` runs on all.
+        on: The handler table of the class, a `functools.singledispatchmethod`. `callback.on(event, phase, learner)`
+            runs the callback's handler for that event and phase, if there is one.
+        name: The name of the callback in messages. Its random keys are derived from this name.
+        main_thread: Whether the callback's host handlers always run alone, on the thread that called `fit`, even with a
+            `ThreadExecutor`. Set it for signal handlers, desktop windows, and handlers that run an epoch.
+        chief_only: Whether host handlers run on process 0 only, under `jax.distributed`. `init` runs on all processes.
         validates_with: Name of a `cbstate` entry, or None. The callback replaces `params` with the `params` of this
             entry in each epoch whose EpochBegin it handles. Checkpoints record the name, and `learner.predict` uses
             the same parameters.
         measured_with: For callbacks that compute statistics of other data. It maps the name of the statistics to the
             `cbstate` entry whose `params` are used, or to None for `params`. Checkpoints record it.
+        access_argument: Name of the constructor argument that declares the access, for classes whose users declare it
+            there. Error messages name this argument instead of `stateaccess`.
 
     Example:
         >>> from fluxcb import Callback, Read, on
@@ -68,63 +72,75 @@ class Callback:
     chief_only: bool = False
     validates_with: str | None = None
     measured_with: Mapping[str, str | None] = MappingProxyType({})
+    access_argument: str | None = None
 
+    def _record_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        # For a class that is a frozen dataclass.
+        object.__setattr__(self, "_fluxcb_arguments", describe_arguments(type(self), args, kwargs))
+
+    @entry_point
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
         if "on" in own:
             raise DeclarationError(
-                f"`{cls.__name__}` defines `on`, which is the table of its handlers.",
+                f"`{cls.__name__}` defines `on`, which is reserved for the table of handlers.",
                 where=_place(cls),
                 fix="mark methods with the decorator: `@on` above `def anything(self, event: StepEnd, phase, learner)`",
             )
         _check_spelling(cls)
-        entries = [entry for name, value in own.items() if is_handler(value) for entry in entries_of(name, value)]
+        entries = [entry for name, value in own.items() if is_handler(value) for entry in handlers_of(name, value)]
         _check_pairs_once(cls, entries)
         table = HandlerTable(cls)
         table.define(entries)
         for name in {entry.name for entry in table.entries.values() if entry.function is None}:
             function = getattr(cls, name)
-            if not is_handler(function):  # an undecorated override of a handler is one
+            if not is_handler(function):  # an override of a handler is a handler even without the decorator
                 check_signature(function, f"{cls.__name__}.{name}  {source_of(function)}")
         cls.on = table
         refuse_unmarked(cls)
+        refuse_foreign_hooks(cls)
 
-    # What a callback declares; each has a default that says nothing.
+    # The declarations of a callback. Each default declares nothing.
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return what the callback reads and writes: nested names with Read, Write or Append at the leaves."""
         return {}
 
     def how_to_declare(self, path: StatePath, permission: Permission) -> str:
-        """Return the edit that an error message suggests so that `stateaccess` declares a path.
+        """Return the edit that an error message suggests so that the callback declares a path.
 
-        Override it in a class whose `stateaccess` returns what its constructor was given: name that argument.
+        Override this method in a class whose users declare the path neither in `stateaccess` nor in `access_argument`.
 
         Args:
             path: The path, e.g. `("step", "loss")`.
-            permission: The permission that is missing.
+            permission: The missing permission.
         """
-        return f"add `{line_to_add(path, permission)}` to `stateaccess`"
+        added = line_to_add(path, permission)
+        if self.access_argument is None:
+            return f"add `{added}` to `stateaccess`"
+        if self.stateaccess():
+            return f"add `{added}` to the argument `{self.access_argument}`"
+        return f"pass the argument `{self.access_argument}={added}`"
 
     def runafter(self) -> tuple[type[Callback], ...]:
-        """Return the callback classes (subclasses included) that run before this one at every shared moment."""
+        """Return the callback classes that run before this callback at every shared moment, including subclasses."""
         return ()
 
     def resolveconflict(self, other: Callback) -> Resolution:
-        """Say how a conflict with another callback is settled; both sides are asked."""
+        """Return how to resolve a conflict with another callback. fluxcb calls this method on both callbacks."""
         del other
         return NotDefined()
 
-    def init(self, learner: Any) -> None:
-        """Set up shared state (`learner.cbstate`); runs at construction, in graph order, and may run again."""
+    def init(self, learner: LearnerView) -> None:
+        """Create shared state in `learner.cbstate`. Runs at construction, in graph order, and may run again."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the callback's own fields that must survive a checkpoint (arrays, numbers, strings, containers)."""
+        """Return the callback's own fields that a checkpoint must save (arrays, numbers, strings, containers)."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore the fields that `state_dict` returned."""
         if state:
             raise DeclarationError(
                 f"`{type(self).__name__}` was given a saved state but has no `load_state_dict`.",
@@ -139,7 +155,7 @@ class Callback:
         """
         return ()
 
-    # The names that the callback uses. Construction compares them, so a misspelled or duplicate name is an error there.
+    # Names that the callback provides or uses. Construction compares them, and rejects misspelled and duplicate names.
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
         """Return the names of the metrics that this callback writes to `cbstate.metrics_epoch` for a phase.
@@ -154,8 +170,19 @@ class Callback:
         del phase
         return None if self._writes("metrics_epoch") else ()
 
+    def array_metrics(self, phase: type[Phase]) -> Collection[str]:
+        """Return the names of those metrics in `provided_metrics` whose values are arrays instead of numbers.
+
+        Callbacks that print, log or compare numbers pass over them. To watch one is an error at construction.
+
+        Args:
+            phase: One of the phases that the Learner runs, or one that `metric_phases` returned.
+        """
+        del phase
+        return ()
+
     def metric_phases(self) -> Collection[type[Phase]]:
-        """Return additional phases that this callback provides metrics for, although the Learner does not run them.
+        """Return additional phases for which this callback provides metrics although the Learner does not run them.
 
         For example, `InferenceRunner` stores its statistics under its own name, as if this were the name of a phase.
         """
@@ -177,26 +204,26 @@ class Callback:
         del metrics
         return None if self._writes("monitors") else ()
 
+    def watched_names(self) -> Collection[str]:
+        """Return the names whose values this callback reads from `cbstate.monitors`, if they are known in advance."""
+        return ()
+
     def _writes(self, entry: str) -> bool:
         access = normalise(self.stateaccess(), owner=f"{type(self).__name__}.stateaccess", where=_place(type(self)))
         return any(writes(permission) and overlap(path, ("cbstate", entry)) for path, permission in access.items())
 
-    # What the engine asks; wrappers answer for the callback they wrap.
+    def handlers(self) -> list[Handler]:
+        """Return the handlers of this callback, including inherited handlers.
 
-    def handlers(self) -> list[Entry]:
-        """Return all handlers of this callback, inherited ones included."""
+        Override this method if the handlers depend on the constructor arguments. Start from `super().handlers()`, and
+        filter it, add to it, or change a handler with `dataclasses.replace(handler, when=...)`. A Learner calls this
+        method once. At each moment, the Learner runs the handler with the most specific event and phase.
+        """
         return list(type(self).on.entries.values())
 
-    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return who handles a moment, with which handler, and when it is due; or None."""
-        entry = type(self).on.lookup(event, phase)
-        if entry is None:
-            return None
-        return self, entry, (entry.when,) if entry.when is not None else ()
-
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, or what comes out of a pickle, belongs to no Learner.
-        return {name: value for name, value in vars(self).items() if not name.startswith("_fluxcb_")}
+        # A copied or unpickled callback does not belong to a Learner, but has the arguments of the original.
+        return {n: v for n, v in vars(self).items() if n == "_fluxcb_arguments" or not n.startswith("_fluxcb_")}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -218,7 +245,7 @@ def _place(cls: type) -> str:
 
 
 def _check_spelling(cls: type) -> None:
-    """Refuse a declaration that nobody would ever call because its name is not quite right."""
+    """Raise an error for a method whose misspelled name means that it would never be called."""
     for name, value in vars(cls).items():
         if name in _DECLARATIONS:
             if not callable(value) and not isinstance(value, classmethod | staticmethod):
@@ -232,7 +259,7 @@ def _check_spelling(cls: type) -> None:
                 raise DeclarationError(
                     f"`{cls.__name__}.{name}` is {later}; it must run when it is called.",
                     where=f"{cls.__name__}.{name}  {source_of(value)}",
-                    why="its call would return at once, and nothing would ever run its body",
+                    why="calling it would return immediately, without running its body",
                     fix="make it a plain method, without `async` and `yield`",
                 )
             continue
@@ -245,20 +272,20 @@ def _check_spelling(cls: type) -> None:
         inherited = any(name in vars(base) for base in cls.__mro__[1:])
         if near and not inherited:
             raise DeclarationError(
-                f"`{cls.__name__}.{name}` looks like a misspelt `{by_squeezing[near[0]]}`, and would never be called.",
+                f"`{cls.__name__}.{name}` looks like a misspelled `{by_squeezing[near[0]]}` and would never be called.",
                 where=f"{cls.__name__}.{name}  {source_of(value)}" if inspect.isfunction(value) else _place(cls),
-                fix=f"rename it to `{by_squeezing[near[0]]}`, or to something less alike if you mean another method",
+                fix=f"rename it to `{by_squeezing[near[0]]}`, or to a less similar name if it is a different method",
             )
 
 
-def _check_pairs_once(cls: type, entries: list[Entry]) -> None:
-    seen: dict[Any, Entry] = {}
+def _check_pairs_once(cls: type, entries: list[Handler]) -> None:
+    seen: dict[Any, Handler] = {}
     for entry in entries:
         first = seen.setdefault((entry.event, entry.phase), entry)
         if first is not entry:
             raise DeclarationError(
                 f"`{cls.__name__}` handles {entry.title()} twice: in `{first.name}` and in `{entry.name}`.",
                 where=[f"{cls.__name__}.{e.name}  {source_of(getattr(cls, e.name))}" for e in (first, entry)],
-                why="one handler runs per callback and moment",
+                why="each callback has at most one handler per moment",
                 fix="merge the two, or split the callback",
             )

@@ -1,36 +1,36 @@
-"""Cancelling: how a host handler ends a step, an epoch or the whole fit early.
+"""Exceptions with which a host handler ends a step, an epoch or the whole fit early.
 
 | raised | skipped | still happens |
 |---|---|---|
-| `CancelStep` at StepBegin | the step, its StepEnd; the batch is consumed, `progress.step` stays | the next step |
-| `CancelStep` at StepEnd | the moment's remaining handlers | the update stays; the next step |
-| `CancelEpoch` | the epoch's remaining steps | EpochEnd; the next epoch |
-| `CancelFitting` | everything that remains | EpochEnd of a running epoch, FitStopping, FitEnd; `fit` returns |
-| `PauseFitting` | the epoch's remaining steps | the moment's other handlers, FitStopping, EpochEnd, FitEnd |
-| `RewindFitting` | the epoch's rest, its EpochEnd | FitEnd, FitBegin; the run goes on from an earlier checkpoint |
-| a cancel of what is not running, e.g. `CancelStep` at EpochBegin | the moment's remaining handlers | all else |
+| `CancelStep` at StepBegin | the step and its StepEnd; the batch is consumed but not counted | the next step |
+| `CancelStep` at StepEnd | the remaining handlers of the moment | the next step; the update of this step is kept |
+| `CancelEpoch` | the remaining steps of the epoch | EpochEnd; the next epoch |
+| `CancelFitting` | everything else | EpochEnd of the current epoch, FitStopping, FitEnd; `fit` returns |
+| `PauseFitting` | the remaining steps of the epoch | the other handlers of the moment, FitStopping, EpochEnd, FitEnd |
+| `RewindFitting` | the rest of the epoch and its EpochEnd | FitEnd, FitBegin at an earlier checkpoint |
+| one that does not apply, such as `CancelStep` at EpochBegin | the remaining handlers of the moment | everything else |
 
-They are control flow, not errors. Traced handlers cannot raise on values: they write `step.skip`
-or `step.stop`.
+These exceptions are control flow, not errors. A traced handler cannot raise an exception that depends on a value.
+It writes `step.skip` or `step.stop` instead.
 """
 
 __all__ = ["Cancel", "CancelEpoch", "CancelFitting", "CancelStep", "PauseFitting", "RewindFitting"]
 
 
 class Cancel(Exception):  # noqa: N818 - control flow, not an error
-    """Base of the three cancels; the message, if any, ends up in `learner.stop_reason`."""
+    """Base class of these exceptions. The message, if any, becomes `learner.stop_reason`."""
 
 
 class CancelStep(Cancel):
-    """Raise in a host handler to skip the rest of this step."""
+    """Raise this exception in a host handler to skip the rest of the current step."""
 
 
 class CancelEpoch(Cancel):
-    """Raise in a host handler to end this epoch."""
+    """Raise this exception in a host handler to end the current epoch."""
 
 
 class CancelFitting(Cancel):
-    """Raise in a host handler to end training; `fit` returns normally.
+    """Raise this exception in a host handler to end training. `fit` returns normally.
 
     Args:
         reason: The reason the fit ends, which becomes `learner.stop_reason`.
@@ -46,28 +46,30 @@ class CancelFitting(Cancel):
 
 
 class PauseFitting(CancelFitting):
-    """Raise in a host handler to end training as SIGTERM does, so that `fit(..., resume=True)` goes on from there.
+    """Raise this exception in a host handler to interrupt training as SIGTERM does. The run can be resumed.
 
-    A run that `CancelFitting` has ended is done, and ends again when it is resumed. This one is interrupted between two
-    steps, for a time limit or a machine that is needed elsewhere. In loops written by hand, both are the same.
+    A run that `CancelFitting` ended is complete, and ends again immediately when it is resumed. `PauseFitting` only
+    interrupts the run between two steps, for example at a time limit or when the machine is needed elsewhere. In
+    hand-written loops, the two have the same effect.
     """
 
 
 class RewindFitting(CancelFitting):
-    """Raise in a host handler to go back to an earlier checkpoint, and to train on from there with other batches.
+    """Raise this exception in a host handler to return to an earlier checkpoint and continue with other batches.
 
-    The fit goes on as if it had been killed and resumed: FitEnd, then all state as the checkpoint has it (parameters,
-    optimizer, counters, callbacks, logs), then `FitBegin(resumes=True)`. Only the data goes on where it is: the batches
-    since the checkpoint are left out. Later checkpoints are deleted.
+    The fit continues as if it had been killed and resumed. It emits FitEnd, restores all state of the checkpoint
+    (parameters, optimizer, counters, callbacks, logs), and emits `FitBegin(resumes=True)`. Only the data does not
+    return: training continues with the next batch, so the batches since the checkpoint are skipped. Later checkpoints
+    are deleted.
 
-    It takes the newest good checkpoint of the Learner's `Checkpointer` that is allowed, or, if the run has just gone
-    back to that one, the one before it. If there is none, or the run has gone back often enough, the fit ends as by
-    `CancelFitting`; so do loops written by hand.
+    The run returns to the newest good checkpoint of the Learner's `Checkpointer` that `before` allows. If the run has
+    just returned to that checkpoint, it returns to the one before it. If there is none, or the run has already returned
+    `at_most` times, the fit ends as with `CancelFitting`. Hand-written loops always end.
 
     Args:
-        reason: Why; `learner.stop_reason`, if the fit ends.
-        before: The checkpoint is of this step or of an earlier one (finished training steps).
-        at_most: How often the run may go back in all, whoever asks.
+        reason: The reason for the rewind. It becomes `learner.stop_reason` if the fit ends.
+        before: The latest step at which the checkpoint may have been saved (finished training steps).
+        at_most: The maximum number of rewinds of the run, counting those of all callbacks.
     """
 
     def __init__(self, reason: str, before: int, at_most: int = 3) -> None:

@@ -1,4 +1,4 @@
-"""What a list of callbacks declares, read once: the form in which later stages see callbacks."""
+"""The declarations of a list of callbacks, read once, in the form that later stages use."""
 
 from __future__ import annotations
 
@@ -7,71 +7,101 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._declare.access import Access, Permission, dotted, line_to_add, lookup, normalise, writes
+from fluxcb._declare.access import (
+    Access,
+    Append,
+    Permission,
+    dotted,
+    line_to_add,
+    lookup,
+    normalise,
+    overlap,
+    writes,
+)
 from fluxcb._declare.callback import Callback, unwrap
-from fluxcb._declare.chief import check_chief_only
-from fluxcb._declare.dispatch import Entry, source_of
+from fluxcb._declare.deadlines import check_deadlines
+from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import Event
+from fluxcb._declare.handlers import Handler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
-from fluxcb._errors import DeclarationError
+from fluxcb._declare.signatures import example_call, source_of
+from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
-__all__ = ["Declared", "Handler", "Moment", "declare"]
+__all__ = ["BoundHandler", "Declared", "Moment", "declare"]
 
 Moment = tuple[type[Event], type[Phase]]
 
+# How to use a function, which is no callback: `callbacks=[accuracy]` is a common mistake.
+_FUNCTIONS = (
+    "for a metric, write `Metrics(function)`",
+    "for any other function, write `CustomCallback(function, StepEnd)`",
+)
+
 
 @dataclass(frozen=True, eq=False)
-class Handler:
-    """One callback's handler at one moment, bound and with its own access.
+class BoundHandler:
+    """A handler at one moment, with its callback.
 
     Attributes:
-        declared: The callback it belongs to.
+        declared: The callback that has the handler.
+        handler: The handler as the callback declared it. Its event and phase may be base classes of the moment's.
         event: Event of the moment.
         phase: Phase of the moment.
-        name: Its method's name.
         function: The bound method `(event, phase, learner)`.
         access: Its access in normal form.
-        schedules: When it is due: when all of these are; empty for always.
-        traced: Whether it is traced into the step.
+        schedules: Its schedules. It is due when all of them are due, and always if there are none.
         where: `Class.method  file:line`.
     """
 
     declared: Declared
+    handler: Handler
     event: type[Event]
     phase: type[Phase]
-    name: str
-    function: Callable[[Event, Phase, Any], None]
+    function: Callable[[Event, Phase, Any], Any]
     access: Access
     schedules: tuple[Schedule, ...]
-    traced: bool
     where: str
+
+    @property
+    def name(self) -> str:
+        """Name of its method."""
+        return self.handler.name
+
+    @property
+    def traced(self) -> bool:
+        """Whether it is traced into the step."""
+        return self.handler.traced
 
 
 @dataclass(eq=False)
 class Declared:
-    """One callback's declarations.
+    """The declarations of one callback.
 
     Attributes:
         callback: The instance.
-        position: Its place in the list.
-        label: What messages call it; unique in the list.
-        name: What its random keys are folded from; unique in the list.
+        handlers: Its handlers, read once.
+        position: Its position in the list.
+        label: Its name in messages, unique in the list.
+        name: The name from which its random keys are derived, unique in the list.
         access: Its `stateaccess` in normal form.
-        runafter: Classes it runs after.
+        runafter: The classes that it runs after.
         where: `Class.stateaccess  file:line`.
+        disabled: Whether its handlers are switched off; see `_run/switches.py`.
     """
 
     callback: Callback
+    handlers: tuple[Handler, ...]
     position: int
     label: str
     name: str
     access: Access
     runafter: tuple[type[Callback], ...]
     where: str
-    _handlers: dict[Moment, Handler | None] = field(default_factory=dict, repr=False)
+    disabled: bool = False
+    _bound: dict[Moment, BoundHandler | None] = field(default_factory=dict, repr=False)
     _accesses: dict[Moment, Access] = field(default_factory=dict, repr=False)
 
     @property
@@ -79,71 +109,81 @@ class Declared:
         """The class of the callback inside all wrappers."""
         return type(unwrap(self.callback))
 
+    @property
+    def access_owner(self) -> str:
+        """The place of the access declaration, for messages: `` `stateaccess` ``, or a constructor argument."""
+        argument = unwrap(self.callback).access_argument
+        return "`stateaccess`" if argument is None else f"argument `{argument}`"
+
+    @property
+    def access_place(self) -> str:
+        """The place of the access declaration with the name of the class: `` `MyCallback.stateaccess` ``."""
+        argument, cls = unwrap(self.callback).access_argument, self.cls.__name__
+        return f"`{cls}.stateaccess`" if argument is None else f"the argument `{argument}` of `{cls}`"
+
     def how_to_declare(self, path: StatePath, permission: Permission) -> str:
         """Return the edit that adds a path to the access of the callback inside all wrappers."""
         return unwrap(self.callback).how_to_declare(path, permission)
 
-    def handler(self, event: type[Event], phase: type[Phase]) -> Handler | None:
+    def handler(self, event: type[Event], phase: type[Phase]) -> BoundHandler | None:
         """Return this callback's handler of a moment, or None.
 
         Raises:
-            AmbiguityError: Two fit equally well.
+            AmbiguityError: Two handlers fit equally well.
         """
         moment = (event, phase)
-        if moment not in self._handlers:
-            self._handlers[moment] = self._make_handler(event, phase)
-        return self._handlers[moment]
+        if moment not in self._bound:
+            self._bound[moment] = self._bind(event, phase)
+        return self._bound[moment]
 
-    def _make_handler(self, event: type[Event], phase: type[Phase]) -> Handler | None:
-        found = self.callback.entry_for(event, phase)
-        if found is None:
+    def _bind(self, event: type[Event], phase: type[Phase]) -> BoundHandler | None:
+        handler = handler_at(self.handlers, event, phase, self.cls)
+        if handler is None:
             return None
-        instance, entry, schedules = found
-        return Handler(
+        return BoundHandler(
             self,
+            handler,
             event,
             phase,
-            entry.name,
-            entry.bind(instance),
-            self.access_of(entry),
-            schedules,
-            entry.traced,
-            self.place_of(entry),
+            handler.bind(self.callback),
+            self.access_of(handler),
+            handler.schedules(event, phase),
+            self.place_of(handler),
         )
 
-    def access_of(self, entry: Entry) -> Access:
-        """Return a handler's access: its own if it narrows the class's, else the class's."""
-        if entry.access is None:
+    def access_of(self, handler: Handler) -> Access:
+        """Return a handler's access: its own if it narrows that of the class, else that of the class."""
+        if handler.access is None:
             return self.access
-        pair = (entry.event, entry.phase)
+        pair = (handler.event, handler.phase)
         if pair not in self._accesses:
-            self._accesses[pair] = self._narrowed(entry)
+            self._accesses[pair] = self._narrowed(handler)
         return self._accesses[pair]
 
     def accesses(self) -> Iterator[tuple[StatePath, Permission, str]]:
-        """Yield each path that the class, or a handler on its own, declares, with its permission and its place."""
+        """Yield each path that the class or one of its handlers declares, with its permission and source location."""
         for path, permission in self.access.items():
             yield path, permission, self.where
-        for entry in self.callback.handlers():
-            if entry.access is not None:
-                for path, permission in self.access_of(entry).items():
+        for handler in self.handlers:
+            if handler.access is not None:
+                for path, permission in self.access_of(handler).items():
                     if path not in self.access:
-                        yield path, permission, self.place_of(entry)
+                        yield path, permission, self.place_of(handler)
 
-    def place_of(self, entry: Entry) -> str:
+    def place_of(self, handler: Handler) -> str:
         """Return `Class.method  file:line` of a handler."""
-        function = entry.bind(unwrap(self.callback))
-        return f"{self.cls.__name__}.{entry.name}  {source_of(getattr(function, '__func__', function))}"
+        function = handler.bind(self.callback)
+        return f"{self.cls.__name__}.{handler.name}  {source_of(getattr(function, '__func__', function))}"
 
-    def _narrowed(self, entry: Entry) -> Access:
-        owner = f"{self.cls.__name__}.{entry.name}"
-        where = self.place_of(entry)
-        access = normalise(entry.access, owner=f"@on(access=...) of {owner}", where=where)
+    def _narrowed(self, handler: Handler) -> Access:
+        owner = f"{self.cls.__name__}.{handler.name}"
+        where = self.place_of(handler)
+        access = normalise(handler.access, owner=f"@on(access=...) of {owner}", where=where)
         for path, permission in access.items():
             allowed = lookup(self.access, path)
             if allowed is None or (writes(permission) and not writes(allowed)):
                 raise DeclarationError(
-                    f"The access of `{owner}` is wider than its class's: `stateaccess` does not grant "
+                    f"The access of `{owner}` is wider than its class's: {self.access_owner} does not grant "
                     f"{type(permission).__name__}() on `{dotted(path)}`.",
                     where=[where, self.where],
                     why="a handler's own access can only narrow what the class declares",
@@ -153,7 +193,7 @@ class Declared:
 
 
 def declare(callbacks: Iterable[Any]) -> tuple[list[Declared], list[tuple[int, int]]]:
-    """Read the declarations of a callbacks list.
+    """Read the declarations of a list of callbacks.
 
     Args:
         callbacks: Callback instances, and `in_order(...)` groups of them.
@@ -162,7 +202,7 @@ def declare(callbacks: Iterable[Any]) -> tuple[list[Declared], list[tuple[int, i
         The declarations, in list order, and the position pairs `(earlier, later)` that `in_order` stated.
 
     Raises:
-        DeclarationError: Something in the list is no callback, stands in it twice, or declares nonsense.
+        DeclarationError: An entry of the list is not a callback, appears twice, or has an invalid declaration.
     """
     flat, ordered = _flatten(callbacks)
     declared = []
@@ -172,7 +212,8 @@ def declare(callbacks: Iterable[Any]) -> tuple[list[Declared], list[tuple[int, i
         label = _numbered(repr(callback), label_counts, " #")
         name = _numbered(callback.name or type(unwrap(callback)).__name__, name_counts, "#")
         declared.append(_declare_one(callback, position, label, name))
-    check_chief_only(declared)
+        check_deadlines(declared[-1])
+    _check_chief_only(declared)
     return declared, ordered
 
 
@@ -194,21 +235,22 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
 
     def place(callback: Any, *, grouped: bool) -> int:
         if not isinstance(callback, Callback):
-            hint = f"{callback.__name__}()" if isinstance(callback, type) and issubclass(callback, Callback) else None
+            hint = example_call(callback) if isinstance(callback, type) and issubclass(callback, Callback) else None
+            shown = f"the class `{callback.__name__}`" if isinstance(callback, type) else repr(callback)
             raise DeclarationError(
-                f"The callbacks list contains {callback!r}, which is no callback instance.",
-                fix=f"write `{hint}`" if hint else "wrap a function with `CustomCallback(function, StepEnd)`",
+                f"The callbacks list contains {shown}, which is not a callback instance.",
+                fix=[f"write `{hint}`"] if hint else _FUNCTIONS,
             )
         inner = unwrap(callback)
         if id(inner) in positions:
             first = positions[id(inner)]
-            # A list may name an instance again by way of in_order(...): several orders, one callback.
+            # An instance may appear again in in_order(...), because a callback can be part of several orders.
             if flat[first] is callback and (grouped or first not in ungrouped):
                 return first
             raise DeclarationError(
-                f"The callback {callback!r} stands in the list twice; first as {flat[first]!r} at position {first}.",
-                why="one instance has one state, and would run twice per moment",
-                fix="remove one, or construct a second instance",
+                f"The callback {callback!r} appears twice in the list; first as {flat[first]!r} at position {first}.",
+                why="an instance has only one state, and it would run twice at each moment",
+                fix="remove one of the two, or create a second instance",
             )
         positions[id(inner)] = len(flat)
         flat.append(callback)
@@ -227,7 +269,32 @@ def _declare_one(callback: Callback, position: int, label: str, name: str) -> De
     cls = type(unwrap(callback))
     where = _where_access(cls)
     access = normalise(callback.stateaccess(), owner=f"{cls.__name__}.stateaccess", where=where)
-    return Declared(callback, position, label, name, access, _classes(callback.runafter(), cls), where)
+    handlers = _checked_handlers(callback)
+    return Declared(callback, handlers, position, label, name, access, _classes(callback.runafter(), cls), where)
+
+
+def _checked_handlers(callback: Callback) -> tuple[Handler, ...]:
+    """Return the handlers of a callback, after checking the result of an overridden `handlers` method."""
+    handlers: Any = callback.handlers()
+    listed = isinstance(handlers, list | tuple)
+    for wrong in (h for h in handlers if not isinstance(h, Handler)) if listed else (handlers,):
+        cls = type(callback)
+        raise DeclarationError(
+            f"`{cls.__name__}.handlers` must return a list of `Handler`, not {'one with ' * listed}{wrong!r}.",
+            where=f"{cls.__name__}.handlers  {source_of(cls.handlers)}",
+            fix='return e.g. `[*super().handlers(), Handler(StepEnd, TrainingPhase, "method")]`',
+        )
+    for handler in handlers:
+        owner = handler.owner or callback
+        if handler.function is None and not callable(getattr(owner, handler.name, None)):
+            cls = type(owner)
+            raise DeclarationError(
+                f"`{cls.__name__}.handlers` names the method `{handler.name}`, which `{cls.__name__}` does not have."
+                f"{did_you_mean(handler.name, dir(cls))}",
+                where=f"{cls.__name__}.handlers  {source_of(cls.handlers)}",
+                fix=f"define `def {handler.name}(self, event, phase, learner):`",
+            )
+    return tuple(handlers)
 
 
 def _where_access(cls: type[Callback]) -> str:
@@ -249,10 +316,89 @@ def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:
     for entry in classes:
         if not (isinstance(entry, type) and issubclass(entry, Callback)):
             raise DeclarationError(
-                f"`{cls.__name__}.runafter` names {entry!r}, which is no callback class.",
+                f"`{cls.__name__}.runafter` names {entry!r}, which is not a callback class.",
                 where=where,
                 fix=f"name the class: `({type(entry).__name__},)`"
                 if isinstance(entry, Callback)
                 else "return a tuple of subclasses of Callback",
             )
     return tuple(classes)
+
+
+# -- callbacks that act on process 0 only ----------------------------------------------------------
+
+# The state that all processes train with, which must stay equal on all of them.
+_TRAINED_WITH = (
+    *((name,) for name in ("params", "model_state", "opt_state", "hyperparams", "data", "model")),
+    *(("step", name) for name in ("batch", "xs", "ys")),
+)
+
+
+def _check_chief_only(declared: Sequence[Declared]) -> None:
+    """Check the callbacks that act on process 0 only.
+
+    Raises:
+        DeclarationError: One of them has a traced handler, or writes state with which all processes train, or writes
+            state that a callback on all processes reads.
+    """
+    for chief in declared:
+        if not chief.callback.chief_only:
+            continue
+        for handler in chief.handlers:
+            if handler.traced:
+                raise _traced(chief, handler)
+            for path in _written(chief, handler):
+                if any(overlap(path, part) for part in _TRAINED_WITH):
+                    raise _writes(chief, handler, path)
+                for other in declared:
+                    if not other.callback.chief_only and any(overlap(path, read) for read in _read(other)):
+                        raise _read_by(chief, handler, path, other)
+
+
+def _written(chief: Declared, handler: Handler) -> Iterator[StatePath]:
+    for path, permission in chief.access_of(handler).items():
+        # Log records may differ between processes, and the processes agree on `control`.
+        if writes(permission) and not isinstance(permission, Append):
+            yield path
+
+
+def _read(other: Declared) -> Iterator[StatePath]:
+    """Iterate over the paths that the handlers of a callback read. A callback that reads all state only saves it."""
+    for handler in other.handlers:
+        for path, permission in other.access_of(handler).items():
+            if not isinstance(permission, Append) and path != ("*",):
+                yield path
+
+
+def _traced(chief: Declared, handler: Handler) -> DeclarationError:
+    return DeclarationError(
+        f"{chief.label} is `chief_only`, and its handler `{handler.name}` of {handler.title()} "
+        "is traced into the step.",
+        where=chief.place_of(handler),
+        why="all processes must compile the same step, so a traced handler runs on each of them",
+        fix=[
+            "move the traced handler into a separate callback that is not `chief_only`",
+            "remove `chief_only = True`, and test `jax.process_index() == 0` in the host handlers",
+        ],
+    )
+
+
+def _writes(chief: Declared, handler: Handler, path: StatePath) -> DeclarationError:
+    return DeclarationError(
+        f"{chief.label} is `chief_only`, and its handler `{handler.name}` may write `{dotted(path)}`.",
+        where=chief.place_of(handler),
+        why="process 0 would train with a different state than the other processes",
+        fix=["remove `chief_only = True`", "declare `Read()` if the handler only reads it"],
+    )
+
+
+def _read_by(chief: Declared, handler: Handler, path: StatePath, other: Declared) -> DeclarationError:
+    return DeclarationError(
+        f"{chief.label} is `chief_only`, and may write `{dotted(path)}`, which {other.label} reads on every process.",
+        where=[chief.place_of(handler), other.where],
+        why="the other processes would never receive the value that process 0 writes, so their states would differ",
+        fix=[
+            f"remove `chief_only = True` from {chief.cls.__name__}",
+            f"also make {other.cls.__name__} `chief_only`",
+        ],
+    )

@@ -1,43 +1,56 @@
 """Joint dispatch on (event, phase), on top of `functools.singledispatchmethod`.
 
-`functools` dispatches on one type, so each pair gets a generated type `At[StepEnd, TrainingPhase]`
-that derives from the pairs one step more general in either part. Three things plain
-`singledispatchmethod` gets wrong for us are mended by `HandlerTable`: registrations leak from a
-class to its siblings (here every class has a table of its own), the bound method hides the
-registry, and ambiguous pairs are settled silently by the MRO (here they are an error).
+`functools` dispatches on one type, so each pair has a generated type `At[StepEnd, TrainingPhase]`,
+which derives from the pairs that are one step more general in either part. `HandlerTable` solves three
+problems of plain `singledispatchmethod`. First, registrations leak from a class to its siblings; here,
+every class has its own table. Second, the bound method hides the registry. Third, the MRO silently
+decides between ambiguous pairs; here, they are an error.
+
+The handlers of an instance may differ from those of its class, so later stages use `handler_at`, which follows the same
+rule. It also needs no generated types, which take 2.5 s for 1,000 callback classes.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import os
-import types
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from fluxcb._declare.events import Event, HostEvent, TracedEvent
+from fluxcb._calls import entry_point
+from fluxcb._declare.events import Event
+from fluxcb._declare.handlers import (
+    Handler,
+    Pair,
+    check_options,
+    check_pair,
+    check_signature,
+    handlers_of,
+    is_handler,
+    is_subclass,
+    shown,
+)
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Schedule
+from fluxcb._declare.signatures import source_of
 from fluxcb._errors import AmbiguityError, DeclarationError
 
-__all__ = ["At", "Entry", "HandlerTable", "Pair", "check_pair", "most_specific", "shown_path", "source_of"]
-
-Pair = tuple[type[Event], type[Phase]]
+__all__ = ["At", "HandlerTable", "handler_at"]
 
 
 class At:
-    """Base of the generated types `At[Event, Phase]`, one per pair, that dispatch goes through."""
+    """Base class of the generated types `At[Event, Phase]`, on which handlers are dispatched."""
 
     event: type[Event]
     phase: type[Phase]
 
+    @entry_point
     def __class_getitem__(cls, pair: Pair) -> type[At]:
         parts = pair if isinstance(pair, tuple) else (pair,)
-        if not (len(parts) == 2 and _is_a(parts[0], Event) and _is_a(parts[1], Phase)):
+        if not (len(parts) == 2 and is_subclass(parts[0], Event) and is_subclass(parts[1], Phase)):
             raise DeclarationError(
-                f"`At` takes an event class and a phase class, not {', '.join(map(_named, parts))}.",
+                f"`At` takes an event class and a phase class, not {', '.join(map(shown, parts))}.",
                 fix="write e.g. `At[StepEnd, TrainingPhase]`",
             )
         return _product(*parts)
@@ -52,95 +65,27 @@ def _product(event: type[Event], phase: type[Phase]) -> type[At]:
     return type(name, bases, {"event": event, "phase": phase, "__slots__": ()})
 
 
-def source_of(function: Any) -> str:
-    """Return `file:line` of a function, the file relative to the working directory if it is inside."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return getattr(function, "__qualname__", repr(function))
-    return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+def handler_at(handlers: Iterable[Handler], event: type[Event], phase: type[Phase], cls: type) -> Handler | None:
+    """Return the most specific handler of a callback for a moment, or None.
 
-
-def shown_path(path: str) -> str:
-    """Return a file's path, relative to the working directory if it is inside."""
-    return _relative(path, os.getcwd())
-
-
-@functools.lru_cache(maxsize=256)
-def _relative(path: str, folder: str) -> str:
-    relative = os.path.relpath(path, folder) if os.path.isabs(path) else path
-    return path if relative.startswith("..") else relative
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One row of a handler table: for this pair, call this.
-
-    Attributes:
-        event: Event class the handler names.
-        phase: Phase class the handler names.
-        name: Method name, looked up on the instance, so that overriding by name works.
-        function: The function itself where it was registered from outside and has no name.
-        access: The handler's own narrower access, as written, or None for the class's.
-        when: When it is due (host handlers), or None for always.
-    """
-
-    event: type[Event]
-    phase: type[Phase]
-    name: str
-    function: Callable[..., None] | None = None
-    access: Mapping[str, Any] | None = None
-    when: Schedule | None = None
-
-    @property
-    def traced(self) -> bool:
-        """Whether the handler is traced into the step."""
-        return issubclass(self.event, TracedEvent)
-
-    def bind(self, instance: Any) -> Callable[..., None]:
-        """Return the handler bound to an instance."""
-        if self.function is not None:
-            return types.MethodType(self.function, instance)
-        return getattr(instance, self.name)
-
-    def title(self) -> str:
-        """Return `(StepEnd, TrainingPhase)`."""
-        return f"({self.event.__name__}, {self.phase.__name__})"
-
-
-def check_pair(event: Any, phase: Any, where: str) -> Pair:
-    """Return the pair if it is an event and a phase class, `Event` standing for `HostEvent`.
+    Args:
+        handlers: The handlers that `Callback.handlers` returned.
+        event: Event of the moment.
+        phase: Phase of the moment.
+        cls: The callback's class, for the message.
 
     Raises:
-        DeclarationError: One of the two is something else.
+        AmbiguityError: Two handlers fit equally well.
     """
-    for value, base, role in ((event, Event, "event"), (phase, Phase, "phase")):
-        if not _is_a(value, base):
-            raise DeclarationError(
-                f"A handler's {role} must be a subclass of `{base.__name__}`, not {_named(value)}.",
-                where=where,
-                fix=f"name one of `fluxcb.{role}s`, or a class derived from `fluxcb.{role}s.{base.__name__}`",
-            )
-    if event is Event:
-        return HostEvent, phase
-    if not issubclass(event, HostEvent | TracedEvent):
-        raise DeclarationError(
-            f"`{event.__name__}` is neither a host nor a traced event, so its handlers could run nowhere.",
-            where=where,
-            fix=f"derive `{event.__name__}` from HostEvent or TracedEvent",
-        )
-    return event, phase
+    fitting = [h for h in handlers if issubclass(event, h.event) and issubclass(phase, h.phase)]
+    if len(fitting) < 2:  # the common case; this function runs for each callback at each moment
+        return fitting[0] if fitting else None
+    candidates = _most_specific(fitting, event, phase)
+    _refuse_ambiguous(cls, candidates, event, phase)
+    return candidates[0]
 
 
-def _is_a(value: Any, base: type) -> bool:
-    return isinstance(value, type) and issubclass(value, base)
-
-
-def _named(value: Any) -> str:
-    return f"the class `{value.__name__}`" if isinstance(value, type) else f"{value!r}"
-
-
-def most_specific(entries: Iterable[Entry], event: type[Event], phase: type[Phase]) -> list[Entry]:
-    """Return the entries that apply to a moment and have no more specific one beside them."""
+def _most_specific(entries: Iterable[Handler], event: type[Event], phase: type[Phase]) -> list[Handler]:
     fitting = [e for e in entries if issubclass(event, e.event) and issubclass(phase, e.phase)]
     return [
         e
@@ -149,8 +94,8 @@ def most_specific(entries: Iterable[Entry], event: type[Event], phase: type[Phas
     ]
 
 
-def _unhandled(self: Any, event: Event, phase: Phase, learner: Any) -> None:
-    """Do nothing: the callback has no handler for this moment."""
+def _unhandled(self: Any, event: Event, phase: Phase, learner: LearnerView) -> None:
+    """Do nothing, because the callback has no handler for this moment."""
     del self, event, phase, learner
 
 
@@ -159,35 +104,35 @@ class HandlerTable(functools.singledispatchmethod):
 
     Attributes:
         owner: The class.
-        entries: All handlers, inherited ones included, by pair.
+        entries: All handlers by pair, including inherited handlers.
     """
 
     def __init__(self, owner: type) -> None:
         super().__init__(_unhandled)
         self.owner = owner
-        self.entries: dict[Pair, Entry] = {}
-        self._own: list[Entry] = []
-        self._by_moment: dict[Pair, Entry | None] = {}
+        self.entries: dict[Pair, Handler] = {}
+        self._own: list[Handler] = []
+        self._by_moment: dict[Pair, Handler | None] = {}
 
     @property
     def registry(self) -> Mapping[type, Callable[..., None]]:
-        """What `functools` dispatches on: `At[event, phase]` types, each with what it calls."""
+        """The types `At[event, phase]` on which `functools` dispatches, each with the function that it calls."""
         return self.dispatcher.registry
 
-    def define(self, own: list[Entry]) -> None:
-        """Fill the table from the class's own entries and those of the classes behind it in the MRO.
+    def define(self, own: list[Handler]) -> None:
+        """Fill the table with the handlers of the class and of the classes after it in the MRO.
 
         Args:
-            own: Entries of the class body, and those registered on the class later.
+            own: The handlers of the class body, and those registered on the class later.
 
         Raises:
-            AmbiguityError: Two entries fit some moment equally well.
+            AmbiguityError: Two handlers fit some moment equally well.
         """
         self._own = own
-        merged: dict[Pair, Entry] = {}
+        merged: dict[Pair, Handler] = {}
         for cls in reversed(self.owner.__mro__):
             rows = own if cls is self.owner else _rows(cls)
-            # A decorated handler replaces one of the same name, whatever pair that one was for.
+            # A decorated handler replaces an inherited handler of the same name, even one for another pair.
             redefined = {e.name for e in rows if e.function is None}
             merged = {pair: e for pair, e in merged.items() if e.function or e.name not in redefined}
             merged.update({(e.event, e.phase): e for e in rows})
@@ -199,19 +144,20 @@ class HandlerTable(functools.singledispatchmethod):
         for (event, phase), entry in merged.items():
             self.dispatcher.register(At[event, phase], _calling(entry))
 
-    def lookup(self, event: type[Event], phase: type[Phase]) -> Entry | None:
-        """Return the entry that handles a moment, or None.
+    def lookup(self, event: type[Event], phase: type[Phase]) -> Handler | None:
+        """Return the handler for a moment, or None.
 
         Raises:
-            AmbiguityError: Two fit equally well (possible for classes defined later only).
+            AmbiguityError: Two handlers fit equally well. This is possible only for classes defined later.
         """
         moment = (event, phase)
         if moment not in self._by_moment:
-            _refuse_ambiguous(self.owner, most_specific(self.entries.values(), event, phase), event, phase)
+            _refuse_ambiguous(self.owner, _most_specific(self.entries.values(), event, phase), event, phase)
             implementation = self.dispatcher.dispatch(At[event, phase])
             self._by_moment[moment] = getattr(implementation, "entry", None)
         return self._by_moment[moment]
 
+    @entry_point
     def register(  # pyright: ignore[reportIncompatibleMethodOverride]  # functools dispatches on one type, this on two
         self,
         event: type[Event],
@@ -220,26 +166,25 @@ class HandlerTable(functools.singledispatchmethod):
         access: Mapping[str, Any] | None = None,
         when: Schedule | None = None,
     ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-        """Return a decorator that adds a handler to the class from outside.
+        """Return a decorator that adds a handler to the class from outside the class body.
 
-        It reaches subclasses, and Learners built later; a Learner that exists keeps its plan
+        The handler also applies to subclasses and to Learners that are built later. An existing Learner keeps its plan
         until `learner.callbacks.set(...)`.
 
         Args:
             event: Event class.
             phase: Phase class.
             access: Narrower access for this handler.
-            when: When it is due.
+            when: Schedule of the handler.
 
         Raises:
-            DeclarationError: No event, no phase, or the function's signature does not fit.
-            AmbiguityError: It would be ambiguous with another handler; nothing is changed then.
+            DeclarationError: `event` or `phase` is not such a class, or the signature of the function is wrong.
+            AmbiguityError: The handler would be ambiguous with another handler. The class is unchanged.
         """
         pair = check_pair(event, phase, f"{self.owner.__name__}.on.register")
 
+        @entry_point
         def decorate(function: Callable[..., None]) -> Callable[..., None]:
-            from fluxcb._declare.handlers import check_options, check_signature
-
             where = f"{self.owner.__name__}.on.register"
             if not inspect.isfunction(function):
                 raise DeclarationError(
@@ -248,11 +193,11 @@ class HandlerTable(functools.singledispatchmethod):
             where = f"{where}  {source_of(function)}"
             check_signature(function, where)
             check_options(access, when, where)
-            entry = Entry(*pair, name=function.__name__, function=function, access=access, when=when)
+            entry = Handler(*pair, name=function.__name__, access=access, when=when, function=function)
             before = self._own
-            kept = [e for e in before if (e.event, e.phase) != pair]
+            remaining = [e for e in before if (e.event, e.phase) != pair]
             try:
-                self._redefine([*kept, entry])
+                self._redefine([*remaining, entry])
             except AmbiguityError:
                 self._redefine(before)
                 raise
@@ -260,7 +205,7 @@ class HandlerTable(functools.singledispatchmethod):
 
         return decorate
 
-    def _redefine(self, own: list[Entry]) -> None:
+    def _redefine(self, own: list[Handler]) -> None:
         self.define(own)
         for subclass in self.owner.__subclasses__():
             table = subclass.on
@@ -270,7 +215,7 @@ class HandlerTable(functools.singledispatchmethod):
         if obj is None:
             return self
 
-        def dispatch(event: Event, phase: Phase, learner: Any) -> None:
+        def dispatch(event: Event, phase: Phase, learner: LearnerView) -> None:
             entry = self.lookup(type(event), type(phase))
             if entry is not None:
                 entry.bind(obj)(event, phase, learner)
@@ -278,33 +223,31 @@ class HandlerTable(functools.singledispatchmethod):
         return dispatch
 
 
-def _rows(cls: type) -> list[Entry]:
-    """Return the entries of one class alone; a class that is no Callback may be mixed into one."""
-    from fluxcb._declare.handlers import entries_of, is_handler
-
+def _rows(cls: type) -> list[Handler]:
+    """Return the handlers of one class, which may be a mixin that is not a Callback."""
     table = vars(cls).get("on")
     if isinstance(table, HandlerTable):
         return table._own
-    return [e for name, value in vars(cls).items() if is_handler(value) for e in entries_of(name, value)]
+    return [e for name, value in vars(cls).items() if is_handler(value) for e in handlers_of(name, value)]
 
 
-def _calling(entry: Entry) -> Callable[..., None]:
-    def call(self: Any, event: Event, phase: Phase, learner: Any) -> None:
+def _calling(entry: Handler) -> Callable[..., None]:
+    def call(self: Any, event: Event, phase: Phase, learner: LearnerView) -> None:
         entry.bind(self)(event, phase, learner)
 
-    vars(call)["entry"] = entry  # what `lookup` and readers of the registry want to know
+    vars(call)["entry"] = entry  # for `lookup` and other readers of the registry
     return call
 
 
-def _check_ambiguities(owner: type, entries: dict[Pair, Entry]) -> None:
-    """Check the moments that two entries span between them; classes defined later are checked at construction."""
+def _check_ambiguities(owner: type, entries: dict[Pair, Handler]) -> None:
+    """Check moments for which two handlers fit equally well. Classes defined later are checked at construction."""
     listed = list(entries.values())
     for index, a in enumerate(listed):
         for b in listed[index + 1 :]:
             event = _narrower(a.event, b.event)
             phase = _narrower(a.phase, b.phase)
             if event is not None and phase is not None:
-                _refuse_ambiguous(owner, most_specific(listed, event, phase), event, phase)
+                _refuse_ambiguous(owner, _most_specific(listed, event, phase), event, phase)
 
 
 def _narrower(a: type, b: type) -> type | None:
@@ -313,15 +256,18 @@ def _narrower(a: type, b: type) -> type | None:
     return b if issubclass(b, a) else None
 
 
-def _refuse_ambiguous(owner: type, candidates: list[Entry], event: type[Event], phase: type[Phase]) -> None:
-    if len({(e.name, e.function) for e in candidates}) < 2:
-        return  # a union may fit twice, but it is one handler
-    a = candidates[0]
-    b = next(e for e in candidates if (e.name, e.function) != (a.name, a.function))
+def _refuse_ambiguous(owner: type, candidates: Sequence[Handler], event: type[Event], phase: type[Phase]) -> None:
+    # A union may fit twice, but it is one handler.
+    others = [e for e in candidates if (e.name, e.function) != (candidates[0].name, candidates[0].function)]
+    if not others:
+        return
+    a, b = candidates[0], others[0]
     raise AmbiguityError(
         f"`{owner.__name__}` has two handlers that fit ({event.__name__}, {phase.__name__}) equally well: "
         f"`{a.name}` {a.title()} and `{b.name}` {b.title()}.",
-        where=[f"{owner.__name__}.{e.name}  {source_of(e.function or getattr(owner, e.name))}" for e in (a, b)],
-        why="neither is more specific in both event and phase, so which one runs would be chance",
-        fix=f"add a handler for `@on({event.__name__}, {phase.__name__})` that says what should happen there",
+        where=[
+            f"{owner.__name__}.{e.name}  {source_of(e.function or getattr(e.owner or owner, e.name))}" for e in (a, b)
+        ],
+        why="neither handler is more specific in both event and phase, so the choice would be arbitrary",
+        fix=f"add a handler for `@on({event.__name__}, {phase.__name__})`, which takes precedence over both",
     )

@@ -1,11 +1,13 @@
 """Events: the points in the loop at which handlers run.
 
-Host events happen in Python, between calls of the compiled program; traced events happen while
-the step is traced, so their handlers become part of the program. Both lists are open: subclass
-`HostEvent` or `TracedEvent` and emit instances.
+The handlers of a host event run in Python, between calls of the compiled program. The handlers of a traced
+event run while the step is traced, so they become part of the compiled program. To add an event, subclass
+`HostEvent` or `TracedEvent`, and emit instances of the subclass.
 """
 
 from typing import Literal, TypeAlias
+
+from fluxcb._calls import Constructed
 
 __all__ = [
     "BUILTIN_EVENTS",
@@ -34,8 +36,8 @@ Outcome: TypeAlias = Literal["finished", "stopped", "interrupted", "failed", "re
 """How a fit ended; see `FitEnd`."""
 
 
-class Event:
-    """A point in the training loop; use `HostEvent` or `TracedEvent` as the base of your own."""
+class Event(Constructed):
+    """A point in the training loop. Derive your own events from `HostEvent` or `TracedEvent`."""
 
     def __repr__(self) -> str:
         return type(self).__name__
@@ -48,65 +50,80 @@ class HostEvent(Event):
 class TracedEvent(Event):
     """An event whose handlers are traced into the step and run on the device.
 
-    Handlers see tracers: they cannot branch on values, print, or raise on a value.
+    Handlers receive tracers. They cannot branch on values, print values, or raise exceptions that depend on values.
     """
 
 
 class FitBegin(HostEvent):
-    """Emitted once per `fit`, before anything else; counters stand where the last fit left them.
+    """Emitted at the start of each `fit`, before all other events. Counters keep their values from the previous fit.
 
-    Where a fit goes on with one that was interrupted, it is emitted again, for handlers that open or start something;
-    what they set or counted at the first is in the state that was restored. In the middle of an epoch, no `EpochBegin`
-    follows for that one.
+    When a fit resumes an interrupted one, `FitBegin` is emitted again, for handlers that open or start something. The
+    restored state contains what the handlers set or counted at the first `FitBegin`. If the fit resumes within an
+    epoch, no `EpochBegin` follows for that epoch.
 
     Args:
-        resumes: Whether the fit goes on.
+        resumes: Whether the fit resumes an interrupted fit.
+        complete: Whether no step will run, because the run that the fit resumes is complete or was stopped.
     """
 
-    def __init__(self, *, resumes: bool = False) -> None:
+    # A separate event for resuming would have to be handled by every callback that opens a file or starts a thread.
+
+    def __init__(self, *, resumes: bool = False, complete: bool = False) -> None:
         self.resumes = resumes
+        self.complete = complete
 
 
 class EpochBegin(HostEvent):
-    """Emitted before an epoch's first step; `progress.epoch` already names this epoch."""
+    """Emitted before the first step of an epoch. `progress.epoch` is already the number of this epoch.
+
+    Args:
+        shares_epoch: Whether another training phase of the fit has already begun the epoch of this number.
+    """
+
+    def __init__(self, *, shares_epoch: bool = False) -> None:
+        self.shares_epoch = shares_epoch
 
 
 class StepBegin(HostEvent):
-    """Emitted before a step; `step.batch` is there, `progress` counts the finished steps."""
+    """Emitted before a step. `step.batch` exists, and `progress` counts the finished steps."""
 
 
 class StepEnd(HostEvent):
-    """Emitted after a step; all of `step.*` is there, `progress` counts this step as finished."""
+    """Emitted after a step. All of `step.*` exists, and `progress` counts this step as finished."""
 
 
 class EpochEnd(HostEvent):
-    """Emitted after an epoch's last step, also when the epoch was cancelled."""
+    """Emitted after the last step of an epoch, even if the epoch was cancelled."""
 
 
 class Trigger(HostEvent):
-    """Asks callbacks to do their thing: save, validate, draw, send.
+    """Emitted when callbacks should do heavy work, such as saving, validating, drawing or sending.
 
-    Emitted once after every training epoch (behind that epoch's validation) and whenever a
-    schedule wrapper such as `every(cb, steps=100)` says so. Heavy work belongs here.
+    It is emitted once after every training epoch. The validation of that epoch has already run, so saved and printed
+    values include its metrics. Schedule wrappers such as
+    `every(callback, steps=100)` change when it is emitted for their callback.
     """
 
 
 class FitStopping(HostEvent):
-    """Emitted once per `fit` that no error ends, when no further step will run; `FitEnd` follows.
+    """Emitted when no further step of a `fit` will run, unless an error ended the fit. `FitEnd` follows.
 
-    The state is that between two steps or two epochs, from where the training can go on: this is the last chance to
-    save. Where a signal ended the fit, the epoch at hand gets its `EpochEnd` only after this.
+    The training can be resumed from the state at this event, so this is the last chance to save. If a signal ended the
+    fit, the `EpochEnd` of the current epoch is emitted after this event.
 
     Args:
-        reason: What `learner.stop_reason` will be: None where the fit ran to its end.
+        reason: The value that `learner.stop_reason` will have: None if the fit ran to its end.
     """
+
+    # `FitEnd` cannot replace this event. It is also emitted after an exception, when the state may be half-written or
+    # lost. In addition, a snapshot after a signal must be taken before `EpochEnd` closes the current epoch.
 
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason
 
 
 class FitEnd(HostEvent):
-    """Emitted once per `fit`, however the fit ended; an error in one handler does not stop the others.
+    """Emitted at the end of each `fit`, however it ended. An error in one handler does not stop the other handlers.
 
     Args:
         outcome: How the fit ended. "finished": it ran to its end. "stopped": a callback raised `CancelFitting`.
@@ -132,33 +149,38 @@ class FitEnd(HostEvent):
 
 
 class ForwardBegin(TracedEvent):
-    """Before the model is applied: `step.batch`, `xs`, `ys` are there and may be rewritten."""
+    """Emitted before the model is applied. `step.batch`, `xs` and `ys` exist and can be assigned."""
 
 
 class LossBegin(TracedEvent):
-    """Inside the gradient, before the loss: adds `step.outputs`, which may be rewritten."""
+    """Emitted inside the gradient, before the loss. Adds `step.outputs`, which can be assigned."""
 
 
 class BackwardBegin(TracedEvent):
-    """Inside the gradient, after the loss: adds `step.loss`, which may be rewritten (gradients follow)."""
+    """Emitted inside the gradient, after the loss. Adds `step.loss`. Assigning it changes the gradients."""
 
 
 class BackwardEnd(TracedEvent):
-    """After the gradients: adds `step.grads`, which may be rewritten; parameters are not yet updated."""
+    """Emitted after the gradients. Adds `step.grads`, which can be assigned. Parameters are not yet updated."""
 
 
 class UpdateEnd(TracedEvent):
-    """After the parameter update: adds `step.updates`; `params` and `opt_state` are the new ones."""
+    """Emitted after the parameter update. Adds `step.updates`. `params` and `opt_state` have their new values.
 
-
-class ComputeEnd(TracedEvent):
-    """The last traced event of every phase's step, also where there is no backward pass.
-
-    Everything the step computes is known. Metrics accumulate here, in training and in validation.
+    If `step.skip` or `step.hold` is true, `step.updates` is zero, and `params` and `opt_state` are unchanged.
     """
 
 
-# In the order in which a training step meets them; the order of the docs' table, too.
+class ComputeEnd(TracedEvent):
+    """The last traced event of a step. It is emitted in every phase, even in phases without a backward pass.
+
+    All values that the step computes exist. Metrics accumulate at this event, in training and in validation.
+    """
+
+    # `UpdateEnd` would not be sufficient for metrics, because it does not exist in validation.
+
+
+# In the order in which a training step emits them, which is also the order of the table in the docs.
 BUILTIN_EVENTS: tuple[type[Event], ...] = (
     FitBegin,
     EpochBegin,
@@ -180,5 +202,5 @@ _BASES = (Event, HostEvent, TracedEvent)
 
 
 def is_concrete(event: type[Event]) -> bool:
-    """Tell whether instances of this class are emitted (the three bases never are)."""
+    """Return whether instances of this class are emitted, which is false for the three base classes."""
     return event not in _BASES

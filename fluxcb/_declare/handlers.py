@@ -1,55 +1,198 @@
-"""`@on`: marking methods as handlers, and checking their signatures and annotations."""
+"""`Handler`, the description of one handler, and the decorator `@on`, which creates handlers from methods."""
 
 from __future__ import annotations
 
-import dis
 import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from fluxcb._declare.dispatch import Entry, Pair, check_pair, source_of
-from fluxcb._declare.events import Event, HostEvent
+from fluxcb._calls import Constructed, entry_point
+from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
-from fluxcb._declare.signatures import runs_later
+from fluxcb._declare.signatures import runs_later, source_of
 from fluxcb._errors import DeclarationError
 
-__all__ = ["check_options", "check_signature", "entries_of", "is_handler", "on", "refuse_unmarked"]
+if TYPE_CHECKING:
+    from fluxcb._declare.callback import Callback
+
+__all__ = [
+    "Handler",
+    "Pair",
+    "check_options",
+    "check_pair",
+    "check_signature",
+    "classes_in",
+    "evaluate",
+    "handlers_of",
+    "is_handler",
+    "is_subclass",
+    "on",
+    "shown",
+]
 
 _MARK = "__fluxcb_on__"
 
-
-@dataclass(frozen=True)
-class _Mark:
-    """What `@on` notes on a function."""
-
-    pairs: tuple[Pair, ...]
-    access: Mapping[str, Any] | None
-    when: Schedule | None
+Pair = tuple[type[Event], type[Phase]]
 
 
-def on(*events_and_phase: Any, access: Mapping[str, Any] | None = None, when: Schedule | None = None) -> Any:
-    """Mark a method as the handler of an event in a phase.
+@dataclass(frozen=True, init=False)
+class Handler(Constructed):
+    """One handler of a callback: its method, event, phase, access, and schedule.
 
-    Bare `@on` reads the annotations of the method's `event` and `phase` parameters (classes or
-    unions; a missing one means the base class). `@on(StepEnd, TrainingPhase)` says the same
-    without annotations; either may be a union, and the phase may be left out.
+    `@on` creates one `Handler` for each event and phase that it names. `Callback.handlers` returns the handlers of an
+    instance. Override `Callback.handlers` if the handlers depend on the constructor arguments.
 
     Args:
-        *events_and_phase: Nothing, or an event class, or an event class and a phase class.
-        access: Access of this handler alone, narrower than the class's `stateaccess`.
-        when: When a host handler is due, e.g. `EverySteps(10)`; without it, always.
+        event: Event class.
+        phase: Phase class.
+        name: Name of the method `(self, event, phase, learner)`.
+        access: The handler's own access, narrower than `stateaccess`, or None to use `stateaccess`.
+        when: Schedule or tuple of schedules, stored as a tuple. The handler is due when all schedules are due. Without
+            a schedule, the handler is always due.
+        owner: The callback that has the method. None means the callback whose `handlers` returns the handler. Wrappers
+            set it.
+        function: A function that is called with the owner instead of the method. `on.register` sets it.
+        deadline: Event class, or None. The handler runs on a thread, and this event waits for it; see `on`.
 
     Raises:
-        DeclarationError: Wrong signature, an annotation that cannot be resolved or is no event
-            or phase, or a second handler of the same name in one class body.
+        DeclarationError: One of the arguments has the wrong type.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from fluxcb import EverySteps, Handler
+        >>> from fluxcb.events import StepEnd
+        >>> from fluxcb.phases import TrainingPhase
+        >>> show = Handler(StepEnd, TrainingPhase, "show")
+        >>> rarely = replace(show, when=EverySteps(10))
+        >>> rarely.title(), rarely.when
+        ('(StepEnd, TrainingPhase)', (EverySteps(steps=10),))
     """
+
+    event: type[Event]
+    phase: type[Phase]
+    name: str
+    access: Mapping[str, Any] | None
+    when: tuple[Schedule, ...]
+    owner: Callback | None
+    function: Callable[..., None] | None
+    deadline: type[Event] | None
+
+    def __init__(
+        self,
+        event: type[Event],
+        phase: type[Phase],
+        name: str,
+        access: Mapping[str, Any] | None = None,
+        when: Schedule | tuple[Schedule, ...] | None = None,
+        owner: Callback | None = None,
+        function: Callable[..., None] | None = None,
+        deadline: type[Event] | None = None,
+    ) -> None:
+        where = f"the handler `{name}`"
+        event, phase = check_pair(event, phase, where)
+        schedules = when if isinstance(when, tuple) else () if when is None else (when,)
+        check_options(access, None, where)
+        for schedule in schedules:
+            check_options(None, schedule, where)
+        values: dict[str, Any] = {"event": event, "phase": phase, "name": name, "access": access, "when": schedules}
+        values |= {"owner": owner, "function": function, "deadline": deadline}
+        vars(self).update(values)  # a frozen dataclass refuses `self.event = event`
+
+    @property
+    def traced(self) -> bool:
+        """Whether the handler is traced into the step."""
+        return issubclass(self.event, TracedEvent)
+
+    def bind(self, callback: Callback) -> Callable[..., None]:
+        """Return the handler as a bound method.
+
+        Args:
+            callback: The callback whose `handlers` method returned this handler.
+        """
+        owner = callback if self.owner is None else self.owner
+        # By name, so that a method that overrides another is called in its place.
+        return getattr(owner, self.name) if self.function is None else types.MethodType(self.function, owner)
+
+    def schedules(self, event: type[Event], phase: type[Phase]) -> tuple[Schedule, ...]:
+        """Return the schedules that apply at one moment."""
+        if not self.when:
+            return ()
+        found = (schedule.for_moment(event, phase) for schedule in self.when)
+        return tuple(schedule for schedule in found if schedule is not None)
+
+    def title(self) -> str:
+        """Return `(StepEnd, TrainingPhase)`."""
+        return f"({self.event.__name__}, {self.phase.__name__})"
+
+
+def check_pair(event: Any, phase: Any, where: str) -> Pair:
+    """Return the pair after checking that it consists of an event class and a phase class. `Event` means `HostEvent`.
+
+    Raises:
+        DeclarationError: One of the two is not such a class.
+    """
+    for value, base, role in ((event, Event, "event"), (phase, Phase, "phase")):
+        if not is_subclass(value, base):
+            raise DeclarationError(
+                f"A handler's {role} must be a subclass of `{base.__name__}`, not {shown(value)}.",
+                where=where,
+                fix=f"name one of `fluxcb.{role}s`, or a class derived from `fluxcb.{role}s.{base.__name__}`",
+            )
+    if event is Event:
+        return HostEvent, phase
+    if not issubclass(event, HostEvent | TracedEvent):
+        raise DeclarationError(
+            f"`{event.__name__}` is neither a host nor a traced event, so its handlers would never run.",
+            where=where,
+            fix=f"derive `{event.__name__}` from HostEvent or TracedEvent",
+        )
+    return event, phase
+
+
+def is_subclass(value: Any, base: type) -> bool:
+    """Return whether a value is a class that is derived from `base`."""
+    return isinstance(value, type) and issubclass(value, base)
+
+
+def shown(value: Any) -> str:
+    """Return the text with which a message shows a value that should be a class."""
+    return f"the class `{value.__name__}`" if isinstance(value, type) else f"{value!r}"
+
+
+@entry_point
+def on(
+    *events_and_phase: Any,
+    access: Mapping[str, Any] | None = None,
+    when: Schedule | None = None,
+    deadline: type[Event] | None = None,
+) -> Any:
+    """Mark a method as the handler of an event in a phase.
+
+    Without arguments, `@on` reads the annotations of the method's `event` and `phase` parameters. An annotation may be
+    a class or a union. A missing annotation means the base class. `@on(StepEnd, TrainingPhase)` states the same without
+    annotations. Either argument may be a union, and the phase may be omitted.
+
+    Args:
+        *events_and_phase: Nothing, an event class, or an event class and a phase class.
+        access: Access of this handler alone, narrower than the `stateaccess` of the class.
+        when: Schedule of a host handler, e.g. `EverySteps(10)`. Without it, the handler is always due.
+        deadline: For a host handler that only reads: run it on a thread with a copy of what it declares, while
+            training goes on, until the next event of this class: `EpochBegin`, `EpochEnd`, `Trigger`, `FitStopping`,
+            `FitEnd`, or the event of the handler. The calls of a callback run in order. If a call fails, the
+            exception is raised at the deadline. Outside a fit, the handler runs at once.
+
+    Raises:
+        DeclarationError: The signature is wrong, an annotation cannot be resolved or is not an event or phase, or the
+            class body has a second handler of the same name.
+    """
+    # The frame of the class body is the caller of the frame that `entry_point` adds.
     if len(events_and_phase) == 1 and inspect.isfunction(events_and_phase[0]):
-        return _mark(events_and_phase[0], None, access, when, sys._getframe(1))
+        return _mark(events_and_phase[0], None, access, when, deadline, sys._getframe(2))
     first = events_and_phase[0] if events_and_phase else None
     if isinstance(first, staticmethod | classmethod | property):
         raise DeclarationError(
@@ -62,27 +205,29 @@ def on(*events_and_phase: Any, access: Mapping[str, Any] | None = None, when: Sc
             fix="for several events, write a union: `@on(StepBegin | StepEnd, TrainingPhase)`",
         )
 
+    @entry_point
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         if not inspect.isfunction(function):
             raise DeclarationError(f"`@on` marks methods, not {function!r}.", fix="put it above a `def`")
         explicit = events_and_phase or None
-        return _mark(function, explicit, access, when, sys._getframe(1))
+        return _mark(function, explicit, access, when, deadline, sys._getframe(2))
 
     return decorate
 
 
 def is_handler(value: Any) -> bool:
-    """Tell whether `@on` has marked this object."""
+    """Return whether an object was marked by `@on`."""
     return hasattr(value, _MARK)
 
 
-def entries_of(name: str, function: Any) -> list[Entry]:
-    """Return the table rows of a marked function."""
-    mark: _Mark = getattr(function, _MARK)
-    return [Entry(event, phase, name, access=mark.access, when=mark.when) for event, phase in mark.pairs]
+def handlers_of(name: str, function: Any) -> list[Handler]:
+    """Return the handlers that a marked function defines under its name in a class."""
+    return [handler if handler.name == name else replace(handler, name=name) for handler in getattr(function, _MARK)]
 
 
-def _mark(function: Any, explicit: tuple[Any, ...] | None, access: Any, when: Any, frame: types.FrameType) -> Any:
+def _mark(
+    function: Any, explicit: tuple[Any, ...] | None, access: Any, when: Any, deadline: Any, frame: types.FrameType
+) -> Any:
     where = f"{function.__qualname__}  {source_of(function)}"
     check_signature(function, where)
     previous = frame.f_locals.get(function.__name__)
@@ -91,7 +236,7 @@ def _mark(function: Any, explicit: tuple[Any, ...] | None, access: Any, when: An
             f"Two handlers marked with `@on` in one class body are called `{function.__name__}`.",
             where=[f"{previous.__qualname__}  {source_of(previous)}", where],
             why="in a Python class body the second would silently replace the first",
-            fix="give each handler a name that says what it does",
+            fix="give each handler a unique name",
         )
     check_options(access, when, where)
     if explicit is None:
@@ -100,50 +245,54 @@ def _mark(function: Any, explicit: tuple[Any, ...] | None, access: Any, when: An
         phase = _annotation(function, phase_parameter, Phase, frame, where)
     else:
         event, phase = explicit[0], explicit[1] if len(explicit) == 2 else Phase
-    pairs = tuple(check_pair(e, p, where) for e in _members(event) for p in _members(phase))
+    pairs = tuple(check_pair(e, p, where) for e in classes_in(event) for p in classes_in(phase))
     kinds = {issubclass(e, HostEvent) for e, _ in pairs}
     if len(kinds) == 2:
         raise DeclarationError(
-            f"`{function.__qualname__}` names host and traced events; a handler is of one kind.",
+            f"`{function.__qualname__}` names both host and traced events, but a handler must be one or the other.",
             where=where,
-            why="host handlers see values in Python, traced handlers become part of the compiled step",
+            why="host handlers run in Python with concrete values, and traced handlers become part of the compiled "
+            "step",
             fix="write two handlers, or name HostEvent or TracedEvent",
         )
     if kinds == {False} and when is not None and not isinstance(when, Always | EverySteps | EveryEpochs):
         raise DeclarationError(
             f"The traced handler `{function.__qualname__}` cannot be scheduled by {when!r}.",
             where=where,
-            why="the compiled step knows step and epoch numbers, but no clock and no Python",
+            why="the compiled step has the step and epoch numbers, but cannot read a clock or call Python",
             fix="use EverySteps or EveryEpochs, or a host handler",
         )
-    setattr(function, _MARK, _Mark(pairs, access, when))
+    name = function.__name__
+    setattr(function, _MARK, tuple(Handler(e, p, name, access=access, when=when, deadline=deadline) for e, p in pairs))
     return function
 
 
 def check_options(access: Any, when: Any, where: str) -> None:
-    """Check what `@on` and `on.register` take besides event and phase.
+    """Check the `access` and `when` arguments of `@on` and `on.register`.
 
     Raises:
-        DeclarationError: `access` is no mapping, or `when` no schedule.
+        DeclarationError: `access` is not a mapping, or `when` is not a schedule.
     """
     if access is not None and not isinstance(access, Mapping):
         raise DeclarationError(
             f"`access` of a handler must be a mapping, not {access!r}.",
             where=where,
-            fix='e.g. `access={"step": {"loss": Read()}}`',
+            fix='write e.g. `access={"step": {"loss": Read()}}`',
         )
     if when is not None and not isinstance(when, Schedule):
         raise DeclarationError(
-            f"`when` of a handler must be a schedule, not {when!r}.", where=where, fix="e.g. `when=EverySteps(10)`"
+            f"`when` of a handler must be a schedule, not {when!r}.",
+            where=where,
+            fix="write e.g. `when=EverySteps(10)`",
         )
 
 
 def check_signature(function: Any, where: str) -> None:
-    """Check that a handler takes `(self, event, phase, learner)`, and runs when it is called.
+    """Check that a handler takes `(self, event, phase, learner)` and is a regular function.
 
     Raises:
-        DeclarationError: It takes something else, and the message shows both signatures; or it is a coroutine or a
-            generator.
+        DeclarationError: The signature differs, and the message shows both signatures. Or the function is a coroutine
+            or a generator.
     """
     try:
         signature = inspect.signature(function)
@@ -163,7 +312,7 @@ def check_signature(function: Any, where: str) -> None:
         raise DeclarationError(
             f"The handler `{function.__qualname__}` is {later}; a handler must run when it is called.",
             where=where,
-            why="its call would return at once, and nothing would ever run its body",
+            why="calling it would return immediately, without running its body",
             fix="make it a plain method, without `async` and `yield`",
         )
 
@@ -175,12 +324,12 @@ def _plain(function: Any) -> str:
 
 
 def _annotation(function: Any, parameter: inspect.Parameter, default: type, frame: types.FrameType, where: str) -> Any:
-    """Return the annotation as classes; strings are evaluated where they were written."""
+    """Return the annotation as a tuple of classes. String annotations are evaluated in the scope of the class body."""
     annotation = parameter.annotation
     if annotation is parameter.empty:
         return default
     try:
-        return _evaluated(annotation, function, frame)
+        return evaluate(annotation, function, frame)
     except Exception as error:
         raise DeclarationError(
             f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` "
@@ -190,7 +339,7 @@ def _annotation(function: Any, parameter: inspect.Parameter, default: type, fram
         ) from error
 
 
-def _evaluated(annotation: Any, function: Any, frame: types.FrameType | None) -> Any:
+def evaluate(annotation: Any, function: Any, frame: types.FrameType | None) -> Any:
     """Return the value of an annotation; names are looked up in the module and in the frames around the class."""
     if not isinstance(annotation, str):
         return annotation
@@ -206,95 +355,8 @@ def _evaluated(annotation: Any, function: Any, frame: types.FrameType | None) ->
     return value
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def classes_in(annotation: Any) -> tuple[Any, ...]:
+    """Return the members of a union or of a tuple, or the class itself."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return typing.get_args(annotation)
     return annotation if isinstance(annotation, tuple) else (annotation,)
-
-
-# -- handlers without `@on` ----------------------------------------------------------------------
-
-
-def refuse_unmarked(cls: type) -> None:
-    """Raise an error for a method that looks like a handler but is not marked with `@on`, because it would never run.
-
-    Such a method is annotated with an event class, and has either a phase class or four parameters:
-    `(self, event: StepEnd, phase, learner)`. The following methods are allowed:
-
-    - a helper that another method of the class refers to, as in `self.show(event, phase, learner)`;
-    - a method whose event is annotated with `Event` itself, which does not name a moment;
-    - an override, which is a handler if the overridden method is a handler;
-    - all methods of a class that defines `handlers` or `entry_for` and so chooses its handlers itself.
-
-    Raises:
-        DeclarationError: There is such a method.
-    """
-    own = vars(cls)
-    if "handlers" in own or "entry_for" in own:
-        return
-    for name, function in own.items():
-        events = _unmarked_events(function)
-        if not events or any(name in vars(base) for base in cls.__mro__[1:]) or _is_called(name, cls):
-            continue
-        raise DeclarationError(
-            f"`{cls.__name__}.{name}` is written like a handler of {' | '.join(e.__name__ for e in events)}, "
-            "but it is not marked with `@on`.",
-            where=f"{cls.__name__}.{name}  {source_of(function)}",
-            why="the engine calls only methods that are marked, so this method would never run",
-            fix=[
-                f"put `@on` above `def {name}`",
-                f"annotate the parameter as `{_event_parameter(function)}: Event` if other code calls this method",
-            ],
-        )
-
-
-def _event_parameter(function: Any) -> str:
-    return function.__code__.co_varnames[1]
-
-
-def _unmarked_events(function: Any) -> tuple[type[Event], ...]:
-    """Return the events that an unmarked method is annotated with, if it looks like a handler."""
-    # This check runs for each method of each callback class, so it must be cheap. Nearly all methods return here.
-    if not inspect.isfunction(function) or is_handler(function) or function.__code__.co_argcount < 3:
-        return ()
-    event, phase = _named_classes(function, 1, Event), _named_classes(function, 2, Phase)
-    if not event or Event in event or not (phase or function.__code__.co_argcount == 4):
-        return ()
-    return event
-
-
-def _named_classes(function: Any, position: int, base: type) -> tuple[Any, ...]:
-    """Return the classes that a parameter is annotated with, or nothing if one is not a subclass of `base`."""
-    annotation = function.__annotations__.get(function.__code__.co_varnames[position])
-    if annotation is None:
-        return ()
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals is not function.__globals__:  # the frame of the `class` statement
-        frame = frame.f_back
-    try:
-        members = _members(_evaluated(annotation, function, frame))
-    except Exception:  # an annotation that cannot be evaluated does not tell its class
-        return ()
-    return members if all(isinstance(member, type) and issubclass(member, base) for member in members) else ()
-
-
-def _is_called(name: str, cls: type) -> bool:
-    """Return whether a method of the class, or of a base class, refers to `self.<name>`."""
-    methods = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
-    return any(_refers(method.__code__, method.__code__.co_varnames[:1], name) for method in methods)
-
-
-def _refers(code: types.CodeType, owner: tuple[str, ...], name: str) -> bool:
-    if name in code.co_names and any(_attributes(code, owner, name)):
-        return True
-    return any(_refers(inner, owner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
-
-
-def _attributes(code: types.CodeType, owner: tuple[str, ...], name: str) -> Iterator[bool]:
-    """Yield, for each load of an attribute with this name, whether it is loaded from `self`."""
-    loaded: Any = None
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval == name:
-            yield loaded in owner
-        value = instruction.argval  # two names if one instruction loads both (Python 3.13)
-        loaded = value[-1] if isinstance(value, tuple) and value else value

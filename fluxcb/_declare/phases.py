@@ -1,13 +1,16 @@
-"""Phases: what is being done, and the traced step that does it.
+"""Phases, which define the traced step for a data source.
 
-A phase owns `step(learner, emit)`, which is traced into one XLA program. A GAN, a VAE or an RL
-update is a new phase with its own step; every callback works with it unchanged.
+A phase has a method `step(learner, emit)`, which is traced into one XLA program. To train a GAN, a VAE or an RL
+agent, define a phase with its own step. All callbacks work with it unchanged.
 """
+
+from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from fluxcb._calls import Constructed, entry_point
 from fluxcb._declare.events import (
     BackwardBegin,
     BackwardEnd,
@@ -18,6 +21,7 @@ from fluxcb._declare.events import (
     TracedEvent,
     UpdateEnd,
 )
+from fluxcb._declare.phase_learner import StepLearner
 from fluxcb._errors import DeclarationError, TraceError
 
 __all__ = [
@@ -29,29 +33,39 @@ __all__ = [
     "Phase",
     "TrainingPhase",
     "ValidationPhase",
+    "defined_phase_names",
     "named_phase",
-    "split_batch",
 ]
 
 Emit = Callable[[Event], None]
 
 
-class Phase:
-    """What is being done with a data source: training, validation, or something of yours.
+class Phase(Constructed):
+    """Base class of phases: training, validation, or a phase of your own.
 
     Attributes:
         name: Key of the phase's data source (`data.<name>`) and of its history.
-        trains: Whether its steps count in `progress.step` and its model runs in training mode.
-        provides: The traced events that `step` emits, in order, each with the `step.*` names that exist from there
-            on (`()` for none). ComputeEnd, and UpdateEnd where it trains, need not be named to be emitted.
+        trains: Whether `progress.step` counts the steps of this phase, and the model runs in training mode.
+        provides: The traced events that `step` emits, in order, each with the `step.*` names that exist from that event
+            on (`()` for none). ComputeEnd is emitted even if it is not listed, and so is UpdateEnd if the phase trains.
+        uses: The entries of `cbstate` that `step` reads or assigns, such as `("cbstate.target",)`. A callback's `init`
+            creates them, as pytrees of JAX arrays.
     """
 
     name: ClassVar[str] = "phase"
     trains: ClassVar[bool] = False
     provides: ClassVar[Mapping[type[TracedEvent], tuple[str, ...]]] = {}
+    uses: ClassVar[tuple[str, ...]] = ()
 
+    @entry_point
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if not isinstance(cls.uses, tuple) or any(not _names_an_entry(path) for path in cls.uses):
+            raise DeclarationError(
+                f"`{cls.__name__}.uses` must be a tuple of entries of `cbstate`, not {cls.uses!r}.",
+                where=f"{cls.__module__}.{cls.__qualname__}",
+                fix='write e.g. `uses = ("cbstate.target",)`',
+            )
         for event, names in cls.provides.items():
             if not (isinstance(event, type) and issubclass(event, TracedEvent)) or isinstance(names, str):
                 raise DeclarationError(
@@ -61,14 +75,14 @@ class Phase:
                     fix='write `provides = {LossBegin: ("outputs",), BackwardBegin: ("loss",)}`',
                 )
 
-    def step(self, learner: Any, emit: Emit) -> None:
-        """Compute one step; traced. `learner` is the whole learner, unprotected, as tracers."""
+    def step(self, learner: StepLearner, emit: Emit) -> None:
+        """Compute one step. This method is traced. `learner` is the whole learner without protection, with tracers."""
         raise DeclarationError(
-            f"`{type(self).__name__}` has no `step(self, learner, emit)`, so nothing can be run in it.",
+            f"`{type(self).__name__}` has no `step(self, learner, emit)`, so it has nothing to run.",
             fix=f"derive `{type(self).__name__}` from TrainingPhase or ValidationPhase, or write its `step`",
         )
 
-    # Phases are values: two equal ones share one compiled program.
+    # Equal phases share one compiled program.
     def __eq__(self, other: object) -> bool:
         return type(self) is type(other) and vars(self) == vars(other)
 
@@ -79,34 +93,41 @@ class Phase:
         return f"{type(self).__name__}()"
 
 
+def _names_an_entry(path: Any) -> bool:
+    return isinstance(path, str) and path.count(".") == 1 and path.startswith("cbstate.") and path != "cbstate."
+
+
 class AbstractTrainingPhase(Phase):
-    """Base of all phases that change the parameters."""
+    """Base class of all phases that change the parameters."""
 
     name = "training"
     trains = True
 
 
 class AbstractValidationPhase(Phase):
-    """Base of all phases that only measure."""
+    """Base class of all phases that only compute outputs, losses and metrics."""
 
     name = "validation"
 
 
+class _NameOnly(Phase):
+    """Base class of the classes that `named_phase` returns."""
+
+
 @functools.cache
 def named_phase(name: str) -> type[Phase]:
-    """Return a phase class that has only a name, for metrics that are stored under a name that is not a phase's."""
-    return type(name, (Phase,), {"name": name, "__module__": __name__})
+    """Return a phase class that only has a name, for metrics that are stored under a name that is not a phase's."""
+    return type(name, (_NameOnly,), {"name": name, "__module__": __name__})
 
 
-def split_batch(batch: Any) -> tuple[Any, Any]:
-    """Split a batch into `(xs, ys)`; a batch that is no pair is all input."""
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    return batch, None
+def defined_phase_names(phase: type[Phase] = Phase) -> set[str]:
+    """Return the names of a phase class and of its subclasses, except those that `named_phase` created."""
+    derived = (cls for cls in phase.__subclasses__() if cls is not _NameOnly)
+    return {phase.name}.union(*map(defined_phase_names, derived))
 
 
 class TrainingPhase(AbstractTrainingPhase):
-    """Supervised training: forward, loss, gradients, update."""
+    """Supervised training: forward pass, loss, gradients, and parameter update."""
 
     provides = {
         ForwardBegin: ("xs", "ys"),
@@ -116,9 +137,9 @@ class TrainingPhase(AbstractTrainingPhase):
         UpdateEnd: ("updates",),
     }
 
-    def step(self, learner: Any, emit: Emit) -> None:
-        """Apply the model, differentiate the loss, update the parameters."""
-        learner.step.xs, learner.step.ys = split_batch(learner.step.batch)
+    def step(self, learner: StepLearner, emit: Emit) -> None:
+        """Apply the model, differentiate the loss, and update the parameters."""
+        learner.step.xs, learner.step.ys = learner.split(learner.step.batch)
         emit(ForwardBegin())
 
         def loss(params: Any) -> Any:
@@ -134,13 +155,13 @@ class TrainingPhase(AbstractTrainingPhase):
 
 
 class ValidationPhase(AbstractValidationPhase):
-    """Supervised evaluation: forward and loss, nothing is changed."""
+    """Supervised evaluation: forward pass and loss, without changes to the state."""
 
     provides = {ForwardBegin: ("xs", "ys"), LossBegin: ("outputs",), ComputeEnd: ("loss",)}
 
-    def step(self, learner: Any, emit: Emit) -> None:
+    def step(self, learner: StepLearner, emit: Emit) -> None:
         """Apply the model and compute the loss."""
-        learner.step.xs, learner.step.ys = split_batch(learner.step.batch)
+        learner.step.xs, learner.step.ys = learner.split(learner.step.batch)
         emit(ForwardBegin())
         learner.step.outputs = learner.forward(learner.params, learner.step.xs)
         emit(LossBegin())
@@ -148,17 +169,29 @@ class ValidationPhase(AbstractValidationPhase):
             learner.step.loss = learner.loss_fn(learner.step.outputs, learner.step.ys)
 
 
+# A loss function may return these in a dict `aux`, so that metrics of outputs and targets work with any loss function.
+_NAMED_BY_AUX = ("outputs", "xs", "ys")
+
+
 class LossTrainingPhase(TrainingPhase):
-    """Training with a `loss_fn(params, batch, key)`: what `Learner.from_loss` uses for TrainingPhase."""
+    """Training with a loss function of the batch, `loss_fn(model, batch)` or `loss_fn(params, batch)`.
 
-    provides = {ForwardBegin: (), BackwardBegin: ("loss", "aux"), BackwardEnd: ("grads",), UpdateEnd: ("updates",)}
+    A Learner uses it in place of TrainingPhase if its loss function has one of these forms.
+    """
 
-    def step(self, learner: Any, emit: Emit) -> None:
-        """Differentiate the loss function, update the parameters."""
+    provides = {
+        ForwardBegin: (),
+        BackwardBegin: ("loss", "aux", *_NAMED_BY_AUX),
+        BackwardEnd: ("grads",),
+        UpdateEnd: ("updates",),
+    }
+
+    def step(self, learner: StepLearner, emit: Emit) -> None:
+        """Differentiate the loss function, and update the parameters."""
         emit(ForwardBegin())
 
         def loss(params: Any) -> Any:
-            _call_loss(learner, params)
+            _compute_loss(learner, params)
             emit(BackwardBegin())
             return learner.step.loss
 
@@ -168,39 +201,40 @@ class LossTrainingPhase(TrainingPhase):
 
 
 class LossValidationPhase(ValidationPhase):
-    """Evaluation of a `loss_fn(params, batch, key)`: what `Learner.from_loss` uses for ValidationPhase."""
+    """Evaluation of a loss function of the batch, `loss_fn(model, batch)` or `loss_fn(params, batch)`.
 
-    provides = {ForwardBegin: (), ComputeEnd: ("loss", "aux")}
+    A Learner uses it in place of ValidationPhase if its loss function has one of these forms.
+    """
 
-    def step(self, learner: Any, emit: Emit) -> None:
+    provides = {ForwardBegin: (), ComputeEnd: ("loss", "aux", *_NAMED_BY_AUX)}
+
+    def step(self, learner: StepLearner, emit: Emit) -> None:
         """Compute the loss."""
         emit(ForwardBegin())
-        _call_loss(learner, learner.params)
+        _compute_loss(learner, learner.params)
 
 
 BUILTIN_PHASES = (TrainingPhase, ValidationPhase, LossTrainingPhase, LossValidationPhase)
 
 
-def _call_loss(learner: Any, params: Any) -> None:
-    result = _required_loss(learner)(params, learner.step.batch, learner.key)
-    if not isinstance(result, tuple):
-        learner.step.loss = result
-    elif len(result) == 2:
-        learner.step.loss, learner.step.aux = result
-    else:
-        raise TraceError(
-            f"The loss function returned a tuple of {len(result)}; it returns the loss, or a pair `(loss, aux)`.",
-            why="the first is differentiated, and the second becomes `step.aux`",
-            fix='put what belongs to the loss into one pytree: `return loss, {"kl": kl, "norm": norm}`',
-        )
+def _compute_loss(learner: StepLearner, params: Any) -> None:
+    _required_loss(learner)
+    learner.step.loss, aux = learner.call_loss(params)
+    if aux is None:
+        return
+    learner.step.aux = aux
+    if isinstance(aux, Mapping):
+        for name in _NAMED_BY_AUX:
+            if name in aux:
+                setattr(learner.step, name, aux[name])
 
 
-def _required_loss(learner: Any) -> Any:
-    """Return the loss function, or say that there is none."""
+def _required_loss(learner: StepLearner) -> Any:
+    """Return the loss function, or raise an error if there is none."""
     if learner.loss_fn is None:
         raise TraceError(
-            "This Learner has no loss function, and its phase calls one.",
+            "This Learner has no loss function, but its phase calls one.",
             why="`loss_fn=None` is for phases that compute their losses themselves",
-            fix="give the Learner a `loss_fn`, or `phases=` with a step of your own",
+            fix="pass a `loss_fn` to the Learner, or pass `phases=` with your own step",
         )
     return learner.loss_fn

@@ -1,29 +1,30 @@
-"""`ProxyCallback`: the base of what wraps a callback."""
+"""`ProxyCallback`, the base class of wrappers."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.dispatch import Entry
+from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import Event
+from fluxcb._declare.handlers import Handler, Pair
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import Resolution
-from fluxcb._declare.schedules import Schedule
 from fluxcb._errors import DeclarationError
 
-__all__ = ["ProxyCallback"]
+__all__ = ["ProxyCallback", "in_place_of"]
 
 
 class ProxyCallback(Callback):
-    """Stand for another callback: every declaration, every handler and the saved state are that callback's own.
+    """Wrap another callback, and use its declarations, handlers and saved state.
 
-    A base class for wrappers. A subclass may override any of the methods. A handler of its own runs in the place of the
-    wrapped callback's, where that one is due, and can call it with `forward`. To others (`runafter`,
-    `resolveconflict`, `learner.callbacks.get`) a wrapper counts as what it wraps.
+    This is a base class for wrappers. A subclass may override any of the methods. A handler of the subclass runs in
+    place of the wrapped callback's handler whenever that one is due, and can call it with `forward`. In `runafter`,
+    `resolveconflict` and `learner.callbacks.get`, a wrapper counts as the wrapped callback.
 
     Args:
         callback: The callback.
@@ -35,13 +36,13 @@ class ProxyCallback(Callback):
         The wrapped callback's.
 
     Runs:
-        As the wrapped callback does.
+        The wrapped callback's.
 
     Cost:
         The wrapped callback's.
 
     Raises:
-        DeclarationError: `callback` is no callback instance.
+        DeclarationError: `callback` is not a callback instance.
 
     Example:
         >>> from fluxcb import on
@@ -59,8 +60,11 @@ class ProxyCallback(Callback):
         saved at step 4
 
     Source:
-        tensorpack, `ProxyCallback`; there, `chief_only` is copied, and a change of it has no effect.
+        tensorpack, `ProxyCallback`; there, `chief_only` is copied, and later changes have no effect.
     """
+
+    # The functions that `forward` calls at each moment. Pickles and copies omit attributes with this prefix.
+    _fluxcb_forwarded: Mapping[Pair, Callable[..., None] | None] | None = None
 
     def __init__(self, callback: Callback) -> None:
         if not isinstance(callback, Callback):
@@ -70,16 +74,16 @@ class ProxyCallback(Callback):
             raise DeclarationError(f"`{name}` wraps a callback instance, not {callback!r}.", fix=f"pass e.g. `{made}`")
         self.callback = callback
 
-    # What is said of the class in a plain callback, a wrapper hands on, also if it is changed later.
+    # Class attributes of a plain callback are properties of a wrapper, so that later changes take effect.
 
     @property
     def name(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]  # read-only here
-        """What the wrapped callback is called."""
+        """The name of the wrapped callback."""
         return self.callback.name
 
     @property
     def main_thread(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # read-only here
-        """Whether the wrapped callback's handlers run where `fit` was called."""
+        """Whether the wrapped callback's handlers run on the thread that called `fit`."""
         return self.callback.main_thread
 
     @property
@@ -92,15 +96,15 @@ class ProxyCallback(Callback):
         return self.callback.stateaccess()
 
     def runafter(self) -> tuple[type[Callback], ...]:
-        """Return what the wrapped callback runs after."""
+        """Return the classes that the wrapped callback runs after."""
         return self.callback.runafter()
 
     def resolveconflict(self, other: Callback) -> Resolution:
-        """Ask the wrapped callback."""
+        """Return the wrapped callback's resolution."""
         return self.callback.resolveconflict(other)
 
-    def init(self, learner: Any) -> None:
-        """Set up the wrapped callback."""
+    def init(self, learner: LearnerView) -> None:
+        """Run the wrapped callback's `init`."""
         self.callback.init(learner)
 
     def state_dict(self) -> dict[str, Any]:
@@ -108,7 +112,7 @@ class ProxyCallback(Callback):
         return self.callback.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand the state to the wrapped callback."""
+        """Restore the wrapped callback's state."""
         self.callback.load_state_dict(state)
 
     def output_locations(self) -> Iterable[Path | str]:
@@ -118,6 +122,10 @@ class ProxyCallback(Callback):
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
         """Return the metrics that the wrapped callback provides."""
         return self.callback.provided_metrics(phase)
+
+    def array_metrics(self, phase: type[Phase]) -> Collection[str]:
+        """Return the provided metrics whose values are arrays."""
+        return self.callback.array_metrics(phase)
 
     def metric_phases(self) -> Collection[type[Phase]]:
         """Return the additional phases of the wrapped callback."""
@@ -131,27 +139,63 @@ class ProxyCallback(Callback):
         """Return the names under which the wrapped callback logs."""
         return self.callback.logged_names(metrics)
 
-    def handlers(self) -> list[Entry]:
-        """Return the wrapped callback's handlers, and those of this class."""
-        return [*self.callback.handlers(), *map(self._own, super().handlers())]
+    def watched_names(self) -> Collection[str]:
+        """Return the names of logged values that the wrapped callback reads."""
+        return self.callback.watched_names()
 
-    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return the wrapped callback's answer, or a handler of this class when that one is due."""
-        inner, own = self.callback.entry_for(event, phase), super().entry_for(event, phase)
-        if own is None:
-            return inner
-        return self, self._own(own[1]), (*(inner[2] if inner is not None else ()), *own[2])
+    def handlers(self) -> list[Handler]:
+        """Return the wrapped callback's handlers, replaced by those of this class where these apply.
 
-    def _own(self, entry: Entry) -> Entry:
-        # By name, it would be looked up on the wrapped callback.
-        return entry if entry.function is not None else replace(entry, function=getattr(type(self), entry.name))
+        A handler of this class has its own schedules and those of the handler that it replaces.
+        """
+        wrapped = [
+            replace(handler, owner=self.callback) if handler.owner is None else handler
+            for handler in self.callback.handlers()
+        ]
+        own = super().handlers()
+        return in_place_of(wrapped, own, type(self)) if own else wrapped
 
-    def forward(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Run the wrapped callback's handler of a moment, if it has one, due or not."""
-        found = self.callback.entry_for(type(event), type(phase))
-        if found is not None:
-            owner, entry, _ = found
-            entry.bind(owner)(event, phase, learner)
+    def forward(self, event: Event, phase: Phase, learner: LearnerView) -> None:
+        """Run the wrapped callback's handler of a moment, if there is one, even if it is not due."""
+        moment = (type(event), type(phase))
+        if self._fluxcb_forwarded is None or moment not in self._fluxcb_forwarded:
+            handler = handler_at(self.callback.handlers(), *moment, type(self.callback))
+            bound = None if handler is None else handler.bind(self.callback)
+            self._fluxcb_forwarded = {**(self._fluxcb_forwarded or {}), moment: bound}
+        function = self._fluxcb_forwarded[moment]
+        if function is not None:
+            function(event, phase, learner)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.callback!r})"
+
+
+def in_place_of(wrapped: list[Handler], own: list[Handler], cls: type) -> list[Handler]:
+    """Return the handlers of a wrapper: its own ones at the moments that they fit, and the wrapped ones elsewhere.
+
+    Args:
+        wrapped: Handlers of the wrapped callback.
+        own: Handlers of the wrapper. Where one replaces a wrapped handler, it also gets the schedules of that handler.
+        cls: The wrapper's class, for messages.
+
+    Raises:
+        AmbiguityError: Two of the handlers in one of the lists fit equally well.
+    """
+    # Two handlers may overlap only partly, as those of (Trigger, Phase) and (HostEvent, TrainingPhase) do. Then the own
+    # one replaces the other at (Trigger, TrainingPhase), the more specific event and phase of both.
+    overlaps = ((_narrower(a.event, b.event), _narrower(a.phase, b.phase)) for a in wrapped for b in own)
+    listed: list[Pair] = [(handler.event, handler.phase) for handler in (*wrapped, *own)]
+    found: list[Handler] = []
+    for event, phase in dict.fromkeys([*listed, *(pair for pair in overlaps if None not in pair)]):
+        first, mine = handler_at(wrapped, event, phase, cls), handler_at(own, event, phase, cls)
+        if mine is not None:
+            when = (*(first.when if first is not None else ()), *mine.when)
+            found.append(replace(mine, event=event, phase=phase, when=when))
+        elif first is not None:
+            found.append(first)
+    return found
+
+
+def _narrower(a: type, b: type) -> Any:
+    """Return the one of two classes that is derived from the other, or None."""
+    return next((one for one, other in ((a, b), (b, a)) if issubclass(one, other)), None)

@@ -1,4 +1,4 @@
-"""Resolutions: the four answers to a conflict, how classes register them, and order for instances."""
+"""Resolutions of conflicts between callbacks, their registration for pairs of classes, and `in_order`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fluxcb._calls import Constructed, entry_point
 from fluxcb._errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -24,31 +25,31 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Resolution:
-    """An answer of `resolveconflict`."""
+class Resolution(Constructed):
+    """Base class of the values that `resolveconflict` returns."""
 
 
 @dataclass(frozen=True)
 class NotDefined(Resolution):
-    """Nothing is known about this pair (the default)."""
+    """State that no order is known for two callbacks (the default)."""
 
 
 @dataclass(frozen=True)
 class Unresolvable(Resolution):
-    """These two can never be used together at one moment."""
+    """State that two callbacks can never be used together at one moment."""
 
 
 @dataclass(frozen=True)
 class NoConflict(Resolution):
-    """Any order is fine."""
+    """State that two callbacks may run in any order."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunFirst(Resolution):
-    """`callback`, one of the two, runs first.
+    """State that one of two callbacks runs before the other.
 
     Args:
-        callback: The instance that runs before the other one.
+        callback: The instance that runs first.
     """
 
     callback: Any
@@ -58,11 +59,11 @@ ResolutionFn = Callable[[Any, Any], Resolution]
 
 
 class _Registry:
-    """Resolutions for pairs of classes that one does not own.
+    """Registry of resolutions for pairs of callback classes that are defined elsewhere.
 
-    Register with the decorator `@resolveconflict.register(A, B)`; the function gets an `A` (or
-    subclass) and a `B`, in this order, and returns a resolution. The most specific pair of
-    classes answers.
+    Register a function with the decorator `@resolveconflict.register(A, B)`. The function receives an instance of `A`
+    and an instance of `B`, in this order, and returns a resolution. Instances of subclasses are included. fluxcb calls
+    the function that is registered for the most specific pair of classes.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,7 @@ class _Registry:
 
         Args:
             first: Class of the function's first argument.
-            second: Class of its second.
+            second: Class of the function's second argument.
 
         Raises:
             DeclarationError: One of the two is not a class.
@@ -92,16 +93,16 @@ class _Registry:
         return decorate
 
     def unregister(self, first: type[Callback], second: type[Callback]) -> None:
-        """Forget the resolution registered for exactly this pair of classes."""
+        """Remove the resolution that is registered for exactly this pair of classes."""
         del self._functions[first, second]
 
     def concerns(self, cls: type) -> bool:
-        """Tell whether anything is registered for a class or one of its bases."""
+        """Return whether a resolution is registered for a class or one of its bases."""
         bases = set(cls.__mro__)
         return any(first in bases or second in bases for first, second in self._functions)
 
     def answers(self, one: Any, other: Any) -> list[Resolution]:
-        """Return what is registered for two instances, whichever way round: of the most specific pairs only."""
+        """Return the resolutions of two instances, in either order, from the most specific pairs of classes only."""
         fitting: dict[tuple[type, type], list[tuple[ResolutionFn, Any, Any]]] = {}  # by (one's class, other's)
         for (first, second), function in self._functions.items():
             if isinstance(one, first) and isinstance(other, second):
@@ -121,7 +122,7 @@ resolveconflict = _Registry()
 
 @dataclass(frozen=True)
 class InOrder:
-    """Callbacks of a list that run in this order; made by `in_order`."""
+    """Callbacks that run in this order. `in_order` returns it."""
 
     callbacks: tuple[Any, ...]
 
@@ -129,27 +130,28 @@ class InOrder:
         return iter(self.callbacks)
 
 
+@entry_point
 def in_order(*callbacks: Callback) -> InOrder:
-    """State that these instances run in this order wherever they share a moment.
+    """Make callback instances run in this order at every moment that they share.
 
-    Put the result into the callbacks list in their place: `[in_order(warmup, decay), Recorder()]`.
+    Put the result into the list of callbacks: `[in_order(warmup, decay), Recorder()]`.
 
     Args:
         *callbacks: Two or more callback instances.
 
     Raises:
-        DeclarationError: Fewer than two were given, or one of them twice.
+        DeclarationError: There are fewer than two callbacks, or one of them appears twice.
     """
     if len(callbacks) < 2:
         raise DeclarationError(
-            f"`in_order` orders two or more callbacks; {len(callbacks)} given.",
+            f"`in_order` takes two or more callbacks, but got {len(callbacks)}.",
             fix="write `in_order(first, second)` inside the callbacks list",
         )
     for position, callback in enumerate(callbacks):
         if any(callback is earlier for earlier in callbacks[:position]):
             raise DeclarationError(
                 f"`in_order` was given {callback!r} twice.",
-                why="nothing can run before itself",
+                why="a callback cannot run before itself",
                 fix="name each callback once",
             )
     return InOrder(callbacks)

@@ -1,9 +1,9 @@
-"""Schedules: when a handler is due, as data that can be asked "when next?".
+"""Schedules, which determine when a handler is due.
 
-Step schedules speak of step numbers: step 1 is the first step ever taken, so `EverySteps(10)` is
-due at steps 10, 20, ... whatever was fused or resumed. Nothing here counts calls.
+Step schedules use step numbers instead of counting calls. Step 1 is the first step of the training, so `EverySteps(10)`
+is due at steps 10, 20, ... even if steps are fused or the run is resumed.
 
-A handler of StepBegin may cancel its step, which is then not finished and has no number. Periods (`periodic`) at
+A StepBegin handler can cancel its step, which then does not get a step number. Periods (`periodic`) at
 StepBegin therefore count the steps that have begun. Otherwise, a handler that cancels step 10 would be due again at the
 next batch, which would also be step 10, and it would cancel all following steps.
 """
@@ -16,10 +16,16 @@ import operator
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from fluxcb._calls import Constructed
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DeclarationError
+
+if TYPE_CHECKING:
+    from fluxcb._declare.events import Event
+    from fluxcb._declare.phases import Phase
 
 __all__ = [
     "Always",
@@ -30,13 +36,15 @@ __all__ = [
     "Periodic",
     "Predicate",
     "Schedule",
+    "StepRange",
     "StepsOrEpochs",
+    "Switched",
     "positive",
 ]
 
 
 def positive(value: Any, what: str) -> int:
-    """Return `value` if it is a whole number of at least 1, or raise a DeclarationError."""
+    """Return `value` if it is an integer of at least 1, or raise a DeclarationError."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise DeclarationError(
             f"{what} must be a whole number of at least 1, not {value!r}.",
@@ -51,10 +59,10 @@ def _period(number: float, unit: str) -> str:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Constructed):
     """Base class of schedules, which determine when a handler is due.
 
-    `str(schedule)` says it in words, for lists of callbacks; a subclass that has none is shown by its repr.
+    Define `__str__` in a subclass to describe the schedule in words in lists of callbacks. The default is the repr.
 
     Attributes:
         periodic: Whether the schedule counts steps. At StepBegin, it then counts the steps that have begun.
@@ -62,27 +70,35 @@ class Schedule:
 
     periodic: ClassVar[bool] = False
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether it is due.
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return whether the schedule is due.
 
         Args:
-            step: Number of the step at hand (1-based, counted over the whole training).
-            epoch: Number of the epoch at hand (1-based).
+            step: Number of the current step (1-based, counted over the whole training).
+            epoch: Number of the current epoch (1-based).
             learner: The callback's own protected view, for predicates.
         """
-        raise TypeError(f"{type(self).__name__} does not say when it is due")
+        raise TypeError(f"{type(self).__name__} does not define when it is due")
 
     def next_due(self, step: int, epoch: int) -> int | None:
-        """Return the first step number after `step` at which it is due, or None if that cannot be known."""
-        del step, epoch
-        return None
+        """Return the first step after `step` at which the schedule may be due, or None if there is none in this epoch.
+
+        A window ends at this step if the handler requires it. By default, every step may be due.
+        """
+        del epoch
+        return step + 1
+
+    def for_moment(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
+        """Return the schedule of a handler at one moment, or None if the schedule does not apply at that moment."""
+        del event, phase
+        return self
 
     def for_handler(self) -> Schedule:
-        """Return the schedule that one handler asks; a clock shared by several would strike for the first to ask."""
+        """Return the schedule for one handler. A shared clock would be due only for the first handler that polls it."""
         return self
 
     def after_epoch(self) -> Schedule | None:
-        """Return the schedule of the Trigger that follows an epoch; None if Triggers come inside epochs only."""
+        """Return the schedule of the Trigger after an epoch, or None if Triggers are emitted only within epochs."""
         return self
 
 
@@ -93,7 +109,7 @@ class Always(Schedule):
     def __str__(self) -> str:
         return "always"
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
         """Return True."""
         return True
 
@@ -104,17 +120,47 @@ class Always(Schedule):
 
 @dataclass(frozen=True)
 class AtWindowEnds(Schedule):
-    """Due at the last step of each window: that of an epoch is one, and one that was stopped, whatever the windows are.
+    """Due at the last step of each window, which includes the last step of an epoch and a stopped step.
 
-    For handlers to which the steps in between do not matter.
+    Use this schedule for handlers that do not need the other steps of a window. It does not shorten windows.
     """
 
     def __str__(self) -> str:
         return "at the ends of windows"
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Return True: it is asked where windows end, and no window ends for it."""
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return True. This schedule is only polled at the end of a window, and no window ends because of it."""
         return True
+
+
+@dataclass(frozen=True)
+class StepRange(Schedule):
+    """Due at the steps from `first` to `last`.
+
+    Args:
+        first: Number of the first step.
+        last: Number of the last step.
+    """
+
+    first: int
+    last: int
+
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return whether the step is in the range."""
+        return self.first <= step <= self.last
+
+    def next_due(self, step: int, epoch: int) -> int | None:
+        """Return the next step in the range."""
+        following = max(step + 1, self.first)
+        return following if following <= self.last else None
+
+
+@dataclass(frozen=True)
+class Switched(Schedule):
+    """For traced handlers of a `switchable` callback: due unless the callback is disabled."""
+
+    def __str__(self) -> str:
+        return "while enabled"
 
 
 @dataclass(frozen=True)
@@ -135,8 +181,8 @@ class EverySteps(Schedule):
     def __str__(self) -> str:
         return _period(self.steps, "step")
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether `step` is a multiple of the period."""
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return whether `step` is a multiple of the period."""
         return step % self.steps == 0
 
     def next_due(self, step: int, epoch: int) -> int:
@@ -144,13 +190,13 @@ class EverySteps(Schedule):
         return (step // self.steps + 1) * self.steps
 
     def after_epoch(self) -> Schedule | None:
-        """Return None: its Triggers come where their step ends."""
+        """Return None, because the Triggers of this schedule are emitted at the end of a step."""
         return None
 
 
 @dataclass(frozen=True)
 class StepsOrEpochs(EverySteps):
-    """For Trigger: due at every `steps`-th step, and after every `epochs`-th epoch that no due step has ended.
+    """For Trigger: due at every `steps`-th step, and after every `epochs`-th epoch whose last step was not due.
 
     Args:
         steps: Period (steps).
@@ -167,7 +213,7 @@ class StepsOrEpochs(EverySteps):
         return f"{_period(self.steps, 'step')} and {_period(self.epochs, 'epoch')}"
 
     def after_epoch(self) -> Schedule:
-        """Return the other part."""
+        """Return the schedule for epochs."""
         return _EpochsBesideSteps(self.steps, self.epochs)
 
 
@@ -177,10 +223,10 @@ class _EpochsBesideSteps(Schedule):
     epochs: int
 
     def __str__(self) -> str:
-        return f"{_period(self.epochs, 'epoch')} but not behind {_period(self.steps, 'step')}"
+        return f"{_period(self.epochs, 'epoch')} but not after {_period(self.steps, 'step')}"
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether the epoch is due, and its last step was not."""
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return whether the epoch is due and its last step was not due."""
         return epoch > 0 and epoch % self.epochs == 0 and step % self.steps != 0
 
 
@@ -200,13 +246,13 @@ class EveryEpochs(Schedule):
     def __str__(self) -> str:
         return _period(self.epochs, "epoch")
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether `epoch` is a multiple of the period."""
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return whether `epoch` is a multiple of the period."""
         return epoch > 0 and epoch % self.epochs == 0
 
     def next_due(self, step: int, epoch: int) -> int | None:
-        """Return the next step in a due epoch, None in the others (where it is never due)."""
-        return step + 1 if self.due(step, epoch, None) else None
+        """Return the next step if the current epoch is due, else None."""
+        return step + 1 if epoch > 0 and epoch % self.epochs == 0 else None
 
 
 @dataclass(frozen=True)
@@ -216,8 +262,8 @@ class Periodic(Schedule):
     Args:
         steps: Period (steps), or None.
         epochs: Period (epochs), or None.
-        remaining: For handlers of steps: how many steps of the epoch remain when they run at the last step of the fit's
-            last epoch. None for handlers that run in the whole epoch.
+        remaining: For step handlers, which are due only at the last step of the fit's last epoch: how many steps of
+            the epoch are unfinished when the handler runs. None for handlers that are due in the whole last epoch.
     """
 
     steps: int | None = None
@@ -227,12 +273,12 @@ class Periodic(Schedule):
     periodic: ClassVar[bool] = True
 
     def __str__(self) -> str:
-        given = [_period(self.steps, "step")] if self.steps is not None else []
+        periods = [_period(self.steps, "step")] if self.steps is not None else []
         last = "in the fit's last epoch" if self.remaining is None else "at the fit's last step"
-        given += [_period(self.epochs, "epoch"), last] if self.epochs is not None else []
-        return " and ".join(given) or "never"
+        periods += [_period(self.epochs, "epoch"), last] if self.epochs is not None else []
+        return " and ".join(periods) or "never"
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
         """Return whether one of the periods is over, or the fit ends (unknown if the fit counts steps)."""
         if self.steps is not None and step % self.steps == 0:
             return True
@@ -246,7 +292,7 @@ class Periodic(Schedule):
         return self.remaining is None or progress.steps_in_epoch - progress.step_in_epoch == self.remaining
 
     def next_due(self, step: int, epoch: int) -> int | None:
-        """Return the next step where any may be due: only a learner knows which epoch is the last one."""
+        """Return the next step at which a period may be over. Only a learner knows which epoch is the last one."""
         if self.epochs is not None:
             return step + 1
         return None if self.steps is None else (step // self.steps + 1) * self.steps
@@ -254,17 +300,17 @@ class Periodic(Schedule):
 
 @dataclass(frozen=True)
 class EverySeconds(Schedule):
-    """Due when at least `seconds` have passed since it was last due; first due `seconds` after the start.
+    """Due when at least `seconds` have passed since it was last due, or since the start.
 
-    A clock makes runs differ: what hangs on it is not the same from run to run, and is excepted
-    from the promise that fused and unfused training agree.
+    Results that depend on a clock differ between runs. They are exempt from the guarantee that fused and unfused
+    training give the same result.
 
     Args:
         seconds: Period (seconds, > 0).
     """
 
     seconds: float
-    # The one schedule with a memory: the clock's last stroke, which no count can replace.
+    # The only schedule with state: the last time at which it was due, which cannot be computed from a step number.
     _last: list[float] = field(default_factory=list, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -278,8 +324,8 @@ class EverySeconds(Schedule):
     def __str__(self) -> str:
         return _period(self.seconds, "second")
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Tell whether the period has passed, and start the next one if so."""
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return whether the period has passed, and start the next period if so."""
         now = time.monotonic()
         if not self._last:
             self._last.append(now)
@@ -290,17 +336,17 @@ class EverySeconds(Schedule):
         return True
 
     def next_due(self, step: int, epoch: int) -> int | None:
-        """Return the next step if the period has passed, None before; the first call starts the clock."""
+        """Return the next step if the period has passed, else None. The first call starts the clock."""
         if not self._last:
             self._last.append(time.monotonic())
         return step + 1 if time.monotonic() - self._last[0] >= self.seconds else None
 
     def for_handler(self) -> EverySeconds:
-        """Return a clock of the handler's own."""
+        """Return a copy with its own clock."""
         return EverySeconds(self.seconds)
 
     def after_epoch(self) -> Schedule | None:
-        """Return None: its Triggers come where a step ends."""
+        """Return None, because the Triggers of this schedule are emitted at the end of a step."""
         return None
 
 
@@ -309,12 +355,12 @@ class Predicate(Schedule):
     """Due when a function of the callback's protected learner returns true.
 
     Args:
-        function: `function(learner) -> bool`; it may read what the callback may read.
+        function: `function(learner) -> bool`. It may read the state that the callback may read.
     """
 
     function: Callable[[Any], bool]
-    # Of the two handlers of a pair: the moment for which the first was asked, and the answer.
-    _held: dict[tuple[int, ...], bool] | None = field(default=None, repr=False, compare=False)
+    # For a pair of handlers: the moment at which the first predicate was called, and its result.
+    _results: dict[tuple[int, ...], bool] | None = field(default=None, repr=False, compare=False)
     _ends: bool = field(default=False, repr=False, compare=False)
     _by_step: bool = field(default=True, repr=False, compare=False)
 
@@ -331,46 +377,47 @@ class Predicate(Schedule):
                 if later
                 else f"The function of `when` must take one argument, the learner; it takes "
                 f"{inspect.signature(self.function)}.",
-                why="it is called with the learner wherever the callback may be due, and says yes or no",
+                why="it is called with the learner whenever the callback may be due, and returns true or false",
                 fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
             )
 
     def __str__(self) -> str:
-        return f"while `{getattr(self.function, '__qualname__', self.function)}` holds"
+        name = getattr(self.function, "__qualname__", str(self.function))
+        return "while a condition holds" if name.endswith("<lambda>") else f"while `{name}` holds"
 
-    def pair(self, held: dict[tuple[int, ...], bool], *, by_step: bool) -> tuple[Predicate, Predicate]:
-        """Return the predicate of a handler that begins something, and that of the one that ends it.
+    def pair(self, results: dict[tuple[int, ...], bool], *, by_step: bool) -> tuple[Predicate, Predicate]:
+        """Return the predicates of two handlers of which the first begins something that the second ends.
 
-        What was begun is ended, and what was not is not: the second takes the answer that the first had.
+        The second predicate returns the result of the first, so the second handler runs exactly if the first one did.
 
         Args:
-            held: Where the answer is kept, by its moment.
-            by_step: Whether they are handlers of steps, and not of epochs.
+            results: Stores the result, by moment.
+            by_step: Whether the two are handlers of steps instead of epochs.
         """
-        return Predicate(self.function, held, False, by_step), Predicate(self.function, held, True, by_step)
+        return Predicate(self.function, results, False, by_step), Predicate(self.function, results, True, by_step)
 
-    def due(self, step: int, epoch: int, learner: Any) -> bool:
-        """Ask the function, or whoever was asked at the begin."""
-        if self._held is None:
+    def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
+        """Return the result of the function, or the stored result of the first predicate of a pair."""
+        if self._results is None:
             return self._answer(learner)
         moment = (epoch, step) if self._by_step else (epoch,)
-        if self._ends and moment in self._held:
-            return self._held[moment]
+        if self._ends and moment in self._results:
+            return self._results[moment]
         answer = self._answer(learner)
-        self._held.clear()
-        self._held[moment] = answer
+        self._results.clear()
+        self._results[moment] = answer
         return answer
 
-    def _answer(self, learner: Any) -> bool:
+    def _answer(self, learner: LearnerView) -> bool:
         answer = self.function(learner)
         try:
             return bool(answer)
         except ValueError as error:
             raise DeclarationError(
-                f"The function of `when` must answer yes or no, not {type(answer).__name__}: {error}",
+                f"The function of `when` must return a bool, not {type(answer).__name__}: {error}",
                 fix="reduce it: `when(callback, lambda learner: bool(values.any()))`",
             ) from error
 
     def next_due(self, step: int, epoch: int) -> int:
-        """Return the next step: it must be asked at each."""
+        """Return the next step, because the function must be called at every step."""
         return step + 1

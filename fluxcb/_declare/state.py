@@ -1,7 +1,7 @@
-"""The catalogue of state: every place in the Learner, what it means, and when it exists.
+"""The catalogue of state: every path in the Learner, its meaning, and when it exists.
 
-The docs' tables of paths and of "which step value may be written when" are compared with this
-module by a test.
+A test compares the docs' tables of paths, and of the events at which each step value may be written, with this
+module.
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,51 +41,54 @@ __all__ = [
 ]
 
 FIRST_LEVEL: Mapping[str, str] = {
-    "params": "the model's trainable parameters: a pytree of arrays, in the carry",
-    "model_state": "what the model changes itself, e.g. batch statistics: a pytree, in the carry",
-    "opt_state": "the optimizer's state: a pytree, in the carry",
-    "key": "the random key; in a handler, one folded from the run's key, the step and the callback's name",
-    "hyperparams": "device scalars that optax injected, by name; they live inside `opt_state`",
-    "step": "what this step has and computes",
-    "control": "the permission to raise a Cancel at StepBegin or StepEnd",
+    "params": "trainable parameters of the model: a pytree of arrays, in the carry",
+    "model_state": "state that the model updates itself, such as batch statistics: a pytree, in the carry",
+    "opt_state": "state of the optimizer, or of several optimizers by name: a pytree, in the carry",
+    "key": "random key; in a handler, derived from the key of the run, the step and the name of the callback",
+    "hyperparams": "hyperparameters that Optax injected, by name: scalars on the device, stored in `opt_state`",
+    "step": "values of the current step",
+    "control": "permission to raise a Cancel at StepBegin or StepEnd",
     "cbstate": "state that callbacks share, by name",
-    "progress": "the engine's counters",
-    "data": "batch sources, by phase name",
-    "model": "the model as the user gave it",
+    "progress": "counters",
+    "data": "data sources, by phase name",
+    "model": "the model that the user passed; NNX and Equinox modules have shapes in place of their arrays",
     "loss_fn": "the loss function",
-    "optimizer": "the optax optimizer",
+    "optimizer": "the optax optimizer, or several by name",
     "callbacks": "the callbacks of this Learner",
-    "evaluation": "computes a phase's step on any batch, and changes nothing (host only)",
-    "snapshots": "takes the whole state between two steps, for checkpoints (host only)",
+    "evaluation": "computes the step of a phase on any batch, without changing the state (host only)",
+    "snapshots": "copies the whole state between two steps, for checkpoints (host only)",
     "*": "everything",
 }
 
 CARRY = ("params", "model_state", "opt_state", "key")
 
-# Only the engine writes these, so nothing is gained by declaring that one reads them.
+# Only the engine writes these, so neither an order nor a conflict would follow from a declaration. Handlers may read
+# them without one.
 UNDECLARED = ("progress", "key")
 
 PROGRESS: Mapping[str, str] = {
     "step": "finished training steps since the Learner was built",
-    "epoch": "number of the epoch at hand; 0 before the first",
-    "step_in_epoch": "finished steps of the epoch at hand",
-    "epochs": "number of the epoch this fit ends with, 0 where unknown (host only)",
-    "steps_in_epoch": "steps this epoch will have, 0 where unknown (host only)",
-    "batch_size": "examples in the batch of the step at hand, 0 between steps (host only)",
+    "epoch": "number of the current epoch; 0 before the first one",
+    "step_in_epoch": "finished steps of the current epoch",
+    "epochs": "number of the last epoch of this fit; 0 if unknown (host only)",
+    "steps_in_epoch": "number of steps that this epoch will have; 0 if unknown (host only)",
+    "batch_size": "number of examples in the batch of the current step; 0 between steps (host only)",
+    "in_turn": "names of the training phases that alternate, one tuple for each `InTurn` (host only)",
     "compiled": "whether the step was already compiled when the current epoch began or resumed (host only)",
 }
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",
-    "skip": "bool; true keeps params, opt_state and model_state as they were",
-    "hold": "bool; true keeps params and opt_state as they were: the step is good, but no update yet",
-    "stop": "bool; true ends the window after this step",
+    "skip": "bool; if true, this step does not change params, opt_state and model_state",
+    "hold": "bool; if true, this step does not change params and opt_state, but it counts: the update is postponed",
+    "stop": "bool; if true, the window ends after this step",
+    "earlier_losses": "earlier values of `step.loss`, if the phase assigns it several times",
 }
 
 STEP_FLAGS = (("step", "skip"), ("step", "hold"), ("step", "stop"))
-"""Paths that the engine or-s over all who write them, and that are false where nobody does."""
+"""Paths that are false by default, and that the engine combines with "or" over all their writers."""
 
-# Who creates which shared state, for the text of a MissingStateError; a test compares it with the callbacks.
+# The callbacks that create shared state, for the text of a MissingStateError. A test compares it with the callbacks.
 PROVIDERS: Mapping[str, str] = {
     "history": "Recorder",
     "metrics_step": "Metrics",
@@ -100,6 +103,7 @@ PROVIDERS: Mapping[str, str] = {
     "summaries": "LogSummaries",
     "traces": "Traces",
     "profiler": "Profiler",
+    "commands": "ControlFile",
     "swa": "StochasticWeightAveraging",
     "accumulation": "AccumulateGradients",
     "non_finite": "SkipNonFinite",
@@ -115,6 +119,7 @@ _WRITABLE: Mapping[str, tuple[type[Event], ...]] = {
     "step.ys": (ForwardBegin,),
     "step.outputs": (LossBegin,),
     "step.loss": (BackwardBegin,),
+    "step.earlier_losses": (),
     "step.aux": (BackwardBegin,),
     "step.grads": (BackwardEnd,),
     "step.updates": (),
@@ -130,36 +135,37 @@ _WRITABLE: Mapping[str, tuple[type[Event], ...]] = {
 def writable_at(path: tuple[str, ...]) -> tuple[type[Event], ...] | None:
     """Return the traced events at which a path may be written, or None for all of them.
 
-    Written later, it would have no effect, or not the one that was meant.
+    A later write would have no effect, or a wrong one.
     """
     return _WRITABLE.get(".".join(path[:2]) if path[0] == "step" else path[0])
 
 
 def provided(phase: type[Phase]) -> dict[type[Event], tuple[str, ...]]:
-    """Return the traced events of a phase in order, each with the step names it adds."""
+    """Return the traced events of a phase in order, each with the step names that it adds."""
     order: list[type[Event]] = list(_TRACED)
     previous: type[Event] | None = None
     for event in phase.provides:
-        if event not in order:  # the user's own event stands behind the one named before it
+        if event not in order:  # a user-defined event comes after the event named before it
             order.insert(0 if previous is None else order.index(previous) + 1, event)
         previous = event
-    given: dict[type[Event], tuple[str, ...]] = {**phase.provides}
-    return {event: tuple(given.get(event, ())) for event in order}
+    names: dict[type[Event], tuple[str, ...]] = {**phase.provides}
+    return {event: tuple(names.get(event, ())) for event in order}
 
 
 def emits(event: type[Event], phase: type[Phase]) -> bool:
-    """Tell whether an event happens in a phase; events of the user's own may always do."""
+    """Return whether an event is emitted in a phase. User-defined events may always be emitted."""
     if event not in BUILTIN_EVENTS:
         return True
+    # Callbacks must not conflict at a moment that never occurs.
     if issubclass(event, TracedEvent):
         return event in phase.provides or event is ComputeEnd or (event is UpdateEnd and phase.trains)
     return phase.trains or event not in (FitBegin, FitEnd, FitStopping, Trigger)
 
 
 def available(event: type[Event], phase: type[Phase]) -> set[str] | None:
-    """Return the step names the phase itself has at an event, or None where that is not known.
+    """Return the step names that the phase itself has at an event, or None if they are not known.
 
-    Host events other than StepBegin and StepEnd have no step values at all.
+    Host events other than StepBegin and StepEnd have no step values.
     """
     table = provided(phase)
     if event is StepBegin:

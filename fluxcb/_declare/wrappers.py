@@ -1,13 +1,14 @@
-"""Wrappers: they say *when*, callbacks say *what*. One mechanism, `Scheduled`, behind all spellings."""
+"""Wrappers that add a schedule to a callback. All of them are based on `Scheduled`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.dispatch import Entry
+from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import (
     EpochBegin,
     EpochEnd,
@@ -21,45 +22,64 @@ from fluxcb._declare.events import (
     TracedEvent,
     Trigger,
 )
+from fluxcb._declare.handlers import Handler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import ProxyCallback
-from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate, Schedule
+from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate, Schedule, Switched
 from fluxcb._errors import DeclarationError
 
-__all__ = ["OnSchedule", "Scheduled", "every", "refuse_traced_only", "throttle", "throttled_by", "when"]
+__all__ = [
+    "OnSchedule",
+    "Scheduled",
+    "Switchable",
+    "check_event",
+    "every",
+    "refuse_traced_only",
+    "switchable",
+    "throttle",
+    "throttled_by",
+    "when",
+]
 
 _BEGINS: Mapping[type[Event], type[Event]] = {StepEnd: StepBegin, EpochEnd: EpochBegin}
 _ENDS: Mapping[type[Event], type[Event]] = {begin: end for end, begin in _BEGINS.items()}
 
 
 class Scheduled(ProxyCallback):
-    """A callback whose handlers run only when something is due; subclasses say in `schedule_for` when that is."""
+    """A callback whose handlers run only when a schedule is due. Subclasses return the schedule in `schedule_for`."""
 
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
-        """Return what the handler of a moment waits for, or None where it always runs."""
+        """Return the schedule of the handler of a moment, or None if the handler always runs."""
         raise NotImplementedError
 
-    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return the wrapped callback's answer, with a schedule added where there is one."""
-        found = super().entry_for(event, phase)
-        schedule = self.schedule_for(event, phase) if found is not None else None
-        if found is None or schedule is None:
-            return found
-        owner, entry, schedules = found
-        return owner, replace(entry, when=None), (*schedules, schedule)
+    def handlers(self) -> list[Handler]:
+        """Return the wrapped callback's handlers, each with an additional schedule."""
+        schedule = _ByMoment(self)
+        return [replace(handler, when=(*handler.when, schedule)) for handler in super().handlers()]
+
+
+@dataclass(frozen=True)
+class _ByMoment(Schedule):
+    """Placeholder for a wrapper's schedule until the moment is known, because a handler may run at several."""
+
+    wrapper: Scheduled
+
+    def for_moment(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
+        """Return the wrapper's schedule for a moment."""
+        return self.wrapper.schedule_for(event, phase)
 
 
 class OnSchedule(Scheduled):
-    """A callback on one schedule; made by `every`, `throttle` and `when`.
+    """A callback with a schedule. `every`, `throttle` and `when` return it.
 
     Args:
         callback: The callback.
-        schedule: When it is due.
-        event: Schedule handlers of this event only; None schedules host handlers and Trigger.
-        traced: Schedule traced handlers, too (a `lax.cond` on `progress`).
+        schedule: When the callback is due.
+        event: Schedule only the handlers of this event. None schedules all host handlers, including Trigger.
+        traced: Whether to also schedule traced handlers (with a `lax.cond` on `progress`).
 
     Raises:
-        DeclarationError: No callback, or a schedule that traced handlers cannot follow.
+        DeclarationError: `callback` is not a callback, or traced handlers cannot use the schedule.
     """
 
     def __init__(
@@ -76,17 +96,17 @@ class OnSchedule(Scheduled):
         ):
             raise DeclarationError(
                 f"Traced handlers of {callback!r} cannot be scheduled by {schedule!r}.",
-                why="the compiled step knows step and epoch numbers, but no clock and no Python",
+                why="the compiled step has the step and epoch numbers, but cannot read a clock or call Python",
                 fix="use `steps=` or `epochs=` for traced handlers",
             )
         self.schedule = schedule
         self.event = event
         self.traced = traced
         self._pairs: dict[tuple[type[Event], type[Phase]], tuple[Predicate, Predicate]] = {}
-        self._answers: dict[str, dict[tuple[int, ...], bool]] = {}  # what was answered at EpochBegin, by phase
+        self._answers: dict[str, dict[tuple[int, ...], bool]] = {}  # results of the predicate at EpochBegin, by phase
 
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
-        """Return the schedule where it applies."""
+        """Return the schedule if it applies at this moment, else None."""
         if not self._applies(event):
             return None
         begin = _BEGINS.get(event, event)
@@ -99,26 +119,29 @@ class OnSchedule(Scheduled):
         return self.schedule
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped callback's state; of a predicate, the answers for epochs that have begun, too."""
+        """Return the wrapped callback's state, and a predicate's results for the epochs that have begun."""
         state = super().state_dict()
         if not isinstance(self.schedule, Predicate):
             return state
-        held = {phase: [[*moment, answer] for moment, answer in held.items()] for phase, held in self._answers.items()}
-        return {"callback": state, "answers": held}
+        answers = {
+            phase: [[*moment, answer] for moment, answer in results.items()] for phase, results in self._answers.items()
+        }
+        return {"callback": state, "answers": answers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand the state to the wrapped callback; an epoch that is gone on with ends as it has begun."""
+        """Restore the wrapped callback's state and the predicate's results for the epochs that have begun."""
         if not isinstance(self.schedule, Predicate):
             super().load_state_dict(state)
             return
         super().load_state_dict(state["callback"])
-        for phase, held in state["answers"].items():
+        for phase, results in state["answers"].items():
             answers = self._answers.setdefault(phase, {})
             answers.clear()
-            answers.update({(*moment,): answer for *moment, answer in held})
+            answers.update({(*moment,): answer for *moment, answer in results})
 
     def _handles(self, *events: type[Event], phase: type[Phase]) -> bool:
-        return all(self.callback.entry_for(event, phase) is not None for event in events)
+        handlers, cls = self.callback.handlers(), type(self.callback)
+        return all(handler_at(handlers, event, phase, cls) is not None for event in events)
 
     def _applies(self, event: type[Event]) -> bool:
         if self.event is not None:
@@ -126,7 +149,7 @@ class OnSchedule(Scheduled):
         if issubclass(event, TracedEvent):
             return self.traced
         if issubclass(event, FitBegin | FitStopping | FitEnd):
-            return False  # setting up and tidying away are never skipped
+            return False  # handlers that set up or clean up are never skipped
         if isinstance(self.schedule, EverySteps | EverySeconds):
             return not issubclass(event, EpochBegin | EpochEnd)
         return True
@@ -140,6 +163,7 @@ def _of(phase: type[Phase]) -> str:
     return f"{phase.__module__}.{phase.__qualname__}"
 
 
+@entry_point
 def every(
     callback: Callback,
     *,
@@ -148,9 +172,9 @@ def every(
     seconds: float | None = None,
     traced: bool = False,
 ) -> OnSchedule:
-    """Run a callback every so many steps, epochs or seconds.
+    """Run a callback once in a given number of steps, epochs or seconds.
 
-    With a period, a callback gets its Trigger at the period's end, and no longer at each epoch's.
+    The callback then receives Trigger at the end of each period instead of at the end of each epoch.
 
     Args:
         callback: The callback.
@@ -158,16 +182,16 @@ def every(
             including cancelled steps.
         epochs: Period (epochs).
         seconds: Period (seconds).
-        traced: Schedule traced handlers, too; otherwise they run at every step.
+        traced: Whether to also schedule traced handlers. Otherwise, they run at every step.
 
     Raises:
-        DeclarationError: Not exactly one period, one that is not positive, or a callback with traced handlers only and
-            no `traced=True`.
+        DeclarationError: Not exactly one period is given, the period is not positive, or the callback has only traced
+            handlers and `traced=True` is missing.
     """
-    given = {k: v for k, v in {"steps": steps, "epochs": epochs, "seconds": seconds}.items() if v is not None}
-    if len(given) != 1:
+    periods = {k: v for k, v in {"steps": steps, "epochs": epochs, "seconds": seconds}.items() if v is not None}
+    if len(periods) != 1:
         raise DeclarationError(
-            f"`every` takes exactly one of steps, epochs and seconds; got {', '.join(given) or 'none'}.",
+            f"`every` takes exactly one of steps, epochs and seconds; got {', '.join(periods) or 'none'}.",
             fix="write e.g. `every(Recorder(), steps=100)`",
         )
     schedule: Schedule
@@ -176,34 +200,34 @@ def every(
     elif epochs is not None:
         schedule = EveryEpochs(epochs)
     else:
-        schedule = EverySeconds(given["seconds"])
+        schedule = EverySeconds(periods["seconds"])
     wrapped = OnSchedule(callback, schedule, traced=traced)
     if not traced:
         refuse_traced_only("every", callback)
     return wrapped
 
 
+@entry_point
 def throttle(
     callback: Callback, event: type[Event], *, freq: int | None = None, seconds: float | None = None
 ) -> OnSchedule:
-    """Run the handlers of one event only every `freq`-th time, or at most every `seconds`.
+    """Run the handlers of one event only every `freq`-th time, or at most once in `seconds`.
 
     Args:
         callback: The callback.
-        event: The event class; the callback's other handlers are left alone.
-        freq: Period, in epochs for EpochBegin, EpochEnd and Trigger, in steps for all others. At StepBegin, the steps
-            that have begun are counted, including cancelled steps.
+        event: The event class. The callback's handlers of other events do not change.
+        freq: Period, in epochs for EpochBegin, EpochEnd and Trigger, in steps for all other events. At StepBegin, the
+            steps that have begun are counted, including cancelled steps.
         seconds: Period (seconds).
 
     Raises:
-        DeclarationError: No event class, not exactly one period, one that is not positive, or a host event for a
-            callback with traced handlers only.
+        DeclarationError: `event` is not an event class, not exactly one period is given, the period is not positive, or
+            the event is a host event and the callback has only traced handlers.
     """
-    example = "write e.g. `throttle(Recorder(), StepEnd, freq=10)`"
-    if not (isinstance(event, type) and issubclass(event, HostEvent | TracedEvent)):
-        raise DeclarationError(f"`throttle` takes an event class, not {event!r}.", fix=example)
+    example = "throttle(Recorder(), StepEnd, freq=10)"
+    check_event(event, example)
     if (freq is None) == (seconds is None):
-        raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix=example)
+        raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix=f"write e.g. `{example}`")
     schedule = EverySeconds(seconds or 0.0) if freq is None else throttled_by(freq, event)
     wrapped = OnSchedule(callback, schedule, event=event)
     if not issubclass(event, TracedEvent):
@@ -211,20 +235,36 @@ def throttle(
     return wrapped
 
 
+def check_event(event: Any, example: str) -> None:
+    """Check that a value is an event class.
+
+    Args:
+        event: The value.
+        example: A call with an event, for the message.
+
+    Raises:
+        DeclarationError: The value is not an event class.
+    """
+    if not (isinstance(event, type) and issubclass(event, HostEvent | TracedEvent)):
+        name = example.partition("(")[0]
+        raise DeclarationError(f"`{name}` takes an event class, not {event!r}.", fix=f"write e.g. `{example}`")
+
+
 def throttled_by(freq: int, event: type[Event]) -> EverySteps | EveryEpochs:
-    """Return the schedule of an event that is to come every `freq`-th time only."""
+    """Return the schedule that makes an event due every `freq`-th time."""
     return EveryEpochs(freq) if issubclass(event, EpochBegin | EpochEnd | Trigger) else EverySteps(freq)
 
 
+@entry_point
 def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
-    """Run a callback's host handlers only while a predicate of the learner holds.
+    """Run a callback's host handlers only while a predicate of the learner is true.
 
-    Where a callback has handlers for both StepBegin and StepEnd, or EpochBegin and EpochEnd, the predicate is asked at
-    the first, and the answer holds for both.
+    If a callback has handlers for both StepBegin and StepEnd, or for both EpochBegin and EpochEnd, the predicate is
+    called at the first event, and its result is used for both.
 
     Args:
         callback: The callback.
-        predicate: `predicate(learner) -> bool`; sees what the callback may see.
+        predicate: `predicate(learner) -> bool`. It may read the state that the callback may read.
 
     Raises:
         DeclarationError: The predicate is not callable, or the callback has traced handlers only.
@@ -234,8 +274,41 @@ def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
     return wrapped
 
 
-def refuse_traced_only(who: str, callback: Callback) -> None:
-    """Refuse a callback that has only handlers which a wrapper leaves alone: it would do nothing.
+class Switchable(Scheduled):
+    """A callback whose traced handlers `learner.callbacks.disable` can switch off; `switchable` returns it."""
+
+    def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
+        """Return the schedule of traced handlers. Host handlers are disabled without one."""
+        return Switched() if issubclass(event, TracedEvent) else None
+
+    def __repr__(self) -> str:
+        return f"switchable({self.callback!r})"
+
+
+@entry_point
+def switchable(callback: Callback) -> Switchable:
+    """Let `learner.callbacks.disable` switch off the traced handlers of a callback.
+
+    The compiled step then contains a condition around each traced handler of the callback, which reads a flag on the
+    device. Switching the callback therefore needs no compilation. A callback without traced handlers can be disabled
+    without this wrapper.
+
+    Args:
+        callback: The callback.
+
+    Raises:
+        DeclarationError: `callback` is not a callback.
+    """
+    if not isinstance(callback, Callback):
+        raise DeclarationError(
+            f"`switchable` wraps a callback instance, not {callback!r}.",
+            fix="pass e.g. `switchable(ClipGradients(1.0))`",
+        )
+    return Switchable(callback)
+
+
+def refuse_traced_only(wrapper: str, callback: Callback) -> None:
+    """Raise an error for a callback with traced handlers only, on which a wrapper of host handlers has no effect.
 
     Raises:
         DeclarationError: All of the callback's handlers are traced.
@@ -243,7 +316,7 @@ def refuse_traced_only(who: str, callback: Callback) -> None:
     entries = callback.handlers()
     if entries and all(entry.traced for entry in entries):
         raise DeclarationError(
-            f"{callback!r} has no host handlers, and `{who}` schedules no others.",
+            f"{callback!r} has no host handlers, but `{wrapper}` schedules only host handlers.",
             why="traced handlers are compiled into the step, and run at every step unless `traced=True` schedules them",
             fix="write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`",
         )

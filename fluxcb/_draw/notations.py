@@ -1,4 +1,4 @@
-"""A drawing in notations that other programs draw: Mermaid's, and Graphviz's DOT."""
+"""Render a drawing as Mermaid or as Graphviz DOT."""
 
 from __future__ import annotations
 
@@ -9,41 +9,44 @@ from fluxcb._draw.drawing import Drawing, Link, Node
 
 __all__ = ["to_dot", "to_mermaid"]
 
-RED = "#dc2626"
+RED, BLUE = "#dc2626", "#0369a1"
 FILL = {"host": "#fff7e0", "traced": "#e6f0ff", "both": "#ede9fe", "none": "#f4f4f5"}
 EDGE = {"host": "#b45309", "traced": "#1d4ed8", "both": "#6d28d9", "none": "#71717a"}
-# What a node's shape is in Mermaid: round for the host, a rectangle where traced, a rectangle with bars for both.
+# Node shapes in Mermaid: rounded for host handlers, a rectangle for traced handlers, a rectangle with bars for both.
 _SHAPE = {"host": ('("', '")'), "traced": ('["', '"]'), "both": ('[["', '"]]'), "none": ('["', '"]')}
 _CSS = {"host": "host", "traced": "traced", "both": "hostAndTraced", "none": "idle"}
 _SPECIAL = re.compile(r"[^\w .,:;=+*/()\[\]{}'-]")
 
 
 def to_mermaid(drawing: Drawing) -> str:
-    """Return a drawing in Mermaid's notation, which GitHub and notebooks draw."""
+    """Return a drawing as Mermaid, which GitHub and notebooks can render."""
     name = {node.key: f"n{i}" for i, node in enumerate(drawing.nodes)}
     lines = ["graph LR"]
     for node in drawing.nodes:
         opening, closing = _SHAPE[node.kind]
         lines.append(f"  {name[node.key]}{opening}{_mermaid(node.title)}{closing}:::{_CSS[node.kind]}")
     for link in drawing.links:
-        line = "-.-" if link.kind == "conflict" else "-.->" if link.implied else "-->"
+        line = "-.-" if link.kind == "conflict" else "-.->" if link.implied or link.kind == "data" else "-->"
         label = f'|"{_mermaid(link.label)}"|' if link.label else ""
         lines.append(f"  {name[link.earlier]} {line}{label} {name[link.later]}")
-    kinds = dict.fromkeys(node.kind for node in drawing.nodes)
-    lines += [f"  classDef {_CSS[kind]} fill:{FILL[kind]},stroke:{EDGE[kind]},color:#0f172a" for kind in kinds]
-    wrong = [str(i) for i, link in enumerate(drawing.links) if link.kind != "order"]
-    if wrong:
-        lines.append(f"  linkStyle {','.join(wrong)} stroke:{RED},color:{RED}")
+    lines += [
+        f"  classDef {_CSS[kind]} fill:{FILL[kind]},stroke:{EDGE[kind]},color:#0f172a"
+        for kind in dict.fromkeys(node.kind for node in drawing.nodes)
+    ]
+    for kinds, color in ((("cycle", "conflict"), RED), (("data",), BLUE)):
+        numbers = [str(i) for i, link in enumerate(drawing.links) if link.kind in kinds]
+        if numbers:
+            lines.append(f"  linkStyle {','.join(numbers)} stroke:{color},color:{color}")
     return "\n".join(lines)
 
 
 def _mermaid(text: str) -> str:
-    """Escape text for a quoted label, in Mermaid's own way: `#` and the character's number."""
+    """Escape text for a quoted label in Mermaid, where a special character is written as `#` and its code point."""
     return _SPECIAL.sub(lambda found: f"#{ord(found[0])};", " ".join(text.split()))
 
 
 def to_dot(drawing: Drawing) -> str:
-    """Return a drawing in Graphviz's language."""
+    """Return a drawing in the DOT language of Graphviz."""
     name = {node.key: f"n{i}" for i, node in enumerate(drawing.nodes)}
     lines = [
         f"digraph {_dot(drawing.title)} {{",
@@ -74,15 +77,18 @@ def _dot_link(link: Link) -> Iterable[str]:
     if link.kind == "conflict":
         yield "dir=none"
         yield "constraint=false"
+    if link.kind == "data":
+        yield "constraint=false"
     if link.kind != "order":
-        yield f'color="{RED}"'
-        yield f'fontcolor="{RED}"'
-    if link.kind == "conflict" or link.implied:
-        yield f"style={'dashed' if link.kind == 'conflict' else 'dotted'}"
+        color = BLUE if link.kind == "data" else RED
+        yield f'color="{color}"'
+        yield f'fontcolor="{color}"'
+    if link.kind in ("conflict", "data") or link.implied:
+        yield f"style={'dotted' if link.implied else 'dashed'}"
 
 
 def _dot(*lines: str) -> str:
-    """Quote lines; in a quoted string, a backslash begins an escape, and an ampersand an entity."""
+    """Return lines as a quoted string, with backslashes, quotes and ampersands escaped."""
     text = "\\n".join(
         "".join(c if c.isprintable() else " " for c in line)
         .replace("\\", "\\\\")

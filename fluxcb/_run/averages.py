@@ -14,21 +14,31 @@ from fluxcb._typing import PyTree
 
 __all__ = ["average_in", "averages_by_name", "params_with", "validated_average"]
 
+_ADD = {
+    "ema": "add `ParameterEMA()`, which keeps `ema`",
+    "swa": "add `StochasticWeightAveraging(start=1)`, which keeps `swa`",
+}
+"""How to add each average that a callback of the library keeps."""
+
 
 def average_in(graph: CallbackGraph, phase: type[Phase]) -> str | None:
     """Return the average that callbacks use instead of the parameters in an epoch of a phase, or None.
 
     If several callbacks replace the parameters, the last one to run decides. Schedules of these callbacks are ignored.
     """
-    names = [unwrap(h.declared.callback).validates_with for h in graph.handlers(EpochBegin, phase)]
+    # Callbacks declare their average, so the engine does not depend on any averaging callback.
+    declared = [h.declared for h in graph.handlers(EpochBegin, phase) if not h.declared.disabled]
+    names = [unwrap(d.callback).validates_with for d in declared]
+    # The parameters of the last callback in the order stay in place during validation.
     return next((name for name in reversed(names) if name is not None), None)
 
 
 def averages_by_name(graph: CallbackGraph, phases: Iterable[Phase]) -> dict[str, str | None]:
-    """Return the averages of all phases that do not train and of all callbacks that compute their own statistics."""
+    """Return the averages used by validation phases and by callbacks that compute their own statistics, by name."""
     found = {type(phase).name: average_in(graph, type(phase)) for phase in phases if not type(phase).trains}
     for declared in graph.declared:
-        found |= unwrap(declared.callback).measured_with
+        if not declared.disabled:
+            found |= unwrap(declared.callback).measured_with
     return found
 
 
@@ -43,9 +53,10 @@ def params_with(state: HostState, average: str | None) -> PyTree:
     Raises:
         DeclarationError: There is no such average.
     """
-    carry = state.carry
+    carry = state.train.carry
     if average is None:
         return carry["params"]
+    # An average is in the carry if a traced handler updates it, and on the host otherwise.
     entries = {**state.cbstate, **carry["cbstate"]}
     entry = entries.get(average) if isinstance(average, str) else None
     if not isinstance(entry, Mapping) or "params" not in entry:
@@ -54,7 +65,7 @@ def params_with(state: HostState, average: str | None) -> PyTree:
             f"`average` is {average!r}, and no callback of this Learner keeps such an average."
             f"{did_you_mean(str(average), known)}",
             why=f"`cbstate` has {', '.join(f'`{name}`' for name in known)}" if known else "",
-            fix=["write `average=None` for the parameters that are trained", "add `ParameterEMA()`, which keeps `ema`"]
+            fix=["write `average=None` for the parameters that are trained", _ADD.get(str(average), _ADD["ema"])]
             if not known
             else [f'write `average="{known[0]}"`', "write `average=None` for the parameters that are trained"],
         )

@@ -1,51 +1,57 @@
-"""`learner.callbacks`: the callbacks of a Learner, exchangeable one by one."""
+"""`CallbackSet`: `learner.callbacks`, the callbacks of a Learner, which can be replaced one by one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from fluxcb._calls import entry_point
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
 from fluxcb._errors import DeclarationError, did_you_mean
-from fluxcb._run.measuring import Timings
-from fluxcb._tracebacks import entry_point
+from fluxcb._run.costs import handler_notes
+from fluxcb._run.instrumentation import measure, trace
+from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.meter import Timings
+from fluxcb._run.switches import switch
 
 __all__ = ["CallbackSet"]
+
+_CALLS = {
+    "append": "write `learner.callbacks.add(callback)`",
+    "extend": "write `learner.callbacks.add(*callbacks)`",
+    "insert": "write `learner.callbacks.set([...])` with the whole list",
+}
+"""Methods of lists that a CallbackSet does not have, each with what to do instead."""
 
 C = TypeVar("C", bound=Callback)
 
 
 class CallbackSet:
-    """The callbacks of a Learner; each change re-checks the whole set, and is undone if the check fails.
+    """The callbacks of a Learner. Each change checks the whole set again, and is undone if the check fails.
 
     Args:
-        items: The list, `in_order` groups included.
-        install: Checks a list and puts it to work.
-        measure: Turns the measuring of handlers on or off.
-        timings: Returns what was measured.
-        trace: Records a timeline of so many events, and writes it to a file.
-        graph: Returns the graph of the set at work.
+        items: The list, including `in_order` groups.
+        core: The core of the Learner.
     """
 
-    def __init__(
-        self,
-        items: Iterable[Any],
-        install: Callable[[list[Any]], None],
-        measure: Callable[[bool], None],
-        timings: Callable[[], Timings],
-        trace: Callable[[str | os.PathLike[str], int], AbstractContextManager[None]],
-        graph: Callable[[], CallbackGraph],
-    ) -> None:
+    def __init__(self, items: Iterable[Any], core: LearnerCore) -> None:
         self._items = list(items)
-        self._install = install
-        self._measure = measure
-        self._timings = timings
-        self._trace = trace
-        self._graph = graph
+        self._core = core
+
+    if not TYPE_CHECKING:  # type checkers must report unknown attributes
+
+        @entry_point
+        def __getattr__(self, name: str) -> Any:
+            if name not in _CALLS:
+                return object.__getattribute__(self, name)  # raises the error of Python, or that of a property
+            # `getattr` with a default and `hasattr` expect an AttributeError, so the fix becomes part of its text.
+            error = DeclarationError(f"`learner.callbacks` has no attribute `{name}`.", fix=_CALLS[name])
+            raise AttributeError(str(error), name=name)  # with `obj`, Python would add a suggestion of its own
 
     def __iter__(self) -> Iterator[Callback]:
         for item in self._items:
@@ -65,25 +71,29 @@ class CallbackSet:
 
     @property
     def graph(self) -> CallbackGraph:
-        """The callback graph of the set at work, which can be drawn: `learner.callbacks.graph.render("svg")`."""
-        return self._graph()
+        """The callback graph of this set, which can be drawn: `learner.callbacks.graph.render("svg")`."""
+        graph = self._core.graph
+        graph.handler_costs = partial(handler_notes, self._core)
+        return graph
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         """Return what notebooks show: the graph."""
         return self.graph._repr_mimebundle_(include, exclude)
 
+    @entry_point
     def get(self, cls: type[C]) -> C:
         """Return the first callback of a class, looking inside wrappers.
 
         Raises:
-            DeclarationError: There is none, or it is no class.
+            DeclarationError: There is none, or `cls` is not a class.
         """
         if not isinstance(cls, type):
             raise DeclarationError(
                 f"`learner.callbacks.get` takes a callback class, not {cls!r}.",
-                fix="e.g. `learner.callbacks.get(Recorder)`",
+                fix="write e.g. `learner.callbacks.get(Recorder)`",
             )
         for callback in self:
+            # Users ask for their callback and not for the `every(...)` around it.
             inner = unwrap(callback)
             if isinstance(inner, cls):
                 return inner  # pyright: ignore[reportReturnType]  # the check above hides that `cls` is a type[C]
@@ -93,22 +103,74 @@ class CallbackSet:
             fix=f"add one: `learner.callbacks.add({cls.__name__}(...))`; it has {', '.join(names) or 'no callbacks'}",
         )
 
-    def measure(self, on: bool = True) -> None:
-        """Measure what each host handler costs from now on, or stop measuring.
+    @property
+    def disabled(self) -> tuple[str, ...]:
+        """The names of the disabled callbacks."""
+        return tuple(declared.name for declared in self._core.graph.declared if declared.disabled)
+
+    @entry_point
+    def disable(self, *names: str) -> None:
+        """Disable callbacks between two fits, without compiling: their handlers do not run until `enable`.
+
+        The compiled step stays the same. State that the disabled callbacks do not influence is therefore the same bit
+        for bit. Values that they wrote to `cbstate` and to hyperparameters remain. Checkpoints record which callbacks
+        are disabled.
 
         Args:
-            on: Whether to measure; turning it on again starts from zero.
+            *names: Names of callbacks: the class name, or the attribute `name` of the callback. If several callbacks
+                have the same name, `#2` follows the name of the second one. A callback with traced handlers must be
+                wrapped in `fluxcb.switchable`.
+
+        Raises:
+            DeclarationError: There is no such callback, it has traced handlers and is not `switchable`, an enabled
+                callback reads a value that only the disabled ones write, or the Learner is fitting.
+
+        Example:
+            >>> from fluxcb import switchable
+            >>> from fluxcb.callbacks import ClipGradients
+            >>> from fluxcb.testing import testlearner
+            >>> learner = testlearner(switchable(ClipGradients(0.1)))
+            >>> history = learner.fit(1)
+            >>> compiled = learner.compile_counts
+            >>> learner.callbacks.disable("ClipGradients")
+            >>> history = learner.fit(1)
+            >>> learner.callbacks.disabled, learner.compile_counts == compiled
+            (('ClipGradients',), True)
+        """
+        switch(self._core, names, on=False)
+
+    @entry_point
+    def enable(self, *names: str) -> None:
+        """Enable callbacks that `disable` has disabled.
+
+        Args:
+            *names: Names of callbacks; see `disable`.
+
+        Raises:
+            DeclarationError: There is no such callback, it reads a value that only disabled callbacks write, or the
+                Learner is fitting.
+        """
+        switch(self._core, names, on=True)
+
+    @entry_point
+    def measure(self, on: bool = True) -> None:
+        """Start or stop measuring the cost of each host handler.
+
+        Args:
+            on: Whether to measure. Starting again discards the previous measurements.
 
         Raises:
             DeclarationError: The Learner is fitting.
         """
-        self._measure(on)
+        measure(self._core, on)
 
+    @entry_point
     def timings(self) -> Timings:
-        """Return what the host handlers have cost since `measure()`: calls, time, and reads of the device.
+        """Return the cost of each host handler since `measure()`: calls, time, and reads of the device.
 
-        Each entry has the handler, the moment, its calls, its time (s) and how often it made the host read a value of
-        the device, and which. What the engine itself waits for stands in the last one. `rich.print` shows a table.
+        Each entry has the handler, the moment, the number of calls, the time (s), and the device values that the
+        handler made the host read, with counts. The last entry counts the reads of the engine itself. `rich.print`
+        shows a table.
 
         Raises:
             DeclarationError: Nothing has been measured.
@@ -121,26 +183,28 @@ class CallbackSet:
             >>> [(row.moment, row.calls) for row in learner.callbacks.timings() if "StepEnd" in row.moment]
             [('StepEnd x TrainingPhase', 8)]
         """
-        return self._timings()
+        return self._core.state.meter.timings()
 
+    @entry_point
     def trace(self, path: str | os.PathLike[str], *, max_events: int = 1_000_000) -> AbstractContextManager[None]:
-        """Record what happens when, for chrome://tracing and ui.perfetto.dev, while the context is open.
+        """Record a timeline for chrome://tracing and ui.perfetto.dev while the context is open.
 
         One track shows the host: fits, epochs, pulled batches, compilations, dispatched windows, waits, and each call
-        of a host handler with its event, phase, epoch and step; fetches and reads lie inside, with who asked. The other
-        shows when the device ran which steps. Handlers of a window run after it, in a span `replay handlers`; arrows
-        lead from a window's dispatch to the device's time, and from there to its handlers.
+        of a host handler with its event, phase, epoch, and step. Fetches and reads are nested inside, with the name of
+        the handler. Another track shows when the device ran which steps. The handlers of a window run after it, in a
+        span `replay handlers`. Arrows lead from the dispatch of a window to its time on the device, and from there to
+        its handlers.
 
         Args:
-            path: The file to write when the context is left, also by an error; compressed if it ends in `.gz`. What was
-                there before is replaced, or kept whole.
-            max_events: How many events to keep. They take 50 bytes each while recording, and about 200 in the file
-                (15 compressed). What comes later is missing, and the timeline says so; fits, epochs and compilations
-                are always kept.
+            path: The file to write when the context is left, also after an error; compressed if the name ends in `.gz`.
+                An existing file is replaced completely, or kept if writing fails.
+            max_events: Maximum number of events. An event takes 50 bytes while recording, and about 200 in the file (15
+                compressed). Later events are dropped, which the timeline shows. Fits, epochs, and compilations are
+                always kept.
 
         Raises:
-            DeclarationError: On entering: the file cannot be written, the Learner is being traced already, or is
-                fitting.
+            DeclarationError: When the context is entered: the file cannot be written, the Learner is already being
+                traced, or it is fitting.
 
         Example:
             >>> import json
@@ -157,11 +221,11 @@ class CallbackSet:
             ... ]
             [1, 2, 3, 4, 5, 6, 7, 8]
         """
-        return self._trace(path, max_events)
+        return trace(self._core, path, max_events)
 
     @entry_point
     def set(self, callbacks: Iterable[Any]) -> None:
-        """Replace all callbacks, defaults included.
+        """Replace all callbacks, including the defaults.
 
         Raises:
             FluxcbError: The new set is not valid; the old one stays.
@@ -172,7 +236,8 @@ class CallbackSet:
                 fix="write `learner.callbacks.set([...])`, or `learner.callbacks.add(...)` for one more",
             )
         items = list(callbacks)
-        self._install(items)
+        # First, because it raises an error for a set that is not valid, and the old list must stay then.
+        self._core.reinstall(items)
         self._items = items
 
     @entry_point
@@ -182,6 +247,7 @@ class CallbackSet:
         Raises:
             FluxcbError: The new set is not valid; the old one stays.
         """
+        # The check of the set would report a list as a callback of the wrong type, which hides the mistake.
         for given in callbacks:
             if isinstance(given, list | tuple | set | frozenset) and not isinstance(given, InOrder):
                 raise DeclarationError(
@@ -192,30 +258,29 @@ class CallbackSet:
 
     @entry_point
     def replace(self, callback: Callback) -> None:
-        """Put a callback in the place of the one of its class.
+        """Replace the callback of the same class.
 
         Raises:
-            DeclarationError: There is none of its class.
-            FluxcbError: The new set is not valid; the old one stays.
+            DeclarationError: There is no callback of this class.
         """
         if not isinstance(callback, Callback):
             raise DeclarationError(
                 f"`learner.callbacks.replace` takes a callback instance, not {callback!r}.",
                 fix=f"write `learner.callbacks.replace({callback.__name__}(...))`"
                 if isinstance(callback, type)
-                else "e.g. `learner.callbacks.replace(EarlyStopping(3))`",
+                else "write e.g. `learner.callbacks.replace(EarlyStopping(3))`",
             )
         old = self.get(type(unwrap(callback)))
         self.set(_exchanged(self._items, old, [callback]))
 
     @entry_point
     def remove(self, callback: Callback | type[Callback]) -> None:
-        """Remove a callback, given as an instance or by class.
+        """Remove a callback, which is passed as an instance or as a class.
 
         Raises:
-            DeclarationError: It is not there.
-            FluxcbError: The remaining set is not valid; the old one stays.
+            DeclarationError: The Learner does not have this callback.
         """
+        # Users keep a reference to their own callback, and not to the wrapper around it.
         old = self.get(callback) if isinstance(callback, type) else unwrap(callback)
         if old not in self:
             raise DeclarationError(f"{callback!r} is not a callback of this Learner.", fix="see `learner.callbacks`")
@@ -226,7 +291,9 @@ def _exchanged(items: list[Any], old: Callback, new: list[Any]) -> list[Any]:
     result: list[Any] = []
     for item in items:
         if isinstance(item, InOrder):
+            # Replacing a member must keep the order that the group states.
             group = [c for member in item for c in (new if unwrap(member) is old else [member])]
+            # An order needs two or more callbacks, so a single remaining callback leaves the group.
             result += [InOrder(tuple(group))] if len(group) > 1 else group
         elif unwrap(item) is old:
             result += new

@@ -12,18 +12,20 @@ import numpy as np
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.arrays import leading_axis
+from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.callback import unwrap
-from fluxcb._declare.phases import Phase, ValidationPhase, split_batch
+from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DataError, DeclarationError
-from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import params_with
 from fluxcb._run.batch_progress import batch_progress
-from fluxcb._run.given_batches import BatchesOf, Pieces, innermost, is_arrays, shown_arrays
+from fluxcb._run.inference_batches import BatchesOf, Pieces, innermost, is_arrays, rows_per_batch, shown_arrays
+from fluxcb._run.learner_core import LearnerCore
 from fluxcb._typing import Batch, PyTree
 from fluxcb.callbacks import Metrics
-from fluxcb.callbacks.metric import AbstractMetric, Loss
+from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric, Samples
+from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss
 
-__all__ = ["Measure", "evaluated", "validating_phase"]
+__all__ = ["Measure", "evaluate_metrics", "validating_phase"]
 
 _WHAT = "`data` of `learner.evaluate`"
 
@@ -40,6 +42,7 @@ class Measure:
     """
 
     def __init__(self, metrics: Any, graph: CallbackGraph) -> None:
+        # The user's objects identify the metrics, because compiled functions are cached with them.
         self._made_of = _parts_of(metrics, graph)
         own = self._made_of[0] if self._made_of else None
         chosen = own if isinstance(own, Metrics) and metrics is None else Metrics(*self._made_of)
@@ -52,7 +55,7 @@ class Measure:
             self._sums[type(phase)] = MetricSums(tuple(m for m in self._metrics if isinstance(phase, m.phases)))
         return self._sums[type(phase)]
 
-    def of(self, metrics: Any, graph: CallbackGraph) -> bool:
+    def matches(self, metrics: Any, graph: CallbackGraph) -> bool:
         """Return whether these arguments select the same metrics."""
         parts = _parts_of(metrics, graph)
         return len(parts) == len(self._made_of) and all(a is b for a, b in zip(parts, self._made_of, strict=True))
@@ -67,93 +70,103 @@ def _parts_of(metrics: Any, graph: CallbackGraph) -> tuple[Any, ...]:
             f"`metrics` of `learner.evaluate` must be metrics or functions of outputs and targets, not {metrics!r}.",
             fix="write e.g. `metrics=[accuracy]`",
         )
+    if hasattr(metrics, "shape") and hasattr(metrics, "dtype"):
+        raise DeclarationError(
+            "`metrics` of `learner.evaluate` is an array.",
+            why="the second argument has the metrics; the data is the first one",
+            fix="for inputs and targets, write a tuple: `learner.evaluate((xs, ys))`",
+        )
     given = metrics if isinstance(metrics, list | tuple) else (metrics,)
-    # A `Metrics` stands for the metrics in it; the loss is added again if it was added by itself.
+    # A `Metrics` is replaced by its metrics. The new `Metrics` adds the loss, unless it is among them.
     return tuple(part for one in given for part in (one.given if isinstance(one, Metrics) else (one,)))
 
 
-def validating_phase(parts: Assembly, phase: Phase | None) -> Phase:
-    """Return the phase whose step is computed.
+def validating_phase(core: LearnerCore, phase: Phase | None) -> Phase:
+    """Return the phase whose step is evaluated.
 
     Raises:
         DeclarationError: `phase` trains or is not a phase; or it is None, and all phases of the Learner train.
     """
     if phase is None:
-        for own in parts.phases:
+        for own in core.phases:
             if not type(own).trains:
                 return own
         raise DeclarationError(
             "None of this Learner's phases validates, so `learner.evaluate` has no step to compute.",
-            fix="name a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
+            fix="pass a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
         )
-    known = parts.known_phase(phase)
+    known = core.phase_set.resolve(phase)
     if type(known).trains:
         raise DeclarationError(
-            f"`learner.evaluate` computes steps that change nothing, and {type(known).__name__} trains.",
-            fix="name a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
+            f"`learner.evaluate` needs a phase that does not train, but {type(known).__name__} trains.",
+            fix="pass a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
         )
     return known
 
 
-def evaluated(
-    parts: Assembly, phase: Phase, data: Any, sums: MetricSums, average: str | None, batch_size: int | None
-) -> dict[str, float]:
+def evaluate_metrics(
+    core: LearnerCore, phase: Phase, data: Any, sums: MetricSums, average: str | None, batch_size: int | None
+) -> dict[str, Any]:
     """Return the metrics by name; see `Learner.evaluate`."""
-    state = parts.state
-    carry = state.carry
-    batches, total = _batches(parts, phase, data, batch_size)
-    evaluation = functools.partial(state.evaluation, phase, params_with(state, average), carry["model_state"])
+    state = core.state
+    carry = state.train.carry
+    batches, total = _batches(core, phase, data, batch_size)
+    evaluation = functools.partial(core.evaluation, phase, params_with(state, average), carry["model_state"])
     compute: Any = None
     states: dict[str, Any] = {}
-    with batch_progress(parts, "evaluate", total) as show:
+    gathered: list[Any] = []
+    with batch_progress(core, "evaluate", total) as show:
         for number, batch in enumerate(batches, 1):
             try:
                 if compute is None:
-                    _check_structure(parts, phase, batch)
+                    _check_structure(core, phase, batch)
+                    # Known only after tracing: traced handlers can add step values.
                     computed = evaluation(()).computed(batch)
                     states = sums.begin(phase, computed)
                     compute = evaluation([name for name in (*sums.needs, "skip") if name in computed])
-                before, states = states, sums.update(states, compute(batch), leading_axis(batch))
+                before, (states, samples) = states, sums.update(states, compute(batch), leading_axis(batch))
+                gathered.append(samples)
             except Exception as error:
                 error.add_note(f"raised when `learner.evaluate` computed batch {number} of its data")
                 raise
-            jax.block_until_ready(before)  # the host is at most one batch ahead, so that batches do not pile up
+            jax.block_until_ready(before)  # at most one batch ahead, so that batches do not accumulate on the device
             show(number)
-        return sums.values(states)
+        return sums.values(states, gathered)
 
 
-def _batches(parts: Assembly, phase: Phase, data: Any, batch_size: int | None) -> tuple[Iterable[Batch], int | None]:
+def _batches(core: LearnerCore, phase: Phase, data: Any, batch_size: int | None) -> tuple[Iterable[Batch], int | None]:
     """Return the batches, and their number if it is known."""
     if data is None:
-        data = _own_data(parts, phase)
+        data = _own_data(core, phase)
     if is_arrays(data):
-        found = Pieces(data, batch_size, parts.example(), _WHAT, overlap=False)
+        found = Pieces(data, batch_size, rows_per_batch(core), _WHAT, overlap=False)
         return (batch for batch, _ in found), len(found)
     if batch_size is not None:
         raise DeclarationError(
-            f"`batch_size` of `learner.evaluate` goes with arrays, and the data is of type `{type(data).__name__}`.",
-            why="what yields batches has a batch size of its own",
+            f"`batch_size` of `learner.evaluate` is only for arrays, but the data is of type `{type(data).__name__}`.",
+            why="a loader or a list of batches already determines the batch size",
             fix=["leave out `batch_size`", "give the examples as arrays: `(xs, ys)`"],
         )
-    batches = BatchesOf(data, _WHAT, max(parts.state.epoch, 1))  # in the order of the epoch's own validation
+    batches = BatchesOf(data, _WHAT, max(core.state.progress.epoch, 1))  # the order that validation has in this epoch
     return batches, batches.length
 
 
-def _check_structure(parts: Assembly, phase: Phase, batch: Batch) -> None:
+def _check_structure(core: LearnerCore, phase: Phase, batch: Batch) -> None:
     """Check that a batch has the same structure as the phase's own batches.
 
     Raises:
         DataError: The structure differs, for example because the targets are missing.
     """
-    feed = parts.feeds.get(type(phase).name)
+    stream = core.streams.get(type(phase).name)
     as_training = type(phase) is ValidationPhase
-    expected = feed.spec() if feed is not None else parts.example() if as_training else None
-    if expected is None or jax.tree.structure(split_batch(batch)) == jax.tree.structure(split_batch(expected)):
+    expected = stream.spec() if stream is not None else core.example() if as_training else None
+    split = BatchParts()  # treats a list of two like a tuple of two
+    if expected is None or jax.tree.structure(split(batch)) == jax.tree.structure(split(expected)):
         return
     raise DataError(
         f"{_WHAT} has batches that are {shown_arrays(batch)}, and those of {type(phase).__name__} are "
         f"{shown_arrays(expected)}.",
-        why="the step of the phase takes its batches apart",
+        why="all batches of a phase must have the same structure",
         fix=[
             "for arrays of inputs and targets, or one batch, write a tuple: `learner.evaluate((xs, ys))`",
             "for several batches, write a list: `learner.evaluate([(xs1, ys1), (xs2, ys2)])`",
@@ -161,19 +174,19 @@ def _check_structure(parts: Assembly, phase: Phase, batch: Batch) -> None:
     )
 
 
-def _own_data(parts: Assembly, phase: Phase) -> Any:
+def _own_data(core: LearnerCore, phase: Phase) -> Any:
     name = type(phase).name
-    if name not in parts.feeds:
+    if name not in core.streams:
         raise DataError(
             f"`learner.evaluate()` has no data: `data.{name}` is not set.",
-            fix=["give it some: `learner.evaluate(data)`", f'give the Learner `data={{"{name}": batches, ...}}`'],
+            fix=["pass data: `learner.evaluate(data)`", f'pass `data={{"{name}": batches, ...}}` to the Learner'],
         )
-    source = parts.feeds[name].source
+    source = core.streams[name].source
     if isinstance(innermost(source), Iterator):
         raise DataError(
             f"`data.{name}` of the Learner is a one-shot iterator ({type(innermost(source)).__name__}).",
-            why="`learner.evaluate()` would use up batches that an epoch is to have",
-            fix="give other data, `learner.evaluate(data)`, or build the Learner with data that can be iterated again",
+            why="`learner.evaluate()` would consume batches that the next epoch needs",
+            fix="pass other data, `learner.evaluate(data)`, or build the Learner with data that can be iterated again",
         )
     return source
 
@@ -215,19 +228,21 @@ class MetricSums:
                     "compute.",
                     why=f"its step has {', '.join(computed)}",
                     fix=[
-                        "name other metrics, which need what there is: `learner.evaluate(data, metrics=[...])`",
-                        "name another phase: `learner.evaluate(data, phase=...)`",
+                        "pass metrics that need only these values: `learner.evaluate(data, metrics=[...])`",
+                        "pass another phase: `learner.evaluate(data, phase=...)`",
                     ],
                 )
         if not states:
             raise DeclarationError(
-                f"There is nothing to measure: {type(phase).__name__} computes no loss, and no other metric is given.",
-                fix="name metrics: `learner.evaluate(data, metrics=[...])`",
+                f"There is nothing to measure: {type(phase).__name__} computes no loss, and there is no other metric.",
+                fix="pass metrics: `learner.evaluate(data, metrics=[...])`",
             )
         return states
 
-    def update(self, states: Mapping[str, PyTree], values: Mapping[str, Any], samples: int) -> dict[str, PyTree]:
-        """Return the states after a batch, without waiting for them.
+    def update(
+        self, states: Mapping[str, PyTree], values: Mapping[str, Any], samples: int
+    ) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        """Return the states after a batch and the values that metrics gather from it, without waiting for them.
 
         Args:
             states: The states before.
@@ -236,24 +251,39 @@ class MetricSums:
         """
         return self._update(dict(states), dict(values), samples=samples)
 
-    def _updated(self, states: dict[str, PyTree], values: dict[str, Any], samples: int) -> dict[str, PyTree]:
+    def _updated(
+        self, states: dict[str, PyTree], values: dict[str, Any], samples: int
+    ) -> tuple[dict[str, PyTree], dict[str, Any]]:
         step, new = _Step(values), {}
         for metric in self.metrics:
             if metric.name in states:
                 count, state = states[metric.name]
                 new[metric.name] = count + 1, metric.update(state, step, samples)
-        # As in `Metrics`: a step that is skipped does not count.
+        # Gathered metrics need all values and not a running sum, for example an exact AUC.
+        gathered = {m.name: m.gathered(step) for m in self.metrics if isinstance(m, AbstractGatheredMetric)}
+        # As in `Metrics`, a skipped step does not count.
         skip = values.get("skip")
-        return new if skip is None else jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, states)
+        counts = np.bool_(True) if skip is None else ~skip
+        kept = new if skip is None else jax.tree.map(lambda n, o: jnp.where(skip, o, n), new, states)
+        return kept, {"counts": counts, "values": gathered}
 
-    def values(self, states: Mapping[str, PyTree]) -> dict[str, float]:
-        """Return the values of the metrics by name, in order, without metrics that were never updated."""
-        held = jax.device_get(dict(states))
+    def values(self, states: Mapping[str, PyTree], gathered: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the values of the metrics by name, in order, without metrics that were never updated.
+
+        Args:
+            states: The states after the last batch.
+            gathered: The values that the metrics gathered from each batch.
+        """
+        # One transfer for the states of all metrics.
+        held, all_samples = jax.device_get(dict(states)), Samples()
+        for samples in gathered:
+            all_samples.add(jax.device_get(samples))
         found = {}
         for metric in self.metrics:
             count, state = held.get(metric.name, (0, None))
             if count:
-                found[metric.name] = float(metric.compute(state))
+                of = all_samples.of(metric.name) if isinstance(metric, AbstractGatheredMetric) else state
+                found[metric.name] = metric.value_of(of)
         return found
 
 

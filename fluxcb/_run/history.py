@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from fluxcb._calls import Constructed, entry_point
 from fluxcb._errors import DeclarationError, did_you_mean
 
 __all__ = ["History"]
 
-Series = dict[str, dict[str, list[tuple[int, float]]]]
+Series = dict[str, dict[str, list[tuple[int, Any]]]]
 """Pairs of an epoch (or step) and a value, by phase and metric."""
 
 
-class History(Mapping[str, list[float]]):
+class History(Constructed, Mapping[str, list[Any]]):
     """The metrics of a training run and the reason it ended, as returned by `Learner.fit`.
 
     A history is a copy, so later fits do not change it. It covers the whole training run, not only the last fit. After
@@ -21,7 +22,7 @@ class History(Mapping[str, list[float]]):
 
     A history is a mapping of names to values per epoch. The names are those that `LogMetrics` logs, so
     `history["validation/loss"]` is a list with one value per epoch. Without the callback `Metrics`, the mapping is
-    empty.
+    empty. The values of a metric with a shape, such as `ConfusionMatrix`, are NumPy arrays.
 
     Args:
         per_epoch: See Attributes.
@@ -64,6 +65,7 @@ class History(Mapping[str, list[float]]):
         self.stop_reason = stop_reason
 
     @classmethod
+    @entry_point
     def of(cls, cbstate: Mapping[str, Any], *, epoch: int, step: int, stop_reason: str | None) -> History:
         """Copy the metrics that `Metrics` has stored in the shared state.
 
@@ -73,8 +75,10 @@ class History(Mapping[str, list[float]]):
             step: Number of finished training steps.
             stop_reason: Why the last fit ended early, or None.
         """
+        # Without `Metrics`, these entries do not exist.
         by_epoch, by_step = cbstate.get("metrics_epoch", {}), cbstate.get("metrics_step", {})
         return cls(
+            # The lists are copied, so that later fits do not change the history.
             {phase: {name: list(values[name]) for name in values} for phase, values in by_epoch.items()},
             {
                 phase: {name: list(zip(values.steps, values[name], strict=True)) for name in values}
@@ -87,13 +91,18 @@ class History(Mapping[str, list[float]]):
 
     # -- the mapping ------------------------------------------------------------------------
 
-    def __getitem__(self, name: str) -> list[float]:
+    @entry_point
+    def __getitem__(self, name: str) -> list[Any]:
         phase, _, metric = name.partition("/") if isinstance(name, str) else ("", "", "")
         found = self.per_epoch.get(phase, {}).get(metric)
         if found is None:
             # A KeyError instead of a FluxcbError, because `Mapping.get` and `in` expect it.
-            raise KeyError(f"{name!r} is not among {list(self)}.{did_you_mean(str(name), self)}")
+            raise KeyError(f"{name!r} is not among {list(self)}.{self._hint(str(name))}")
         return [value for _, value in found]
+
+    def _hint(self, name: str) -> str:
+        fitting = [f"`{known}`" for known in self if known.endswith(f"/{name}")]  # a metric without its phase
+        return f" Did you mean {' or '.join(fitting)}?" if fitting else did_you_mean(name, self)
 
     def __iter__(self) -> Iterator[str]:
         return (f"{phase}/{metric}" for phase, metrics in self.per_epoch.items() for metric in metrics)
@@ -103,12 +112,14 @@ class History(Mapping[str, list[float]]):
 
     # -- other forms ------------------------------------------------------------------------
 
+    @entry_point
     def to_dict(self) -> dict[str, Any]:
         """Return the history as plain data that `json.dumps` accepts.
 
         Returns:
             A dict with the keys `epoch`, `step`, `stop_reason`, `per_epoch` and `per_step`. `per_epoch` contains, by
             phase and metric, `{"epochs": [n], "values": [x]}`, and `per_step` `{"steps": [n], "values": [x]}`.
+            Arrays become nested lists.
         """
         return {
             "epoch": self.epoch,
@@ -118,6 +129,7 @@ class History(Mapping[str, list[float]]):
             "per_step": _columns(self.per_step, "steps"),
         }
 
+    @entry_point
     def to_dataframe(self, per: Literal["epoch", "step"] = "epoch") -> Any:
         """Return a pandas DataFrame with a column for each metric.
 
@@ -127,7 +139,7 @@ class History(Mapping[str, list[float]]):
         Returns:
             The DataFrame; its index is the number of the epoch or step, and its columns are named like
             `validation/loss`. Missing values are NaN. If a phase ran several times in one epoch, its last value is
-            used.
+            used. Metrics whose values are arrays have no column; `history[name]` returns the arrays.
 
         Raises:
             DeclarationError: `per` is neither "epoch" nor "step", or pandas is not installed.
@@ -137,6 +149,7 @@ class History(Mapping[str, list[float]]):
                 f'`per` of `History.to_dataframe` must be "epoch" or "step", not {per!r}.', fix='write `per="step"`'
             )
         try:
+            # Not a dependency of fluxcb, because only this method needs it.
             import pandas
         except ImportError as error:
             raise DeclarationError(
@@ -145,14 +158,20 @@ class History(Mapping[str, list[float]]):
             ) from error
         series = self.per_epoch if per == "epoch" else self.per_step
         columns = {
-            f"{phase}/{name}": dict(pairs) for phase, metrics in series.items() for name, pairs in metrics.items()
+            # A phase can run several times in an epoch. `dict` keeps its last value.
+            f"{phase}/{name}": dict(pairs)
+            for phase, metrics in series.items()
+            for name, pairs in metrics.items()
+            if not _has_arrays(pairs)
         }
         index = sorted({number for pairs in columns.values() for number in pairs})
         return pandas.DataFrame(
+            # Phases can run in different epochs, so a column can have gaps.
             {name: [pairs.get(number, float("nan")) for number in index] for name, pairs in columns.items()},
             index=pandas.Index(index, name=per),
         )
 
+    @entry_point
     def plot(self, *names: str, ax: Any = None) -> Any:
         """Draw metrics over epochs or steps; equivalent to `fluxcb.plots.plot_metrics(history, *names, ax=ax)`."""
         from fluxcb.plots import plot_metrics
@@ -160,16 +179,32 @@ class History(Mapping[str, list[float]]):
         return plot_metrics(self, *names, ax=ax)
 
     def __repr__(self) -> str:
-        last = [f"{name}={self[name][-1]:.4g}" for name in self]
+        last = [f"{name}={self[name][-1]:.4g}" for name in self if not _is_array(self[name][-1])]
         stopped = [f"stop_reason={self.stop_reason!r}"] if self.stop_reason is not None else []
         return f"History({', '.join([f'epoch={self.epoch}', f'step={self.step}', *last, *stopped])})"
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if _is_array(value) else value
+
+
+def _has_arrays(pairs: list[tuple[int, Any]]) -> bool:
+    return any(_is_array(value) for _, value in pairs)
 
 
 def _columns(series: Series, number: str) -> dict[str, Any]:
     return {
         phase: {
-            name: {number: [n for n, _ in pairs], "values": [value for _, value in pairs]}
+            name: {
+                number: [n for n, _ in pairs],
+                "values": [_plain(value) for _, value in pairs],
+            }
             for name, pairs in metrics.items()
         }
         for phase, metrics in series.items()
     }
+
+
+def _is_array(value: Any) -> bool:
+    # NumPy scalars have a shape as well, which is empty.
+    return getattr(value, "shape", ()) != ()

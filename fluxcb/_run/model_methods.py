@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._compile.arrays import own_copy
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
-from fluxcb._run.assembly import Assembly
 from fluxcb._run.averages import average_in, params_with, validated_average
-from fluxcb._run.data_metrics import Measure, evaluated, validating_phase
-from fluxcb._run.predicting import Predictor
-from fluxcb._tracebacks import entry_point
+from fluxcb._run.data_metrics import Measure, evaluate_metrics, validating_phase
+from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.prediction import Predictor
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.snapshot import VALIDATED
 
@@ -26,14 +26,19 @@ class ModelMethods:
     are the trained parameters. The argument `average=` selects other parameters.
     """
 
-    _parts: Assembly
+    _core: LearnerCore
     _predictor: Predictor | None = None
     _measure: Measure | None = None
 
     @property
+    @entry_point
     def model(self) -> Any:
-        """The trained model, ready for inference; equivalent to `get_model()`."""
+        """The trained model, ready for inference; equivalent to `get_model()`. An assignment calls `set_model`."""
         return self.get_model()
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self.set_model(model)
 
     @entry_point
     def get_model(self, *, average: str | None = VALIDATED) -> Any:
@@ -68,10 +73,11 @@ class ModelMethods:
             Array(False, dtype=bool)
         """
         adapter = self._adapter("use `learner.params`")
-        self._parts.refuse_ahead("model")
-        state = self._parts.state
+        self._core.refuse_ahead("model")
+        state = self._core.state
+        # Copies, because training continues to donate the arrays of the carry.
         params = own_copy(params_with(state, self._average(average)))
-        return adapter.rebuild(params, own_copy(state.carry["model_state"]))
+        return adapter.rebuild(params, own_copy(state.train.carry["model_state"]))
 
     @entry_point
     def set_model(self, model: Any) -> None:
@@ -83,8 +89,8 @@ class ModelMethods:
         Raises:
             DeclarationError: The parameters of the model have another structure, shape or dtype.
         """
-        self._parts.refuse_while_running("set_model(...)")
-        self._parts.exchange_model(model)
+        self._core.refuse_while_running("set_model(...)")
+        self._core.exchange_model(model)
 
     @entry_point
     def predict(self, data: Any, *, batch_size: int | None = None, average: str | None = VALIDATED) -> PyTree:
@@ -98,7 +104,9 @@ class ModelMethods:
         - Any other iterable (a list, a loader, a dataset, an iterator) yields batches. Each batch is an array or a
           pytree as above.
 
-        Callbacks do not run. Parameters, model state, counters and random keys stay as they are.
+        Callbacks do not run. Parameters, model state, counters and random keys stay as they are. With a `mesh`, each
+        batch is divided over its devices. With several processes, each process passes its own examples and gets their
+        outputs.
 
         Args:
             data: The inputs.
@@ -135,10 +143,11 @@ class ModelMethods:
             Keras, `Model.predict`.
         """
         adapter = self._adapter("apply your own function to `learner.params`")
-        self._parts.refuse_ahead("predict(...)")
+        self._core.refuse_ahead("predict(...)")
+        # Cached, because each `Predictor` compiles its own program. `set_model` replaces the adapter.
         if self._predictor is None or self._predictor.model is not adapter:
-            self._predictor = Predictor(adapter)
-        return self._predictor(self._parts, data, self._average(average), batch_size)
+            self._predictor = Predictor(adapter, self._core.placement)
+        return self._predictor(self._core, data, self._average(average), batch_size)
 
     @entry_point
     def evaluate(
@@ -149,12 +158,14 @@ class ModelMethods:
         phase: Phase | None = None,
         batch_size: int | None = None,
         average: str | None = VALIDATED,
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Compute metrics of the trained model on some data.
 
         For each batch, the step of a phase that does not train, usually `ValidationPhase`, is computed with the traced
-        handlers of that phase. Host handlers do not run. Each batch is weighted by its number of examples. Parameters,
-        model state, counters, random keys, `cbstate`, the history and the logs stay as they are.
+        handlers of that phase. Host handlers do not run. Each batch is weighted by its number of examples, or by the
+        `weight` of the metric. Parameters, model state, counters, random keys, `cbstate`, the history, and the logs
+        stay as they are. With a `mesh`, each batch is divided over its devices. With several processes, each process
+        passes its own examples, and all get the metrics of the examples of all processes.
 
         Args:
             data: Batches of the phase with targets, in one of the forms that `predict` takes: `(xs, ys)` contains all
@@ -167,7 +178,8 @@ class ModelMethods:
             average: Which parameters are used. "validated" uses those that an epoch of the phase uses; see `get_model`.
 
         Returns:
-            The values by the names of the metrics, e.g. `{"loss": 0.33, "accuracy": 0.97}`.
+            The values by the names of the metrics, e.g. `{"loss": 0.33, "accuracy": 0.97}`. The value of a metric with
+            a shape, such as `ConfusionMatrix(10)`, is a NumPy array.
 
         Raises:
             DeclarationError: The phase trains, or all phases of the Learner train; an element of `metrics` is not a
@@ -192,19 +204,21 @@ class ModelMethods:
         Source:
             Keras, `Model.evaluate`.
         """
-        self._parts.refuse_ahead("evaluate(...)")
-        phase = validating_phase(self._parts, phase)
+        self._core.refuse_ahead("evaluate(...)")
+        phase = validating_phase(self._core, phase)
+        # The average of this phase, which can differ from that of the first validation phase.
         if average == VALIDATED:
-            average = average_in(self._parts.graph, type(phase))
-        if self._measure is None or not self._measure.of(metrics, self._parts.graph):
-            self._measure = Measure(metrics, self._parts.graph)
-        return evaluated(self._parts, phase, data, self._measure.sums(phase), average, batch_size)
+            average = average_in(self._core.graph, type(phase))
+        # The same metrics must not be compiled again at each call.
+        if self._measure is None or not self._measure.matches(metrics, self._core.graph):
+            self._measure = Measure(metrics, self._core.graph)
+        return evaluate_metrics(self._core, phase, data, self._measure.sums(phase), average, batch_size)
 
     def _adapter(self, instead: str) -> Any:
-        if self._parts.adapter is None:
+        if self._core.adapter is None:
             raise DeclarationError("This Learner has no model: it was built with `Learner.from_loss`.", fix=instead)
-        return self._parts.adapter
+        return self._core.adapter
 
     def _average(self, average: str | None) -> str | None:
-        parts = self._parts
-        return validated_average(parts.graph, parts.phases) if average == VALIDATED else average
+        core = self._core
+        return validated_average(core.graph, core.phases) if average == VALIDATED else average

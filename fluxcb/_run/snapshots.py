@@ -1,35 +1,36 @@
-"""Snapshots: all the state there is, taken between two steps or two epochs, and put back."""
+"""Snapshots: the complete state of a run, taken between two steps or two epochs, and restored."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import platform
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import astuple
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._compile.arrays import is_key
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._declare.callback import unwrap
+from fluxcb._declare.described import Description, describe_value
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import AccessError, DeclarationError, ResumeError
+from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError, FluxcbError, ResumeError
+from fluxcb._interruptions import is_interruption
 from fluxcb._run.averages import averages_by_name, validated_average
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.encoding import Decoder, Encoder
-from fluxcb._run.feed import Feed
-from fluxcb._run.state import HostState, Position
+from fluxcb._run.fit_record import Position
+from fluxcb._run.restore_undo import RestoreUndo
+from fluxcb._run.run_changes import Change, allows, check_allowed_names, find_changes
+from fluxcb._run.snapshot_arrays import host_copies, placed_like
+from fluxcb._run.state import HostState
 from fluxcb._typing import PyTree
-from fluxcb.checkpoints.snapshot import Snapshot
+from fluxcb.checkpoints.snapshot import Snapshot, text_of
+from fluxcb.data.sources import length_of
 
-__all__ = ["DIFFERENCES", "Saver", "Snapshots"]
-
-DIFFERENCES = ("callbacks", "data")
-"""What of a run may be changed on purpose before it goes on."""
+__all__ = ["Saver", "Snapshots"]
 
 _FIT = ("epoch", "step", "ended", "rewinds", "rewound_to")
 _TREES = ("params", "model_state", "opt_state")
@@ -37,272 +38,410 @@ _PACKAGES = ("fluxcb", "jax", "jaxlib", "numpy", "optax")
 
 
 Saver = Callable[[Snapshot], None]
+IsSaved = Callable[[tuple[Any, ...]], bool]
 
 
-class Parts(Protocol):
-    """What snapshots are taken of."""
+class _Request(NamedTuple):
+    """The optional functions of a request; see `Snapshots.request`."""
+
+    is_saved: IsSaved | None
+    prepare: Callable[[], None] | None
+
+
+class SnapshotSource(Protocol):
+    """The parts of a Learner that a snapshot contains; `LearnerCore` has them."""
 
     state: HostState
     graph: CallbackGraph
-    feeds: dict[str, Feed]
+    streams: dict[str, BatchStream]
     phases: tuple[Phase, ...]
 
-    def kinds(self) -> dict[str, str]:
-        """Return the kind of program that each phase's steps run in, by the phase's name."""
+    def program_kinds(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the kind of program that each phase's steps run in, by the name of the phase."""
+        ...
+
+    def adopt_kinds(self, recorded: Mapping[str, str]) -> None:
+        """Run the kinds of programs that a restored checkpoint has recorded, where a measurement chooses them."""
+        ...
+
+    def schedule_of_phases(self) -> list[str]:
+        """Return the training phases in the order in which an epoch runs them."""
         ...
 
 
 class Snapshots:
-    """What host handlers that declare `{"*": Read()}` get as `learner.snapshots`.
+    """Takes and restores snapshots; host handlers that declare `{"*": Read()}` get it as `learner.snapshots`.
 
     Args:
-        parts: The parts of the Learner.
+        core: The core of the Learner.
+        between_steps: Functions to call after all handlers of the moment; see `Emitter.between_steps`.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._asked: list[Saver] = []
+    def __init__(self, core: SnapshotSource, between_steps: list[Callable[[Phase | None], None]]) -> None:
+        self._core = core
+        self._between_steps = between_steps
+        self._requests: dict[Saver, _Request] = {}
 
-    @property
-    def asked(self) -> bool:
-        """Whether somebody waits for a snapshot."""
-        return bool(self._asked)
+    def request(self, save: Saver, is_saved: IsSaved | None = None, prepare: Callable[[], None] | None = None) -> None:
+        """Request a snapshot after all handlers of the moment: between two steps, or two epochs.
 
-    def request(self, save: Saver) -> None:
-        """Ask for a snapshot once all handlers of the moment have run: between two steps, or two epochs.
-
-        The moment that asks may be any at which no step is under way: Trigger, FitStopping. All who ask share one.
+        Any moment without a step in flight is possible, such as Trigger or FitStopping. All requests of a moment share
+        one snapshot. Because it is taken after all handlers, a saver needs no order relative to callbacks that write.
 
         Args:
-            save: Called with the snapshot.
+            save: A function to call with the snapshot.
+            is_saved: A function of the `position` of the snapshot. If it returns True, `save` is not called. If this
+                holds for all requests of the moment, nothing is copied from the device.
+            prepare: A function to call before the state is copied, for example to wait until an earlier snapshot is
+                written, so that only one of them is in memory. If it raises an error, `save` is not called.
 
         Raises:
-            AccessError: Steps have been dispatched behind the one whose handler asks.
+            AccessError: Steps have been dispatched after the step of the requesting handler.
         """
-        if self._parts.state.ahead:
+        # A snapshot of a later step would not agree with what the handler has seen.
+        if self._core.state.moment.ahead:
             raise AccessError(
-                "A snapshot is asked for at a step, and the next steps do not wait for it.",
+                "A snapshot was requested at a step, but the next steps do not wait for the handler.",
                 why="the train state is not that of the handler's step",
-                fix='declare `{"*": Read()}`, and ask at Trigger: a schedule such as `every(..., steps=100)` says when',
+                fix='declare `{"*": Read()}`, and request it at Trigger, on a schedule such as `every(..., steps=100)`',
             )
-        if save not in self._asked:
-            self._asked.append(save)
+        if not self._requests:
+            self._between_steps.append(self.deliver)
+        self._requests[save] = _Request(is_saved, prepare)
 
     def forget(self) -> None:
-        """Forget who asked."""
-        self._asked = []
+        """Drop all requests."""
+        self._requests = {}
 
-    def give(self, phase: Phase | None) -> None:
-        """Give everybody who asked the snapshot of this moment.
+    def deliver(self, phase: Phase | None) -> None:
+        """Take a snapshot and deliver it to all requests of this moment.
 
         Args:
-            phase: The phase whose epoch is at hand, or None between two epochs.
+            phase: The phase whose epoch is running, or None between two epochs.
         """
-        asked, self._asked = self._asked, []
-        if asked:
-            snapshot, failures = self.take(phase), []
-            for save in asked:
-                try:
-                    save(snapshot)
-                except Exception as error:  # which is no reason for the others not to save
-                    failures.append(error)
-            if failures:
-                for other in failures[1:]:
-                    failures[0].add_note(f"and another save failed: {type(other).__name__}: {other}")
-                raise failures[0]
+        requests, self._requests = self._requests, {}
+        position = self._position(phase) if requests else ()
+        due = {save: r.prepare for save, r in requests.items() if r.is_saved is None or not r.is_saved(position)}
+        failures: list[Exception] = []
+
+        def succeeds(function: Callable[..., None], *args: Any) -> bool:
+            try:
+                function(*args)
+            except Exception as error:  # the other requests must still be served
+                failures.append(error)
+                return False
+            return True
+
+        ready = [save for save, prepare in due.items() if prepare is None or succeeds(prepare)]
+        if ready:
+            snapshot = self.take(phase)
+            for save in ready:
+                succeeds(save, snapshot)
+        if failures:
+            for other in failures[1:]:
+                failures[0].add_note(f"and another save failed: {type(other).__name__}: {other}")
+            raise failures[0]
 
     # -- taking -----------------------------------------------------------------------------
 
+    def _position(self, phase: Phase | None) -> tuple[Any, ...]:
+        """Return what `Snapshot.position` of a snapshot would be."""
+        state = self._core.state
+        return state.progress.step, self._at(phase), state.fit.ended
+
+    def _at(self, phase: Phase | None) -> list[Any] | None:
+        at = self._core.state.fit.at  # a position that was restored and not used yet
+        if at is None and phase is not None:
+            at = self._core.state.progress.position(phase)
+        return at.as_list() if at is not None else None
+
     def take(self, phase: Phase | None) -> Snapshot:
-        """Return the state as it is now; nothing that happens later changes it.
+        """Return a snapshot of the current state, which later changes do not affect.
 
         Args:
-            phase: The phase whose epoch is at hand, or None between two epochs.
+            phase: The phase whose epoch is running, or None between two epochs.
 
         Raises:
-            DeclarationError: A callback keeps something that cannot be saved.
+            DeclarationError: A callback has state that cannot be saved.
         """
-        state, graph = self._parts.state, self._parts.graph
-        carry = state.carry
-        for leaf in jax.tree.leaves(carry):
+        state, graph = self._core.state, self._core.graph
+        live = self.trees()
+        for leaf in jax.tree.leaves(live):  # start all transfers before waiting for the first one
             leaf.copy_to_host_async()
-        trees = {name: _held(carry[name]) for name in (*_TREES, "cbstate")}
+        trees = {name: host_copies(tree) for name, tree in live.items()}
         encoder = Encoder()
         callbacks = {}
         for declared in graph.declared:
+            # A callback without state needs no entry.
             saved = declared.callback.state_dict()
             if saved:
                 callbacks[declared.name] = encoder.encode(saved, f"the state of {declared.label}")
         fit = state.fit
-        at = None if phase is None else [type(phase).name, state.step_in_epoch, state.outer_step_in_epoch]
-        if fit.at is not None:  # nothing has been run since this was restored
-            at = list(astuple(fit.at))
         host = {
-            "progress": {name: getattr(state, name) for name in ("step", "epoch", "step_in_epoch")},
-            "cancelled": [state.cancelled, state.cancelled_in_epoch],
-            "at": at,
+            "progress": {name: getattr(state.progress, name) for name in ("step", "epoch", "step_in_epoch")},
+            "cancelled": [state.progress.cancelled, state.progress.cancelled_in_epoch],
+            "at": self._at(phase),
             "fit": {name: getattr(fit, name) for name in _FIT},
-            "key": encoder.encode(state.run_key, "the run's key"),
+            "key": encoder.encode(state.train.run_key, "the run's key"),
             "cbstate": {name: encoder.encode(v, f"`cbstate.{name}`") for name, v in state.cbstate.items()},
             "callbacks": callbacks,
+            "disabled": [declared.name for declared in graph.declared if declared.disabled],
             "data": {
-                name: encoder.encode(feed.position(), f"the position of `data.{name}`")
-                for name, feed in self._parts.feeds.items()
+                name: encoder.encode(stream.position(), f"the position of `data.{name}`")
+                for name, stream in self._core.streams.items()
             },
         }
-        average, averages = validated_average(graph, self._parts.phases), averages_by_name(graph, self._parts.phases)
-        return Snapshot(state.step, state.epoch, trees, host, encoder.arrays, self.about(), average, averages)
+        # `load_model` must return the parameters with which the metrics were measured, and these may be an average.
+        average, averages = validated_average(graph, self._core.phases), averages_by_name(graph, self._core.phases)
+        progress = state.progress
+        return Snapshot(progress.step, progress.epoch, trees, host, encoder.arrays, self.about(), average, averages)
 
     def about(self) -> dict[str, Any]:
-        """Return what the run is made of."""
+        """Return a description of the run: callbacks, optimizer, data, phases, programs, versions, and devices."""
+        declared = self._core.graph.declared
+        arguments = {d.name: getattr(d.callback, "_fluxcb_arguments", None) for d in declared}
         return {
-            "callbacks": {d.name: _class_of(d.callback) for d in self._parts.graph.declared},
-            "data": {name: {"batches": _length(feed.source)} for name, feed in self._parts.feeds.items()},
-            "programs": self._parts.kinds(),
+            "callbacks": {d.name: _class_of(d.callback) for d in declared},
+            # Copies of callbacks do not know the arguments with which the original was constructed.
+            "arguments": {name: found for name, found in arguments.items() if found is not None},
+            "optimizer": self._optimizer,
+            "hyperparams": dict(self._core.state.train.given_hyperparams),
+            "data": {name: {"batches": length_of(stream.source)} for name, stream in self._core.streams.items()},
+            "phases": self._core.schedule_of_phases(),
+            "programs": self._core.program_kinds(),
             "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
-            "devices": [self._platform(), jax.device_count(), platform.machine()],
+            "devices": [self._platform(), jax.device_count(), platform.machine(), self._mesh()],
         }
 
+    @functools.cached_property
+    def _optimizer(self) -> Description:
+        found = describe_value(self._core.state.optimizer, "optimizer")
+        return {path.removeprefix("optimizer").removeprefix("."): text for path, text in found.items()}
+
     def _platform(self) -> str:
-        return self._parts.state.platform
+        return self._core.state.train.platform
+
+    def _mesh(self) -> str:
+        placement, count = self._core.state.train.placement, jax.process_count()
+        if placement is None:
+            return "none"
+        axes = ", ".join(f"{name}={size}" for name, size in placement.mesh.shape.items())
+        return f"{axes} ({count} {'process' if count == 1 else 'processes'})"
 
     def trees(self) -> dict[str, PyTree]:
-        """Return the pytrees that a snapshot of this run has, as they are now: the live arrays."""
-        return {name: self._parts.state.carry[name] for name in (*_TREES, "cbstate")}
+        """Return the pytrees of a snapshot as live arrays."""
+        state = self._core.state
+        cbstate = state.train.carry["cbstate"]
+        return {**{name: state.train.live((name,)) for name in _TREES}, "cbstate": cbstate}
 
-    # -- putting back -----------------------------------------------------------------------
+    # -- restoring --------------------------------------------------------------------------
 
-    def differences(self, about: Mapping[str, Any], allow: Collection[str]) -> tuple[list[str], list[str]]:
-        """Compare what a snapshot's run is made of with what this one is.
+    def differences(self, about: Mapping[str, Any], allow: Collection[str]) -> tuple[list[str], list[Change]]:
+        """Compare the run of a snapshot with this run.
 
         Args:
             about: `Snapshot.about`.
-            allow: What may differ, of `DIFFERENCES`.
+            allow: The allowed differences; see `run_changes`.
 
         Returns:
-            What makes it another run, and what may make its numbers differ in the last bits; a line each.
-        """
-        mine, wrong, inexact = self.about(), [], []
-        if "callbacks" not in allow:
-            wrong += _changes("callbacks", about["callbacks"], mine["callbacks"])
-        if "data" not in allow:
-            wrong += _changes("data", *({n: d["batches"] for n, d in of["data"].items()} for of in (about, mine)))
-        for part in ("programs", "versions"):
-            inexact += _changes(part, about[part], mine[part])
-        if about["devices"] != mine["devices"]:
-            inexact.append(f"devices: {about['devices']} became {mine['devices']}")
-        return wrong, inexact
-
-    def put_back(self, snapshot: Snapshot, staying: Collection[str] = ()) -> list[str]:
-        """Go to where a snapshot was taken.
-
-        Args:
-            snapshot: A snapshot of a run that is made of the same, and whose trees have this run's structure.
-            staying: Names of data that stays where it is.
-
-        Returns:
-            What it cost to find the data's positions, a line for each source that had to be read from its start.
+            A line for each difference that makes it another run, and all other differences.
 
         Raises:
-            FluxcbError: A callback or a data source cannot take its state back.
+            DeclarationError: `allow` names a part that does not exist.
         """
-        state, host = self._parts.state, snapshot.host
+        current = self.about()
+        check_allowed_names(allow, about, current)
+        then, now = ({name: data["batches"] for name, data in of["data"].items()} for of in (about, current))
+        different = _changes("callbacks", about["callbacks"], current["callbacks"], allow)
+        different += _changes("data", then, now, allow)
+        different += self.other_phases(about)
+        return different, find_changes(about, current, self._core.program_kinds(about["programs"]), allow)
+
+    def other_phases(self, about: Mapping[str, Any]) -> list[str]:
+        """Return a line that compares the training phases of a snapshot's run with those of this run, or no line.
+
+        Args:
+            about: `Snapshot.about`.
+        """
+        then, now = about["phases"], self._core.schedule_of_phases()
+        if then == now:
+            return []
+        return [f"phases: [{', '.join(then)}] became [{', '.join(now)}]"]
+
+    def missing(self, host: Mapping[str, Any], allow: Collection[str]) -> list[str]:
+        """Return the parts of this run for which a snapshot has no state.
+
+        Args:
+            host: `Snapshot.host`.
+            allow: The allowed differences; see `run_changes`.
+        """
+        state, streams = self._core.state, self._core.streams
+        # It is not known which callback has created an entry.
+        others = any(name.partition(".")[0] == "callbacks" for name in allow)
+        lines = [f"cbstate.{n}" for n in state.cbstate if n not in host["cbstate"] and not others]
+        return lines + [f"data.{n}" for n in streams if n not in host["data"] and not allows(allow, f"data.{n}")]
+
+    def restore(
+        self,
+        snapshot: Snapshot,
+        staying: Collection[str] = (),
+        *,
+        adopt: bool = False,
+        changed_hyperparams: Collection[str] = (),
+    ) -> list[str]:
+        """Restore a snapshot.
+
+        Args:
+            snapshot: A snapshot of a run with the same parts, whose trees have the structure of this run.
+            changed_hyperparams: Names of the hyperparameters that get the values of this program instead.
+            staying: Names of data sources that keep their position.
+            adopt: Whether arrays that lie in the right place are used without a copy. Training overwrites them.
+
+        Returns:
+            A line for each data source that had to be read from its start to reach the position.
+
+        Raises:
+            FluxcbError: A callback or a data source cannot restore its state. Nothing has changed then.
+        """
+        # A restore that fails leaves the Learner as it was, so that `fit` can continue without it.
+        before = RestoreUndo(self._core, snapshot.host, staying)
+        try:
+            lines = self._replace_all(snapshot, staying, adopt)
+            self._keep_hyperparams(snapshot.about["hyperparams"], changed_hyperparams)
+            # Checks that the restored state can be saved again, because a class may accept a state that it cannot
+            # encode.
+            RestoreUndo(self._core, snapshot.host, staying)
+            self._core.adopt_kinds(snapshot.about["programs"])
+        except BaseException as error:
+            before.restore(error)
+            if isinstance(error, FluxcbError) or is_interruption(error):
+                raise
+            raise CheckpointCorruptError(
+                f"The checkpoint cannot be restored: {type(error).__name__}: {error}.",
+                why="its files have the right checksums, but not the content that fluxcb writes",
+                fix="restore another checkpoint",
+            ) from error
+        return lines
+
+    def _replace_all(self, snapshot: Snapshot, staying: Collection[str], adopt: bool) -> list[str]:
+        """Replace everything. Whatever can be checked without replacing anything comes first."""
+        state, host = self._core.state, snapshot.host
         decoder = Decoder(snapshot.arrays)
-        progress, fit = host["progress"], host["fit"]
-        carry = dict(state.carry)
-        for name in _TREES:
-            carry[name] = _placed(carry[name], snapshot.trees[name])
-        riding = snapshot.trees["cbstate"]
-        carry["cbstate"] = {
-            name: _placed(now, riding[name]) if name in riding else now for name, now in carry["cbstate"].items()
+        progress, fit, at = host["progress"], host["fit"], host["at"]
+        # Everything that can fail without changing the Learner is decoded first.
+        run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
+        data = {
+            name: decoder.decode(host["data"][name], None, f"the position of `data.{name}`")
+            for name in self._core.streams
+            if name in host["data"] and name not in staying
         }
-        state.run_key = decoder.decode(host["key"], None, "the run's key")
-        state.carry = carry
-        for name, value in progress.items():
-            setattr(state, name, value)
-        state.cancelled, state.cancelled_in_epoch = host.get("cancelled", (0, 0))
-        state.set_counters(**dict.fromkeys(COUNTERS[len(progress) :], 0))
+        # Nothing of the Learner has changed up to here, and forged or damaged values have been refused.
+        placed = {name: placed_like(state.train.live((name,)), snapshot.trees[name], adopt) for name in _TREES}
+        carried_entries = snapshot.trees["cbstate"]
+        cbstate = {
+            name: placed_like(now, carried_entries[name], adopt) if name in carried_entries else now
+            # Entries that are missing in the checkpoint belong to new callbacks and keep their initial value.
+            for name, now in state.train.carry["cbstate"].items()
+        }
+        state.train.run_key = run_key
+        for name, tree in placed.items():
+            state.train.replace((name,), tree)
+        state.train.carry = {**state.train.carry, "cbstate": cbstate}
+        cancelled, cancelled_in_epoch = host["cancelled"]
+        state.progress.replace(**progress, cancelled=cancelled, cancelled_in_epoch=cancelled_in_epoch)
+        # A checkpoint between two steps is never in a stopped window, so `stopped` becomes 0.
+        state.train.set_counters(state.progress, **dict.fromkeys(COUNTERS[len(progress) :], 0))
         for name in state.cbstate:
             if name in host["cbstate"]:
-                present = state.cbstate[name]
-                state.cbstate[name] = decoder.decode(host["cbstate"][name], present, f"`cbstate.{name}`")
-        for declared in self._parts.graph.declared:
+                state.cbstate[name] = _entry(decoder, host["cbstate"][name], state.cbstate[name], f"`cbstate.{name}`")
+        for declared in self._core.graph.declared:
             if declared.name in host["callbacks"]:
                 self._load(declared.callback, declared.label, host["callbacks"][declared.name], decoder)
-        at = host["at"]
         for name in _FIT:
             setattr(state.fit, name, fit[name])
         state.fit.at = Position(*at) if at is not None else None
         state.fit.restored = True
+        # Last, because finding a position can take long: some sources are read again from the start.
         lines = []
-        for name, feed in self._parts.feeds.items():
-            if name in host["data"] and name not in staying:
-                replayed = feed.go_to(decoder.decode(host["data"][name], None, f"the position of `data.{name}`"))
-                if replayed:
-                    lines.append(f"data.{name}: {replayed:,} batches were read and thrown away to get there")
+        for name, position in data.items():
+            replayed = self._core.streams[name].seek(position)
+            if replayed:
+                batches = "1 batch" if replayed == 1 else f"{replayed:,} batches"
+                lines.append(f"data.{name}: read and discarded {batches} to reach the position")
         return lines
 
-    def _load(self, callback: Any, label: str, held: Any, decoder: Decoder) -> None:
-        saved = decoder.decode(held, callback.state_dict(), f"the state of {label}")
+    def _keep_hyperparams(self, saved: Mapping[str, Any], changed: Collection[str]) -> None:
+        """Set the hyperparameters that the user has changed on purpose; for the others, keep what the run began with.
+
+        Args:
+            saved: The values with which the program of the saved run began.
+            changed: Names of the hyperparameters that the user has changed.
+        """
+        train = self._core.state.train
+        # The run continues with a saved value until the user allows another one, so the next resume reports it again.
+        train.given_hyperparams.update({name: value for name, value in saved.items() if name not in changed})
+        for name in changed:
+            new = train.hyperparams.put(train.live(("opt_state",)), name, train.given_hyperparams[name])
+            train.replace(("opt_state",), new)
+
+    def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> None:
+        saved = decoder.decode(encoded, callback.state_dict(), f"the state of {label}")
         try:
             callback.load_state_dict(saved)
-        except DeclarationError as error:
+        except Exception as error:
+            if is_interruption(error) or (isinstance(error, FluxcbError) and not isinstance(error, DeclarationError)):
+                error.add_note(f"raised in `load_state_dict` of {label}")
+                raise
+            message, where, fix = f"{type(error).__name__}: {error}.", (), ()
+            if isinstance(error, DeclarationError):
+                message, where, fix = error.what, error.where, error.fix
             raise ResumeError(
-                f"{label} cannot take back the state that the checkpoint has for it: {error.what}",
-                where=error.where,
-                fix=error.fix or "construct it with the arguments it had when the checkpoint was written",
+                f"{label} cannot restore its state from the checkpoint: {message}",
+                where=where,
+                fix=fix or "construct it with the arguments it had when the checkpoint was written",
             ) from error
-        except BaseException as error:
-            error.add_note(f"raised in `load_state_dict` of {label}")
-            raise
 
 
-def _held(tree: PyTree) -> PyTree:
-    """Return a pytree's arrays as copies on the host; those spread over several processes stay where they are."""
-
-    def held(leaf: Any) -> Any:
-        if is_key(leaf) or not leaf.is_fully_addressable:
-            return jnp.copy(leaf)
-        return np.array(leaf)
-
-    return jax.tree.map(held, tree)
-
-
-def _placed(now: PyTree, then: PyTree) -> PyTree:
-    """Return the arrays of `then` as the program expects them: placed, and of the same (weak) types."""
-
-    def placed(old: Any, new: Any) -> Any:
-        if is_key(old):
-            new = new if is_key(new) else jax.random.wrap_key_data(jnp.asarray(new), impl=jax.random.key_impl(old))
-        new = jnp.copy(new) if is_key(new) else jnp.array(new, copy=True)
-        return jax.device_put(new, old.sharding) if old.committed else new
-
-    return jax.tree.map(placed, now, then)
+def _key_like(found: Any, now: Any) -> Any:
+    """Return the run's random key from a checkpoint, if it is of the same kind as the key of this run."""
+    if not (isinstance(found, jax.Array) and found.dtype == now.dtype and found.shape == now.shape):
+        raise CheckpointCorruptError(
+            f"The checkpoint has {text_of(found) if hasattr(found, 'dtype') else repr(found)} as the run's random key, "
+            f"which is {text_of(now)}.",
+            fix="build the Learner with a key of the implementation that the run began with",
+        )
+    return found
 
 
-def _changes(what: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    lines = [f"{what}: {name} ({then[name]}) is missing now" for name in then if name not in now]
-    lines += [f"{what}: {name} ({now[name]}) is new" for name in now if name not in then]
-    return lines + [
-        f"{what}: {name} was {then[name]}, and is {now[name]} now"
-        for name in then
-        if name in now and then[name] != now[name]
-    ]
+def _entry(decoder: Decoder, encoded: Any, existing: Any, where: str) -> Any:
+    """Return a restored entry of `cbstate`; objects keep their class."""
+    value = decoder.decode(encoded, existing, where)
+    # A forged file must not replace an object by plain data, which would fail later in a handler.
+    is_object = callable(getattr(existing, "load_state_dict", None)) or dataclasses.is_dataclass(existing)
+    if is_object and type(value) is not type(existing):
+        raise CheckpointCorruptError(
+            f"The checkpoint has {type(value).__name__} for {where}, which is an object of "
+            f"{type(existing).__name__} in this run.",
+            fix="restore another checkpoint",
+        )
+    return value
+
+
+def _changes(what: str, then: Mapping[str, Any], now: Mapping[str, Any], allow: Collection[str]) -> list[str]:
+    lines = {name: f"({then[name]}) is missing now" for name in then if name not in now}
+    lines |= {name: f"({now[name]}) is new" for name in now if name not in then}
+    lines |= {n: f"was {then[n]}, and is {now[n]} now" for n in then if n in now and then[n] != now[n]}
+    return [f"{what}: {name} {line}" for name, line in lines.items() if not allows(allow, f"{what}.{name}")]
 
 
 def _class_of(callback: Any) -> str:
     cls = type(unwrap(callback))
-    return f"{cls.__module__}.{cls.__qualname__}"
+    # Files of the library can move between versions, but the public name stays.
+    module = "fluxcb.callbacks" if cls.__module__.startswith("fluxcb.callbacks.") else cls.__module__
+    return f"{module}.{cls.__qualname__}"
 
 
-def _length(source: Any) -> int | None:
-    try:
-        return len(source)
-    except TypeError:
-        return None
-
-
-@functools.cache  # it reads files
+@functools.cache  # reads files
 def _version(package: str) -> str:
     try:
         return version(package)

@@ -1,12 +1,15 @@
-"""Read-only views for `learner.cbstate` and `learner.hyperparams` outside handlers, with entries as attributes."""
+"""Views for `learner.cbstate`, `learner.hyperparams` and `learner.data` outside handlers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
-from fluxcb._declare.access import Write, line_to_add
+from fluxcb._calls import entry_point
+from fluxcb._declare.access import Write, dotted
+from fluxcb._declare.callback import Callback
 from fluxcb._errors import AccessError, did_you_mean
+from fluxcb._run.shared_parts import is_hub
 
 __all__ = ["StateView"]
 
@@ -22,18 +25,28 @@ class StateView(Mapping[str, Any]):
     Args:
         name: The name of the Learner's attribute, such as `cbstate`.
         entries: The entries.
+        assign: Assigns an entry in the Learner, and returns its new value; None if the mapping is read-only. A copy of
+            the view (`copy`, `pickle`) is read-only.
     """
 
-    __slots__ = ("_entries", "_name")
+    __slots__ = ("_assign", "_entries", "_name")
 
+    _assign: Callable[[str, Any], Any] | None
     _entries: Mapping[str, Any]
     _name: str
 
-    def __init__(self, name: str, entries: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, entries: Mapping[str, Any], assign: Callable[[str, Any], Any] | None = None) -> None:
+        # The class overrides `__setattr__` to assign entries of the state.
         object.__setattr__(self, "_name", name)
-        object.__setattr__(self, "_entries", entries)
+        object.__setattr__(self, "_entries", dict(entries))
+        object.__setattr__(self, "_assign", assign)
 
+    @entry_point
     def __getitem__(self, name: str) -> Any:
+        if name not in self._entries:
+            hint = did_you_mean(str(name), self._entries)
+            # A KeyError, because `get` and `in` of a mapping expect it.
+            raise KeyError(f"`learner.{self._name}` has no {name!r}.{hint}")
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -42,40 +55,51 @@ class StateView(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __getattr__(self, name: str) -> Any:  # only called for names that are not methods
+    @entry_point
+    def __getattr__(self, name: str) -> Any:  # called only for names that are not methods
         if name.startswith("_") or name not in self._entries:
             hint = did_you_mean(name, self._entries)
+            # An AttributeError, because `hasattr` expects it.
             raise AttributeError(f"`learner.{self._name}` has no `{name}`.{hint}", name=name, obj=self)
         return self._entries[name]
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._entries]
 
+    @entry_point
     def __setattr__(self, name: str, value: Any) -> None:
-        self._refuse(name)
+        self[name] = value
 
+    @entry_point
     def __setitem__(self, name: str, value: Any) -> None:
-        self._refuse(name)
+        if self._assign is None:
+            self._refuse(name)
+        # The view shows the assigned value without reading the state again.
+        object.__setattr__(self, "_entries", {**self._entries, name: self._assign(name, value)})
 
+    @entry_point
     def __delattr__(self, name: str) -> None:
-        self._refuse(name)
+        del self[name]
 
+    @entry_point
     def __delitem__(self, name: str) -> None:
-        self._refuse(name)
+        if self._assign is None:
+            self._refuse(name)
+        raise AccessError(
+            f"`learner.{self._name}.{name}` cannot be deleted.",
+            fix=f"assign another value: `learner.{self._name}[{name!r}] = value`",
+        )
 
     def _refuse(self, name: str) -> NoReturn:
-        access, path = line_to_add((self._name, name), Write()), f"learner.{self._name}.{name}"
-        fix = [f"assign `{path}` in a handler of a callback that declares `{access}`"]
-        if self._name == "hyperparams":
-            example = f"learner.callbacks.add(CustomCallback(function, FitBegin, access={access}))"
-            fix.append(f"for the next fit: `{example}`, where `function(learner)` assigns it")
+        path = self._name, name
         raise AccessError(
-            f"`learner.{self._name}` is read-only outside handlers, and `{name}` is changed there.",
+            f"`learner.{self._name}` is read-only outside handlers, so `{name}` cannot be changed there.",
             why="it is a new mapping each time it is read, so the change would be lost",
-            fix=fix,
+            fix=f"assign `learner.{dotted(path)}` in a handler, and {Callback().how_to_declare(path, Write())}",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Without the function, which would tie a pickled copy to this Learner.
         return type(self), (self._name, dict(self._entries))
 
     def __repr__(self) -> str:
@@ -95,8 +119,8 @@ def _described(value: Any) -> str:
         return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
     if not hasattr(value, "__len__"):
         return kind
-    keyed = isinstance(value, Mapping) or hasattr(type(value), "cbstate_part")
-    if not keyed:
+    # A hub such as `Monitors` is not a Mapping, but its parts have names.
+    if not (isinstance(value, Mapping) or is_hub(value)):
         return f"{kind} of {len(value)}"
     names = list(map(str, value))
     rest = [f"{len(names) - _SHOWN} more"] if len(names) > _SHOWN else []

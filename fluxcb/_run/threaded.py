@@ -1,7 +1,7 @@
-"""The engine whose handlers of one moment run on threads, and the state that they share.
+"""Running host handlers on threads, with the state that they share.
 
-The thread that called `fit` decides what starts when, and runs what has to run by itself or is not worth a thread. With
-the serial executor nothing of this file is in use.
+The thread that called `fit` schedules the handlers. It also runs the handlers that must run alone or that are too short
+for a thread. With the serial executor, nothing in this file is used.
 """
 
 from __future__ import annotations
@@ -14,41 +14,50 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from fluxcb._compile.call_errors import host_returned
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._declare.access import Permission
 from fluxcb._declare.control import Cancel, PauseFitting
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import Event, StepBegin, StepEnd
+from fluxcb._declare.events import Event
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, DeclarationError
-from fluxcb._run.engine import Engine, whose
+from fluxcb._run.concurrency import Concurrency, concurrency_of
+from fluxcb._run.emitter import Emitter, handler_label
 from fluxcb._run.executors import Executor, Pool
-from fluxcb._run.feed import Feed
 from fluxcb._run.host_backend import HostBackend
-from fluxcb._run.measuring import HandlerTime, Meter
-from fluxcb._run.moments import Concurrency, concurrency_of
+from fluxcb._run.meter import HandlerTime, Meter
+from fluxcb._run.moment import LentContainers
 from fluxcb._run.programs import Programs
+from fluxcb._run.services import Services
 from fluxcb._run.state import HostState
 from fluxcb._typing import StatePath
 
-__all__ = ["SharedState", "ThreadedEngine"]
+__all__ = ["LentByThread", "SharedMeter", "ThreadedEmitter"]
 
 WORTH_A_THREAD = 1e-4
-"""A handler that took less (s) when it last ran is run where it is: handing it to a thread takes some 30 us."""
+"""A handler whose last run was shorter (s) stays on the main thread, because a handover takes about 30 us.
+
+Otherwise threads would make steps slower. The choice of the thread changes no result.
+"""
 
 
 class SharedMeter(Meter):
-    """A meter that handlers on several threads use at once."""
+    """A meter that handlers on several threads can use concurrently."""
 
     def __init__(self) -> None:
+        # Before the constructor of the base class, which sets `_current`.
         self._lock = threading.Lock()
         self._rows_at_work = threading.local()
         super().__init__()
 
     @property
     def _current(self) -> HandlerTime:
+        # Each thread runs another handler, to which its reads are counted.
         return getattr(self._rows_at_work, "row", self._engine)
 
     @_current.setter
@@ -60,82 +69,63 @@ class SharedMeter(Meter):
             super()._count(what)
 
 
-class _ByThread(threading.local):
-    def __init__(self) -> None:
-        self.handed: list[tuple[str, StatePath, Any, list[Any], Any]] = []
-
-
-class SharedState(HostState):
-    """A state that handlers on several threads use at once.
-
-    Attributes:
-        lock: Held while the carry, a copy of it or a window's value is looked up or exchanged.
-    """
-
-    def __init__(self, **parts: Any) -> None:
-        self.lock = threading.RLock()
-        self._by_thread = _ByThread()
-        super().__init__(**parts)
-        self.meter = SharedMeter()
-
-    @property  # of an attribute, which the serial path reads faster
-    def handed(self) -> list[tuple[str, StatePath, Any, list[Any], Any]]:
-        """Containers that the handler on this thread was given."""
-        return self._by_thread.handed
-
-    @handed.setter
-    def handed(  # pyright: ignore[reportIncompatibleVariableOverride]  # see above
-        self, handed: list[tuple[str, StatePath, Any, list[Any], Any]]
-    ) -> None:
-        self._by_thread.handed = handed
+class LentByThread(LentContainers, threading.local):
+    """The lent containers of each thread: `threading.local` calls `__init__` once per thread."""
 
 
 class SharedBackend(HostBackend):
-    """Reads and writes one at a time: what is not thread-safe below is made so here."""
+    """Serializes reads and writes, because the carry, its copies, and windows are not thread-safe.
 
-    _state: SharedState
+    Args:
+        state: The state.
+        declared: The callback.
+        services: The services that handlers reach besides the state.
+        lock: Held while the carry, a copy of it, or a value of a window is read or replaced. These operations are short
+            compared with the rest of an expensive handler.
+    """
+
+    def __init__(
+        self, state: HostState, declared: Declared, services: Services, lock: AbstractContextManager[Any]
+    ) -> None:
+        super().__init__(state, declared, services)
+        self._lock = lock
 
     def _value(self, path: StatePath, permission: Permission) -> Any:
-        with self._state.lock:
+        with self._lock:
             return super()._value(path, permission)
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Replace the value at a path."""
-        with self._state.lock:
+        with self._lock:
             super().write(path, value, permission)
 
 
-class ThreadedEngine(Engine):
+class ThreadedEmitter(Emitter):
     """Runs the handlers of a moment on threads, as far as the graph allows.
 
     Args:
         state: The state.
-        programs: The compiled programs.
-        executor: Gives the threads.
+        programs: Has the plan.
+        executor: Provides the threads.
     """
 
-    state: SharedState
-
-    def __init__(self, state: SharedState, programs: Programs, executor: Executor) -> None:
+    def __init__(self, state: HostState, programs: Programs, executor: Executor) -> None:
         super().__init__(state, programs)
+        self._lock = threading.RLock()
         self._executor = executor
         self._in_fit = False
         self._pool: Pool | None = None
-        self._at_once = False  # whether handlers of the moment at hand may be running on other threads
-        self._known: dict[tuple[HostCall, ...], Concurrency | None] = {}
+        self._concurrent = False  # whether handlers of the current moment may be running on other threads
+        # Weak, so that the plans of replaced callbacks can be freed.
+        self._concurrency: WeakKeyDictionary[Plan, dict[tuple[HostCall, ...], Concurrency | None]] = WeakKeyDictionary()
 
-    def backend(self, declared: Declared) -> SharedBackend:
-        """Return the way of one callback's proxies into the state."""
-        return SharedBackend(self.state, declared)
-
-    def use(self, plan: Plan, setup: Any) -> None:
-        """Run with another plan from now on."""
-        super().use(plan, setup)
-        self._known = {}
+    def backend(self, declared: Declared, services: Services) -> SharedBackend:
+        """Return the backend through which the protected learners of a callback read and write."""
+        return SharedBackend(self.state, declared, services, self._lock)
 
     @contextlib.contextmanager
     def threads(self) -> Iterator[None]:
-        """Keep threads, once they are needed, until the context is left."""
+        """Return a context that keeps the threads, which start when they are first needed."""
         self._in_fit = True
         try:
             yield
@@ -145,36 +135,35 @@ class ThreadedEngine(Engine):
             if pool is not None:
                 pool.shutdown()
 
-    def run_epoch(self, phase: Phase, feed: Feed, *, limit: int | None, goes_on: bool, inside: bool = False) -> int:
-        """Run one epoch of a phase."""
-        self._refuse_at_once(f"an epoch of {type(phase).__name__}")
-        return super().run_epoch(phase, feed, limit=limit, goes_on=goes_on, inside=inside)
-
     def run_calls(self, calls: Sequence[HostCall], event: Event, phase: Phase) -> None:
-        """Run host calls that are due, several at a time where that is possible."""
-        self._refuse_at_once(f"{event!r} x {type(phase).__name__}")
+        """Run the host calls that are due, concurrently where that is possible."""
+        self.refuse_concurrent(f"{event!r} x {type(phase).__name__}")
+        # Outside of `threads()`, nothing would end the pool. A single handler has nothing to overlap with.
         if not self._in_fit or len(calls) < 2:
             super().run_calls(calls, event, phase)
             return
+        # Which handlers may overlap depends on the graph only, so it is computed once per plan and moment.
         calls = tuple(calls)
-        if calls not in self._known:
-            self._known[calls] = concurrency_of(calls, self.plan.graph)
-        moment = self._known[calls]
-        if moment is None:
+        by_calls = self._concurrency.setdefault(self.plan, {})
+        if calls not in by_calls:
+            by_calls[calls] = concurrency_of(calls, self.plan.graph)
+        handlers = by_calls[calls]
+        if handlers is None:
             super().run_calls(calls, event, phase)
         else:
-            _Emission(self, moment, event, phase).run()
+            _Emission(self, handlers, event, phase).run()
 
-    def _refuse_at_once(self, what: str) -> None:
-        if self._at_once:
+    def refuse_concurrent(self, what: str) -> None:
+        """Refuse an action that must not happen while handlers run on other threads."""
+        if self._concurrent:
             raise DeclarationError(
-                f"A handler asks for {what}, while others of its moment may be running on other threads.",
-                why="it would move the counters and the step that they look at",
-                fix="write `main_thread = True` into its class: its handlers then run by themselves, where `fit` "
-                "was called",
+                f"A handler requests {what} while other handlers of its moment may be running on other threads.",
+                why="it would change the counters and the step that the other handlers read",
+                fix="write `main_thread = True` in the body of its class: its handlers then run alone, on the thread "
+                "that called `fit`",
             )
 
-    # -- what an emission asks ----------------------------------------------------------------
+    # -- for `_Emission` ------------------------------------------------------------------------
 
     @property
     def pool(self) -> Pool:
@@ -186,156 +175,151 @@ class ThreadedEngine(Engine):
         return self._pool
 
     @contextlib.contextmanager
-    def at_once(self, at_once: bool) -> Iterator[None]:
-        """Say whether handlers may be running on other threads."""
-        outer, self._at_once = self._at_once, at_once
+    def concurrent(self, concurrent: bool) -> Iterator[None]:
+        """Set whether handlers may be running on other threads, until the context is left."""
+        outer, self._concurrent = self._concurrent, concurrent
         try:
             yield
         finally:
-            self._at_once = outer
+            self._concurrent = outer
 
     def is_due(self, call: HostCall, event: Event, phase: Phase) -> bool:
-        """Tell whether a call is due."""
+        """Return whether a call is due."""
         due = not call.schedules or self._due(call, phase, event)
-        if self.state.handed:  # by a predicate
-            self.state.verify_handed()
+        if self._lent.entries:  # a predicate has read something
+            self._lent.verify()
         return due
-
-    def explained(self, error: BaseException, call: HostCall, event: Event, phase: Phase) -> BaseException:
-        """Return what a handler raised as `run_calls` raises it."""
-        if isinstance(error, Cancel) and isinstance(event, StepBegin | StepEnd):
-            try:
-                self._check_cancel(call, event)
-            except AccessError as refusal:
-                refusal.__context__ = error
-                return refusal
-        elif not isinstance(error, Cancel):
-            error.add_note(self._note(call, event, phase))
-        return error
 
 
 class _Emission:
     """One event's handlers, while they run.
 
     Args:
-        engine: The engine.
-        moment: The handlers.
+        emitter: Runs handlers.
+        handlers: The handlers of the event, with their dependencies.
         event: The event.
         phase: The phase.
     """
 
-    def __init__(self, engine: ThreadedEngine, moment: Concurrency, event: Event, phase: Phase) -> None:
-        self._engine, self._state, self._moment = engine, engine.state, moment
+    def __init__(self, emitter: ThreadedEmitter, handlers: Concurrency, event: Event, phase: Phase) -> None:
+        self._emitter, self._handlers = emitter, handlers
+        self._train, self._lent = emitter.state.train, emitter.state.moment.lent
         self._event, self._phase = event, phase
-        self._needs = list(moment.needs)
-        self._ready = [i for i, number in enumerate(self._needs) if number == 0]  # a heap: they start in serial order
-        self._due: list[int] = []  # kept, because a clock is asked once
+        self._needs = list(handlers.needs)
+        # A heap, so that handlers start in serial order.
+        self._ready = [i for i, number in enumerate(self._needs) if number == 0]
+        self._due: list[int] = []  # stored, because a clock must be polled only once
         self._running: dict[Future[Any], int] = {}
         self._raised: dict[int, BaseException] = {}
 
     def run(self) -> None:
-        """Run the handlers; return, or raise, once none is running."""
+        """Run the handlers. Return or raise only after all of them have finished."""
         try:
-            with self._engine.at_once(True):
+            with self._emitter.concurrent(True):
                 while True:
-                    if not self._raised:
-                        here = self._start()
-                        if here is not None:
-                            self._run_here(here)
+                    if not self._raised:  # after an error, only wait for the running handlers
+                        inline = self._start()
+                        if inline is not None:
+                            self._run_inline(inline)
                             continue
                     if not self._running:
                         break
-                    self._collect()
-        except BaseException:  # a second Ctrl-C
+                    self._wait_for_one()
+        except BaseException:  # a second Ctrl-C; no handler may still run after the moment
             wait(self._running)
             raise
         finally:
-            if self._state.copies:
-                self._state.forget_copies()
+            # The readers of a moment share copies of the carry, and later steps change it.
+            self._train.forget_copies()
         if self._raised:
             self._raise()
 
     def _start(self) -> int | None:
-        """Start what is ready and worth a thread; return which one to run here, if any."""
-        moment = self._moment
+        """Start ready handlers on threads where it pays off; return the one to run on this thread, or None."""
+        handlers = self._handlers
         while self._ready:
             i = heapq.heappop(self._ready)
             try:
-                due = self._engine.is_due(moment.calls[i], self._event, self._phase)
+                due = self._emitter.is_due(handlers.calls[i], self._event, self._phase)
             except Exception as error:
                 self._raised[i] = error
                 return None
             if due:
                 self._due.append(i)
             else:
-                self._finish(i)
-        dear = [i for i in self._due if moment.seconds[i] >= WORTH_A_THREAD and not moment.alone[i]]
-        cheap = [i for i in self._due if i not in dear]
-        if len(dear) > 1 or (dear and self._running):
-            for i in sorted(dear):
-                job = functools.partial(contextvars.copy_context().run, functools.partial(self._work, i))
-                self._running[self._engine.pool.submit(job)] = i
-            self._due, dear = cheap, []
-        here = min(
-            cheap or dear, default=None
-        )  # what is cheap first: who waits for it may then run beside the dear one
-        if here is not None:
-            self._due.remove(here)
-        return here
+                self._release_dependents(i)
+        # A thread pays off only for an expensive handler that can overlap with another one.
+        expensive = [i for i in self._due if handlers.seconds[i] >= WORTH_A_THREAD and not handlers.alone[i]]
+        cheap = [i for i in self._due if i not in expensive]
+        if len(expensive) > 1 or (expensive and self._running):
+            # In serial order, so that they begin in the same order in each run.
+            for i in sorted(expensive):
+                # Handlers see the context variables of the thread that called `fit`, as in serial runs.
+                job = functools.partial(contextvars.copy_context().run, functools.partial(self._call_handler, i))
+                self._running[self._emitter.pool.submit(job)] = i
+            self._due, expensive = cheap, []
+        # Cheap handlers go first: handlers that wait for them can then overlap with the expensive one.
+        inline = min(cheap or expensive, default=None)
+        if inline is not None:
+            self._due.remove(inline)
+        return inline
 
-    def _run_here(self, i: int) -> None:
-        with self._engine.at_once(not self._moment.alone[i]):
-            self._work(i)
+    def _run_inline(self, i: int) -> None:
+        with self._emitter.concurrent(not self._handlers.alone[i]):
+            self._call_handler(i)
         error = self._raised.get(i)
         if error is None:
-            self._finish(i)
+            self._release_dependents(i)
         elif not isinstance(error, Exception):  # KeyboardInterrupt and SystemExit do not wait for other handlers
-            raise self._engine.explained(error, self._moment.calls[i], self._event, self._phase)
+            raise self._emitter.explain_error(error, self._handlers.calls[i], self._event, self._phase)
 
-    def _work(self, i: int) -> None:
-        """Run one handler, on whatever thread."""
-        call, state = self._moment.calls[i], self._state
+    def _call_handler(self, i: int) -> None:
+        """Run one handler, on any thread."""
+        call, lent = self._handlers.calls[i], self._lent
         began = time.perf_counter()
-        state.handed = []
+        lent.forget()
         try:
-            call.function(self._event, self._phase, call.learner)
-            if state.handed:
-                state.verify_handed()
-        except PauseFitting as asked:
+            if (returned := call.function(self._event, self._phase, call.learner)) is not None:
+                raise host_returned(call.handler, returned)
+            lent.verify()
+        except PauseFitting as request:
             try:
-                self._engine.pause(asked, call, self._event)
+                self._emitter.pause(request, call, self._event)
             except (PauseFitting, AccessError) as error:
                 self._raised[i] = error
         except BaseException as error:
             self._raised[i] = error
         finally:
-            state.handed = []
-            self._moment.seconds[i] = time.perf_counter() - began
+            lent.forget()
+            # Decides where the handler runs next time.
+            self._handlers.seconds[i] = time.perf_counter() - began
 
-    def _collect(self) -> None:
-        """Wait until a thread is done with a handler."""
+    def _wait_for_one(self) -> None:
+        """Wait until a handler on a thread has finished."""
+        # Not all of them: each handler that finishes can release others.
         done, _ = wait(self._running, return_when=FIRST_COMPLETED)
         for future in done:
             i = self._running.pop(future)
             error = future.exception()
-            if error is not None:  # of the threads, not of the handler
+            if error is not None:  # from the executor; exceptions of handlers are in `_raised`
                 self._raised[i] = error
             elif i not in self._raised:
-                self._finish(i)
+                self._release_dependents(i)
 
-    def _finish(self, i: int) -> None:
-        for j in self._moment.after[i]:
+    def _release_dependents(self, i: int) -> None:
+        for j in self._handlers.after[i]:
             self._needs[j] -= 1
             if not self._needs[j]:
                 heapq.heappush(self._ready, j)
 
     def _raise(self) -> None:
-        """Raise what the first handler in serial order raised, a Cancel only if nothing else was raised."""
-        calls, event, phase = self._moment.calls, self._event, self._phase
-        raised = {i: self._engine.explained(error, calls[i], event, phase) for i, error in self._raised.items()}
+        """Raise the exception of the first handler in serial order, a Cancel only if there is no other exception."""
+        calls, event, phase = self._handlers.calls, self._event, self._phase
+        raised = {i: self._emitter.explain_error(error, calls[i], event, phase) for i, error in self._raised.items()}
+        # The serial order makes the result independent of the timing of the threads.
         order = sorted(raised, key=lambda i: (isinstance(raised[i], Cancel), i))
         first = raised[order[0]]
         for i in order[1:]:
-            first.add_note(f"and by {whose(calls[i])}: {type(raised[i]).__name__}: {raised[i]}")
-        self._raised.clear()  # else the exception would hold itself, by way of this frame
+            first.add_note(f"and by {handler_label(calls[i])}: {type(raised[i]).__name__}: {raised[i]}")
+        self._raised.clear()  # otherwise the exception would reference itself through this frame
         raise first

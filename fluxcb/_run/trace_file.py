@@ -1,4 +1,4 @@
-"""Trace files: events as JSON in Chrome's Trace Event Format, for chrome://tracing and Perfetto."""
+"""Writing events as JSON in Chrome's Trace Event Format, for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from fluxcb._errors import DeclarationError
 __all__ = ["WIDTH", "Kind", "check_writable", "save"]
 
 WIDTH = 6
-"""Numbers of an event: its kind, begin (s), end (s), and three more."""
+"""Number of values per event: its kind, begin (s), end (s), and three more."""
 
-_CHUNK = 10_000
+_CHUNK = 10_000  # events that are converted at a time, so that a full timeline does not double its memory
 
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What the events of one kind share.
+    """The properties that all events of one kind share.
 
     Attributes:
-        letter: The format's `ph`: `X` for a span, `i` for an instant, `s`, `t` and `f` for an arrow.
+        letter: The field `ph` of the format: `X` for a span, `i` for an instant, and `s`, `t`, `f` for the begin, a
+            step, and the end of an arrow.
         track: Number of the track.
-        name: What the viewer shows.
-        category: What the viewer filters by.
-        facts: The arguments that all of them share.
-        numbers: Names of the arguments that differ, three at most; of an arrow, the first is its number.
+        name: The name that the viewer shows.
+        category: The category that the viewer filters by.
+        facts: The arguments that all events of the kind share.
+        numbers: Names of the arguments that differ, at most three. For an arrow, the first is its number.
     """
 
     letter: str
@@ -47,19 +48,20 @@ class Kind:
 def save(
     path: Path, kinds: Sequence[Kind], events: array[float], *, origin: float, tracks: Mapping[int, str], dropped: int
 ) -> None:
-    """Write a file whole, or leave what was there.
+    """Write a file atomically: if writing fails, a previous file stays.
 
     Args:
         path: The file; compressed if it ends in `.gz`.
-        kinds: What the first number of an event refers to.
+        kinds: The kinds, by the first number of an event.
         events: The events, `WIDTH` numbers each.
-        origin: What is 0 in the file (s).
+        origin: The time that is 0 in the file (s).
         tracks: Names of the tracks.
-        dropped: How many events are missing.
+        dropped: Number of events that were not kept.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
+    # In the same folder, because `os.replace` is atomic only within a file system.
     temporary = _beside(path)
     try:
         with (
@@ -75,23 +77,24 @@ def save(
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before something is done for it.
+    """Check that a file can be written, before the training runs.
 
     Raises:
-        DeclarationError: It cannot.
+        DeclarationError: The file cannot be written.
     """
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
         if "\0" in str(path):
             raise OSError(None, "no file's name has a null character")
+        # Creating a file is the only reliable test, for example on network file systems.
         probe = _beside(path)
         probe.touch()
         probe.unlink()
     except OSError as error:
         raise DeclarationError(
             f"The trace cannot be written to `{path}`: {error.strerror}.",
-            why="it is written when the context is left, and a training for nothing would be a pity",
+            why="the file is written when the `with` block ends, after all of the training",
             fix='name a file in a folder that exists and may be written to, such as "trace.json" or "trace.json.gz"',
         ) from error
 
@@ -103,12 +106,15 @@ def _beside(path: Path) -> Path:
 def _text(
     kinds: Sequence[Kind], events: array[float], origin: float, tracks: Mapping[int, str], dropped: int
 ) -> Iterator[str]:
+    # Written as text, because a million dicts for `json.dump` would take gigabytes.
     yield f'{{"displayTimeUnit":"ms","otherData":{_json({"dropped_events": dropped})},"traceEvents":[\n'
     yield _json({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "fluxcb"}})
+    # Viewers show these names instead of the numbers.
     for track, name in tracks.items():
         for what, value in (("name", name), ("sort_index", track)):
             named = {"name": f"thread_{what}", "ph": "M", "pid": 1, "tid": track, "args": {what: value}}
             yield ",\n" + _json(named)
+    # All events of a kind begin with the same text, which is made once per kind.
     heads = [_head(kind) for kind in kinds]
     shared = [[_json(kind.facts)[1:-1]] if kind.facts else [] for kind in kinds]
     for number, began, ended, *numbers in _sorted(kinds, events, origin):
@@ -131,10 +137,11 @@ def _head(kind: Kind) -> str:
 
 
 def _sorted(kinds: Sequence[Kind], events: array[float], origin: float) -> Iterator[list[int]]:
-    """Yield the events with times in whole nanoseconds, sorted by time, what encloses before what is enclosed."""
+    """Yield the events with times in nanoseconds, sorted by time, and an enclosing span before the spans inside it."""
     rows = np.asarray(events).reshape(-1, WIDTH)
     began, ended = (np.rint((rows[:, column] - origin) * 1e9) for column in (1, 2))
-    # An arrow begins before it goes on. Spans of the same time: the outer one was recorded later, when it ended.
+    # At the same time, an arrow begins before it continues. Of spans with the same times, the outer one was recorded
+    # later, when it ended.
     rank = np.array(["Xistf".index(kind.letter) for kind in kinds], np.int64)[rows[:, 0].astype(np.int64)]
     order = np.lexsort((-np.arange(len(rows)), rank, -ended, began))
     for start in range(0, len(rows), _CHUNK):
@@ -145,7 +152,7 @@ def _sorted(kinds: Sequence[Kind], events: array[float], origin: float) -> Itera
 
 
 def _microseconds(nanoseconds: int) -> str:
-    # By whole numbers, so that no rounding lets a span end after the one around it.
+    # In integers, because rounding could make a span end after the span around it.
     return f"{nanoseconds // 1000}.{nanoseconds % 1000:03d}"
 
 

@@ -1,12 +1,13 @@
-"""Read-only views: what a Read of shared Python state hands out.
+"""Read-only views of shared Python state, for callbacks that declare `Read`.
 
-A view looks like what it shows (`isinstance` agrees), forwards reading, wraps what it returns,
-and refuses every change, also one made by the object's own methods.
+A view passes `isinstance` checks for the class of its object, forwards reads, and wraps the results. It refuses every
+change, also a change by the object's own methods.
 """
 
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import types
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import numpy as np
 
 from fluxcb._errors import AccessError
 
-__all__ = ["read_only"]
+__all__ = ["copied_view", "is_view", "read_only"]
 
 _MUTATING = {
     dict: ("__setitem__", "__delitem__", "__ior__", "clear", "pop", "popitem", "setdefault", "update"),
@@ -70,28 +71,41 @@ def read_only(value: Any, refuse: Callable[[], AccessError]) -> Any:
 
     Args:
         value: The object.
-        refuse: Makes the error that a write through the view raises.
+        refuse: Returns the error that a write through the view raises.
     """
+    # NumPy has its own read-only views, which cost no copy.
     if isinstance(value, np.ndarray):
         view = value.view()
         view.flags.writeable = False
         return view
     if isinstance(value, _View):
         return value
+    # A tuple is immutable, but its items may not be.
     if type(value) is tuple:
         return tuple(read_only(item, refuse) for item in value)
-    if isinstance(value, _ITEMS):  # what they hand out would be live
+    if isinstance(value, _ITEMS):  # iterating one would yield the mutable objects themselves
         return [read_only(item, refuse) for item in value]
     if isinstance(value, dict | list | set | collections.deque) or _is_plain_object(value):
         return _view_class(type(value))(value, refuse)
     return value
 
 
+def is_view(value: Any) -> bool:
+    """Return whether a value is a read-only view, which `isinstance` takes for its object."""
+    return _View in type(value).__mro__
+
+
+def copied_view(view: Any) -> Any:
+    """Return a read-only view of a deep copy of the object behind a view."""
+    return read_only(copy.deepcopy(view._target), view._refuse)
+
+
 def _is_plain_object(value: Any) -> bool:
     if isinstance(value, type | types.ModuleType | types.FunctionType | types.MethodType | types.BuiltinFunctionType):
         return False
     cls = type(value)
-    # Arrays and what extension modules define keep their own rules; jax arrays cannot be changed anyway.
+    # Objects of these packages are returned as they are: JAX arrays are immutable, and C extension types do not work
+    # behind a Python view.
     if cls.__module__.split(".")[0] in ("jax", "jaxlib", "numpy", "builtins", "collections", "flax", "optax"):
         return cls.__module__ == "collections"
     return hasattr(value, "__dict__")
@@ -110,9 +124,11 @@ class _View:
         target, refuse = self._target, self._refuse
         found = getattr(type(target), name, None)
         if isinstance(found, types.FunctionType) and name not in getattr(target, "__dict__", {}):
-            return types.MethodType(found, self)  # so that the method's own writes meet the view
+            return types.MethodType(found, self)  # bound to the view, so that writes in the method are refused
+        # The getter runs on the view, so a property that changes its object is refused too.
         if isinstance(found, property) and found.fget is not None:
             return read_only(found.fget(self), refuse)
+        # Methods of C types write directly and bypass `__setattr__`, so they are listed by name.
         for base, names in _MUTATING.items():
             if name in names and isinstance(target, base):
                 return self._refused
@@ -137,6 +153,7 @@ class _View:
         raise self._refuse()
 
     def __iter__(self) -> Iterator[Any]:
+        # A list, so that the object can change during the iteration.
         return iter([read_only(item, self._refuse) for item in self._target])
 
     def __repr__(self) -> str:
@@ -148,6 +165,8 @@ class _View:
 
 @functools.cache
 def _view_class(cls: type) -> type[_View]:
+    # Python looks special methods up on the class and not through `__getattr__`, so each class gets its own view class.
+    # The property `__class__` makes `isinstance` succeed.
     namespace: dict[str, Any] = {"__slots__": (), "__class__": property(lambda self: cls)}
     for name in _FORWARDED:
         if getattr(cls, name, None) is not None:
@@ -159,8 +178,9 @@ def _forward(cls: type, name: str) -> Callable[..., Any]:
     method = getattr(cls, name)
 
     def forwarded(self: _View, *args: Any) -> Any:
+        # Operators of C types accept only their own types as the other operand.
         unwrapped = [a._target if type(a).__mro__[1:2] == (_View,) else a for a in args]
-        own = isinstance(method, types.FunctionType)  # a Python method meets the view, a C one needs the object
-        return read_only(method(self if own else self._target, *unwrapped), self._refuse)
+        is_python = isinstance(method, types.FunctionType)  # a C method cannot take the view as `self`
+        return read_only(method(self if is_python else self._target, *unwrapped), self._refuse)
 
     return forwarded

@@ -1,4 +1,4 @@
-"""A window of steps that was dispatched: its batches, and what it brought back, as host handlers see it."""
+"""A dispatched window of steps: its batches, and the values that host handlers read from it."""
 
 from __future__ import annotations
 
@@ -11,40 +11,43 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import to_host
-from fluxcb._compile.carried import below
+from fluxcb._compile.carry_paths import below
 from fluxcb._compile.fetch import Fetch
 from fluxcb._compile.program import Program
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.access import dotted
-from fluxcb._run.measuring import Meter
+from fluxcb._run.meter import Meter
 from fluxcb._typing import Batch, PyTree, Rows, StatePath
 
 __all__ = ["Window"]
 
 
 class Window:
-    """Some steps in a row, and the one of them that handlers look at.
+    """Consecutive steps that were dispatched together, and an index to the step whose handlers run.
 
     Args:
-        batches: Their batches.
-        meter: Counts how often values are brought to the host.
+        batches: The batches of the steps.
+        meter: Counts the transfers to the host.
 
     Attributes:
-        length: How many steps it has; fewer than were dispatched once a handler has stopped it.
-        plan: What bounds it and is fetched; known once it was dispatched, as is `program`.
-        calls: What each call of a program brings back: `Outputs`, or rows alone.
-        stacked: Whether the window program ran it, and not single-step calls.
-        live: Whether its StepBegin handlers ran before it.
-        calling: CPU time that calling the single-step program took (s).
-        reached: How many of its steps handlers have seen.
-        blocks: Whether the next window must not begin before this one's handlers have run.
-        at: Index of the step at hand.
-        computed: Whether handlers may see what the step computed (StepEnd), or only its batch (StepBegin).
+        length: Number of steps; smaller than dispatched if a handler stopped the window.
+        plan: The bounds and fetched values; set when the window is dispatched, like `program`.
+        calls: The outputs of each program call: `Outputs`, or rows alone.
+        stacked: Whether the window program ran the window, as opposed to single-step calls.
+        live: Whether the StepBegin handlers ran before the step.
+        call_seconds: CPU time that calling the single-step program took (s).
+        reached: Number of steps whose handlers have run.
+        blocks: Whether the handlers of this window must run before the next window is dispatched.
+        at: Index of the step whose handlers run.
+        computed: Whether handlers can see the computed values (StepEnd), or only the batch (StepBegin).
         stopped: Whether a traced handler stopped the window at its last step.
-        kept: Return copies of parts of the carry as the window left it, by path.
-        written: Step values that host handlers put there.
-        overwritten: Parts of the carry that a handler has replaced since.
-        began: When it was dispatched (s, of `time.perf_counter`).
+        kept: Functions that return copies of parts of the carry after the window, by path.
+        written: Step values that host handlers wrote at the current step.
+        overwritten: Parts of the carry that a handler replaced after the window ran.
+        first_step: Number of the first step, as schedules count it.
+        began: Time of the dispatch (s, `time.perf_counter`).
+        failed: The exception that dispatching one of the batches raised, and that batch, or None. The batch is
+            dispatched again in its turn, which is expected to raise the exception again.
     """
 
     def __init__(self, batches: list[Batch], meter: Meter) -> None:
@@ -55,7 +58,8 @@ class Window:
         self.program: Program
         self.calls: list[Any] = []
         self.live = False
-        self.calling = 0.0
+        self.call_seconds = 0.0
+        self.first_step = 0
         self.reached = 0
         self.blocks = False
         self.at = 0
@@ -65,57 +69,75 @@ class Window:
         self.written: dict[str, Any] = {}
         self.overwritten: set[StatePath] = set()
         self.began = 0.0
+        self.failed: tuple[BaseException, Batch] | None = None
         self._fetch: Fetch | None = None
         self.stacked = False
-        self._rows_of: Callable[[Any], Any] = _itself
+        self._rows_of: Callable[[Any], Any] = _identity
         self._rows: np.ndarray | None = None
         self._buffers: dict[int, Any] = {}
         self._columns: dict[StatePath, Any] = {}
 
     # -- dispatching ------------------------------------------------------------------------
 
-    def came_from(self, program: Program) -> None:
-        """Note which program was called, and start moving what it brings back."""
+    def record_program(self, program: Program) -> None:
+        """Record the program that is about to be called.
+
+        An exception of a signal handler can arrive after any line, and what the calls return cannot be read without the
+        program. It is therefore recorded before the first call.
+        """
         self.program, self._fetch, self.stacked = program, program.fetch, program.steps > 1
-        self._rows_of = _itself if program.bare else operator.attrgetter("rows")
-        if not program.on_host:
+        # Decided once, because handlers read the rows of every step.
+        self._rows_of = _identity if program.rows_only else operator.attrgetter("rows")
+
+    def start_transfers(self) -> None:
+        """Start moving the outputs of the calls to the host, before they are first read."""
+        if not self.program.on_host:  # on CPU, the values are already in host memory
             for array in jax.tree.leaves(self.calls):
                 array.copy_to_host_async()
 
     def cut(self, length: int) -> list[Batch]:
-        """Drop the steps behind `length`, and return their batches."""
+        """Drop the steps after the first `length`, and return their batches."""
         rest = self.batches[length:]
+        # The batches of the dropped steps return to the stream.
         del self.batches[length:]
         self.length = length
         return rest
 
     # -- waiting ----------------------------------------------------------------------------
 
+    def ready(self) -> bool:
+        """Return whether the window has finished on the device."""
+        # All outputs of a call become ready together, so the rows of the last one are enough.
+        return self._rows_of(self.calls[-1]).is_ready()
+
     def wait(self) -> tuple[int, bool]:
-        """Wait for the window's end.
+        """Wait until the window has finished on the device.
 
         Returns:
-            How many of its steps ran, and whether the last of these stopped it.
+            The number of steps that ran, and whether the last of these stopped the window.
 
         Raises:
             JaxRuntimeError: The device failed.
         """
+        # Each row begins with two flags: whether the step ran, and whether it stopped the window.
         rows = self._rows_of(self.calls[-1])
-        rows.block_until_ready()  # unlike np.asarray, this lets signals through
+        rows.block_until_ready()  # unlike np.asarray, this call handles signals while it waits
         if self.stacked:
             ran = int(self.rows[: self.length, 0].sum())
-        elif np.asarray(rows)[0]:
+        elif np.asarray(rows)[0]:  # the last step ran, so all did; the other rows need no transfer
             ran = self.length
         else:
             ran = int(self.rows[:, 0].sum())
         return ran, bool(ran and self._head(ran - 1)[1])
 
     def _head(self, i: int) -> Any:
+        # Each single-step call has its own row, so only this one is fetched.
         return self.rows[i] if self.stacked else np.asarray(self._rows_of(self.calls[i]))
 
     @property
     def rows(self) -> np.ndarray:
-        """The rows of all its steps, int32[steps, words]."""
+        """The rows of all steps, int32[steps, words]."""
+        # One transfer for all steps of the window.
         if self._rows is None:
             self._rows = self._meter.fetched("step values", self._fetch_rows)
         return self._rows
@@ -129,9 +151,10 @@ class Window:
 
     @property
     def batch(self) -> Batch:
-        """The batch of the step at hand; rows of resident arrays are gathered when somebody looks."""
+        """The batch of the current step; rows of resident arrays are gathered at the first read."""
         batch = self.batches[self.at]
         if isinstance(batch, Rows):
+            # The program gathers the rows itself, so handlers that do not read the batch cost nothing.
             rows = jnp.asarray(batch.rows)
             batch = self.batches[self.at] = jax.tree.map(lambda a: a[rows], batch.arrays)
         return batch
@@ -142,19 +165,21 @@ class Window:
 
     @property
     def stop(self) -> bool:
-        """Whether a traced handler stopped the window at the step at hand."""
+        """Whether a traced handler stopped the window at the current step."""
         return self.stopped and self.at == self.length - 1
 
     def has(self, path: StatePath) -> StatePath | None:
-        """Return the fetched path that a path is or lies in, or None."""
+        """Return the fetched path that equals or contains a path, or None."""
+        # At StepBegin, handlers must not see what the step has computed, even if it has run.
         return self._fetch.covering(path) if self._fetch is not None and self.computed else None
 
     def value(self, path: StatePath) -> Any:
-        """Return a fetched value of the step at hand, on the host, read-only.
+        """Return a fetched value of the current step, on the host, read-only.
 
         Raises:
             KeyError: It was not fetched.
         """
+        # A column has the values of one path for all steps, so values are fetched and unpacked once per window.
         column = self._columns.get(path) if self.computed else None
         if column is None:
             column = self._columns[path] = self._column(path)
@@ -165,35 +190,37 @@ class Window:
         return column[self.at]
 
     def _column(self, path: StatePath) -> Any:
-        held, fetch = self.has(path), self._fetch
-        if held is None or fetch is None:
+        fetched, fetch = self.has(path), self._fetch
+        if fetched is None or fetch is None:
             raise KeyError(path)
-        if held in fetch.last:
+        if fetched in fetch.last:
             # Only the last step's value was fetched, and readers are due only there.
             call = self.calls[0 if self.stacked else self.length - 1]
-            last = call.last[list(fetch.last).index(held)]
-            value = self._meter.fetched(dotted(held), lambda: to_host(last))
+            last = call.last[list(fetch.last).index(fetched)]
+            value = self._meter.fetched(dotted(fetched), lambda: to_host(last))
             leaves, structure = jax.tree.flatten(value)
-            return structure, [_Last(leaf) for leaf in leaves], path[len(held) :]
-        structure, leaves = fetch.columns(held, self.rows, self._buffer)
+            return structure, [_LastValue(leaf) for leaf in leaves], path[len(fetched) :]
+        structure, leaves = fetch.columns(fetched, self.rows, self._buffer)
+        # The common case, a single array, avoids the unflatten at each read.
         if len(leaves) == 1 and jax.tree_util.treedef_is_leaf(structure):
-            if len(path) > len(held):  # an array has no parts
+            if len(path) > len(fetched):  # an array has no parts
                 raise KeyError(path)
             return leaves[0]
-        return structure, leaves, path[len(held) :]
+        return structure, leaves, path[len(fetched) :]
 
     def _buffer(self, number: int) -> Any:
         if number not in self._buffers:
+            # A large value stays on the device until a handler reads it.
             self._buffers[number] = self._meter.fetched("large step values", lambda: self._fetch_buffer(number))
         return self._buffers[number]
 
     def _fetch_buffer(self, number: int) -> Any:
         if self.stacked:
-            return _Entries(to_host(self.calls[0].buffers[number]))
+            return _BufferEntries(to_host(self.calls[0].buffers[number]))
         return [to_host(call.buffers[number]) for call in self.calls]
 
-    def by_hand(self) -> Mapping[str, PyTree]:
-        """Return the step values of a step that was run by hand, on the device."""
+    def unpacked_values(self) -> Mapping[str, PyTree]:
+        """Return the values of a single step outside an epoch, on the device."""
         return self.calls[0].values
 
     def names(self) -> list[str]:
@@ -202,12 +229,12 @@ class Window:
         return ["batch", "stop", *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written])]
 
 
-def _itself(rows: Any) -> Any:
+def _identity(rows: Any) -> Any:
     return rows
 
 
-class _Last:
-    """A value of the last step, whatever the index."""
+class _LastValue:
+    """A value of the last step, the same for every index."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -216,8 +243,8 @@ class _Last:
         return self._value
 
 
-class _Entries:
-    """The entries of a buffer, each by itself: who keeps one does not keep the whole window."""
+class _BufferEntries:
+    """The entries of a buffer as separate copies, so that keeping one does not keep the whole buffer alive."""
 
     def __init__(self, buffer: np.ndarray) -> None:
         self._buffer = buffer

@@ -1,4 +1,4 @@
-"""Auditing a set of callbacks: two real steps, to see what no declaration shows."""
+"""The audit of a set of callbacks, which trains two steps to find problems that the declarations do not show."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._declare.callback import Callback, unwrap
-from fluxcb._declare.dispatch import source_of
+from fluxcb._declare.signatures import source_of
 from fluxcb._errors import CheckError, FluxcbError
 from fluxcb._tools.advising import early_end, host_syncs, unused_access
 from fluxcb._tools.comparing import differing, same, short
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Audit", "audit_learner"]
 
-_RESUMED = "a training that goes on from a checkpoint would differ from one that was never interrupted"
+_RESUMED = "a run that resumes from a checkpoint would differ from an uninterrupted run"
 
 
 @dataclass
 class Audit:
-    """What two steps of training showed about a set of callbacks.
+    """The result of an audit of a set of callbacks.
 
     Attributes:
-        problems: What is wrong with it.
-        advice: What could be better, and is not wrong: permissions that nothing used, handlers that hold the device up.
-        syncs: For each handler, as in `Norms().show at StepEnd x TrainingPhase`, which values the host read from the
-            device in it, and how often.
+        problems: The problems of the set.
+        advice: Possible improvements: permissions that nothing used, handlers that make the host wait for the device.
+        syncs: For each handler, such as `Norms().show at StepEnd x TrainingPhase`, the values that the host read from
+            the device, and how often.
     """
 
     problems: list[FluxcbError] = field(default_factory=list)
@@ -42,19 +42,19 @@ class Audit:
 
 
 def audit_learner(make: Callable[[], Learner], *, steps: int = 2) -> Audit:
-    """Train a few steps, several times, and compare what happens with what the callbacks declare.
+    """Train a few steps, several times, and compare the results with the declarations of the callbacks.
 
-    1. The Learner can be built, and trains: steps, EpochEnd, validation (as many batches at most), Trigger,
-       FitStopping, FitEnd.
-    2. Fields of callbacks that change come back with `load_state_dict(state_dict())`. Only plain data count (numbers,
-       texts, arrays, containers and dataclasses of them), and only if a second training gives them the same values:
-       consoles, files and clocks are no state.
-    3. The train state is the same, bit for bit, with the callbacks list in other orders (`in_order` groups stay as they
-       are), and whether handlers look at each step before the next or at several that ran in one window.
+    1. The Learner can be built and trained: steps, EpochEnd, validation (with at most the same number of batches),
+       Trigger, FitStopping, FitEnd.
+    2. Fields of callbacks that change are restored by `load_state_dict(state_dict())`. This includes only plain data
+       (numbers, texts, arrays, containers and dataclasses of these), and only if a second training gives the same
+       values. Consoles, files and clocks are not state.
+    3. The train state is the same, bit for bit, with other orders of the list of callbacks (`in_order` groups keep
+       their order), and with single steps instead of windows.
 
     Args:
-        make: Returns a new Learner with new callbacks each time it is called; what it returns is trained.
-        steps: Steps of a training.
+        make: Returns a new Learner with new callbacks each time it is called. The audit trains these Learners.
+        steps: Number of steps of each training.
     """
     audit = Audit()
     try:
@@ -80,7 +80,7 @@ def _audit_fields(trials: Trials, audit: Audit) -> None:
     moved = [changed(*of) for of in zip(first.callbacks, first.before, first.after, strict=True)]
     if not any(moved) and not any(map(_saves, first.callbacks)):
         return
-    labels = [declared.label for declared in first.learner._parts.graph.declared]
+    labels = [declared.label for declared in first.learner._core.graph.declared]
     others = list(trials.made().callbacks)
     for position, (callback, other) in enumerate(zip(first.callbacks, others, strict=True)):
         label, where, after = labels[position], _place(callback), first.after[position]
@@ -91,14 +91,14 @@ def _audit_fields(trials: Trials, audit: Audit) -> None:
         if not found.faithful:
             audit.problems.append(
                 CheckError(
-                    f"`load_state_dict` of {label} does not bring back what its `state_dict` gave.",
+                    f"`load_state_dict` of {label} does not restore the values that its `state_dict` returns.",
                     where=where,
                     why=_RESUMED,
-                    fix="assign there whatever `state_dict` returns",
+                    fix="assign all values that `state_dict` returns",
                 )
             )
         for name in found.lost:
-            if same(after[name], trials.again.after[position].get(name)):  # else it is a clock, or drawn by chance
+            if same(after[name], trials.again.after[position].get(name)):  # otherwise the value is a clock or random
                 values = f"from {short(moved[position][name])} to {short(after[name])}"
                 audit.problems.append(
                     CheckError(
@@ -118,7 +118,7 @@ def _saves(callback: Callback) -> bool:
 
 
 def _place(callback: Callback) -> str:
-    """Return where a callback's state is saved, or where one would look for it."""
+    """Return the location at which a callback's state is saved, or at which a reader would look for it."""
     cls = type(unwrap(callback))
     for name in ("load_state_dict", "state_dict", "__init__", *(entry.name for entry in callback.handlers())):
         function = getattr(cls, name, None)
@@ -127,15 +127,15 @@ def _place(callback: Callback) -> str:
     return cls.__name__
 
 
-# -- order, windows, chance --------------------------------------------------------------------
+# -- order, windows, randomness ----------------------------------------------------------------
 
 
 def _audit_order(trials: Trials, audit: Audit) -> bool:
-    """Train with the list in other orders; return False if it cannot be said what makes the difference."""
+    """Train with other orders of the list. Return False if the cause of a difference cannot be determined."""
     items = range(len(trials.first.learner.callbacks._items))
     tried = [list(items)]
     arrangements: list[tuple[str, Callable[[list[Any]], list[Any]]]] = [
-        ("with the callbacks list turned round", lambda items: items[::-1]),
+        ("with the callbacks list reversed", lambda items: items[::-1]),
         ("with the callbacks list rotated", lambda items: items[1:] + items[:1]),
     ]
     for how, arrange in arrangements:
@@ -147,28 +147,29 @@ def _audit_order(trials: Trials, audit: Audit) -> bool:
             continue
         if not _same(trials.first, trials.again):
             return False
-        # Not if setting the same callbacks again makes the same difference: their `init` does, then.
+        # Not a problem if setting the same callbacks again makes the same difference, because then `init` causes it.
         if not _same(trials.arranged("with the same callbacks set again", list), found):
             audit.problems.append(
                 CheckError(
-                    f"The train state after {steps_of(found.steps)} is another one {how}.",
+                    f"The train state after {steps_of(found.steps)} differs {how}.",
                     where=_differences(trials.first, found),
-                    why="what the callbacks compute hangs on their places in the list, and nothing declares that",
+                    why="the results of the callbacks depend on their order in the list, and nothing declares this "
+                    "order",
                     fix=[
-                        "state the order: `in_order(first, second)` or `runafter`",
-                        "declare in `stateaccess` what they share, and keep it in `learner.cbstate`",
-                        "give each callback of a class that draws random numbers a `name` of its own",
+                        "declare the order with `in_order(first, second)` or `runafter`",
+                        "keep shared state in `learner.cbstate`, and declare it in `stateaccess`",
+                        "if several callbacks of one class draw random numbers, give each its own `name`",
                     ],
                 )
             )
-            break  # another order would say it again
+            break  # other orders would report the same problem
     return True
 
 
 def _audit_windows(trials: Trials, audit: Audit) -> bool:
-    """Train in windows, and step by step; return False if it cannot be said what makes the difference."""
+    """Train in windows and step by step. Return False if the cause of a difference cannot be determined."""
     per_call = trials.steps
-    steps = 1 + per_call  # the first step always runs by itself: nobody knows yet how long one takes
+    steps = 1 + per_call  # the first step always runs alone, because the duration of a step is not known yet
     single = trials.arranged("step by step", lambda items: [*items, MayCancel()], steps, per_call)
     ahead = trials.arranged(f"with {steps_of(per_call)} in a window", list, steps, per_call)
     if _same(single, ahead):
@@ -177,10 +178,11 @@ def _audit_windows(trials: Trials, audit: Audit) -> bool:
         return False
     audit.problems.append(
         CheckError(
-            f"The train state after {steps_of(steps)} is another one if {per_call} of them run in one window.",
+            f"The train state after {steps_of(steps)} differs if {per_call} of them run in one window.",
             where=_differences(single, ahead),
-            why="in a window the device is ahead of the handlers, which must not reach around their declarations",
-            fix="read and write through the handler's `learner` alone, and declare it in `stateaccess`",
+            why="the device runs ahead of the handlers in a window, so undeclared access uses the state of another "
+            "step",
+            fix="use only the handler's `learner` to read and write state, and declare the access in `stateaccess`",
         )
     )
     return True
@@ -190,10 +192,10 @@ def _audit_chance(trials: Trials, audit: Audit) -> None:
     audit.advice.append(
         str(
             FluxcbError(
-                f"The same training of {steps_of(trials.steps)} ends in another train state each time.",
+                f"The same training of {steps_of(trials.steps)} ends with a different train state each time.",
                 where=_differences(trials.first, trials.again),
-                why="so nothing can be said about the order of the callbacks and about windows",
-                fix="seed what shuffles the data, and what initialises the model",
+                why="the audit therefore cannot check the order of the callbacks and the windows",
+                fix="seed the shuffling of the data and the initialization of the model",
             )
         )
     )

@@ -1,6 +1,6 @@
-"""The callbacks that come with fluxcb, as `fluxcb list` and the docs' table show them.
+"""The callbacks that fluxcb provides, for `fluxcb list` and the table in the docs.
 
-What each reads and writes comes from `stateaccess`, when it runs from its handlers, the words from its docstring.
+Reads and writes are taken from `stateaccess`, moments from the handlers, and descriptions from the docstrings.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from typing import Any
 import fluxcb.callbacks as library
 from fluxcb._declare.access import Append, Read, dotted, normalise, writes
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import BUILTIN_EVENTS, StepEnd, Trigger
+from fluxcb._declare.handlers import Handler
+from fluxcb._declare.learner_view import LearnerView
 
 __all__ = ["Listed", "listed"]
 
 
-def _nothing(learner: Any) -> None:
-    """Do nothing, as the function of an example."""
+def _nothing(learner: LearnerView) -> None:
+    """Do nothing. This is the function argument of an example."""
 
 
 def _example() -> Callback:
     return library.CallbackFactory(trigger=_nothing)
 
 
-# Those that cannot be made without arguments, as they are shown.
+# How to construct the callbacks that require arguments.
 _EXAMPLES: dict[str, tuple[str, Callable[[], Callback]]] = {
     "AccumulateGradients": ("AccumulateGradients(4)", lambda: library.AccumulateGradients(4)),
     "Checkpointer": ("Checkpointer(folder)", lambda: library.Checkpointer(gettempdir())),
@@ -53,6 +54,7 @@ _EXAMPLES: dict[str, tuple[str, Callable[[], Callback]]] = {
     "Metrics": ("Metrics(accuracy)", lambda: library.Metrics(library.accuracy)),
     "Scheduler": ("Scheduler({LearningRate: schedule})", lambda: library.Scheduler({library.LearningRate: abs})),
     "EarlyStopping": ("EarlyStopping(3)", lambda: library.EarlyStopping(3)),
+    "ControlFile": ('ControlFile("runs/1")', lambda: library.ControlFile("runs/1")),
     "StopAfter": ("StopAfter(seconds=3600)", lambda: library.StopAfter(3600)),
     "StochasticWeightAveraging": (
         "StochasticWeightAveraging(start=1000)",
@@ -134,14 +136,14 @@ class Listed:
     """A callback of the library.
 
     Attributes:
-        name: Its class.
-        shown: How one is made.
-        what: What it does, one sentence.
-        reads: Paths it reads.
-        writes: Paths it writes; those it appends to say so.
+        name: Name of the class.
+        shown: A call that constructs it.
+        what: What it does, in one sentence.
+        reads: Paths that it reads.
+        writes: Paths that it writes. Paths that it appends to are marked.
         runs: Event and phase of its handlers, host or traced, with schedules.
-        cost: What it costs.
-        origin: Where it comes from.
+        cost: Its cost.
+        origin: Its source: a paper or another library.
     """
 
     name: str
@@ -187,7 +189,7 @@ def _section(cls: Any, title: str) -> str:
 
 
 def runs_of(callback: Callback) -> tuple[str, ...]:
-    """Return the events and phases a callback has handlers for, those that differ in the event alone together."""
+    """Return the events and phases of a callback's handlers, grouped if they differ only in the event."""
     position = {event: i for i, event in enumerate(BUILTIN_EVENTS)}
     groups: dict[tuple[str, str], list[str]] = {}
     for entry in sorted(callback.handlers(), key=lambda e: position.get(e.event, -1)):
@@ -195,7 +197,7 @@ def runs_of(callback: Callback) -> tuple[str, ...]:
     return tuple(f"{', '.join(events)} x {phase} ({kind})" for (phase, kind), events in groups.items())
 
 
-def _how(entry: Entry) -> str:
-    """Return whether a handler is traced, and its schedule."""
-    kind = "traced" if entry.traced else "host"
-    return kind if entry.when is None else f"{kind}, {entry.when}"
+def _how(handler: Handler) -> str:
+    """Return whether a handler is traced, and its schedules."""
+    due = [str(schedule) for schedule in handler.schedules(handler.event, handler.phase)]
+    return ", ".join(["traced" if handler.traced else "host", *due])

@@ -1,4 +1,4 @@
-"""The command line: `fluxcb check`, `graph`, `explain`, `events`, `list`, `plot`, `demo`."""
+"""The command line: `check`, `graph`, `explain`, `events`, `list`, `ablate`, `replay`, `plot`, `control`, `demo`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import FluxcbError
+from fluxcb._terminal import escape_block
 from fluxcb._tools import commands
 from fluxcb._tools.commands import UsageError
 from fluxcb._tools.project import LEVELS
@@ -17,7 +18,7 @@ from fluxcb._tools.project import LEVELS
 __all__ = ["main"]
 
 _SET = "`module:name` of a list of callbacks, of a Learner, or of a function that returns one"
-_ONE_SET = f"{_SET} (default: the only one in [tool.fluxcb] of pyproject.toml)"
+_ONE_SET = f"{_SET} (default: the only set in [tool.fluxcb] of pyproject.toml)"
 _FORMS = ("tree", "text", "mermaid", "dot", "svg", "html")
 
 
@@ -25,36 +26,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: The arguments, or None for the process's own.
+        arguments: The arguments, or None for those of the process.
 
     Returns:
-        The exit code: 0 done and valid, 1 something is wrong with what was looked at, 2 wrong usage or nothing to look
-        at, 130 interrupted.
+        The exit code: 0 if a command succeeded and found no problem, 1 if it found a problem, 2 for wrong usage or if
+        there is nothing to check, 130 if it was interrupted.
     """
     chosen = _parser().parse_args(arguments)
     try:
         code = _run(chosen)
         sys.stdout.flush()
     except UsageError as error:
-        sys.stderr.write(f"{error}\n")
+        _complain(str(error))
         return 2
     except FluxcbError as error:
-        sys.stderr.write("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()), ""]))
+        _complain("\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())]))
         return 1
-    except BrokenPipeError:  # whoever read the output has seen enough; nothing is left to flush at exit
+    except BrokenPipeError:  # the reader closed the pipe, and nothing is left to flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        _complain(f"{type(error).__name__}: {error}")
         return 1
     except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+        _complain("interrupted")
         return 130
     return code
 
 
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{escape_block(text)}\n")
+
+
 def _run(chosen: argparse.Namespace) -> int:
-    """Run the chosen command; each is imported when it is used, because some import JAX."""
+    """Run the chosen command. Each command is imported on use, because some import JAX."""
     if chosen.command == "demo":
         positive(chosen.epochs, "--epochs")
         from fluxcb._tools.demo import run_demo
@@ -68,69 +73,143 @@ def _run(chosen: argparse.Namespace) -> int:
 
         plot(chosen.run, chosen.values, chosen.out, rich.get_console())
         return 0
+    if chosen.command == "ablate":
+        return commands.ablate(
+            chosen.target, chosen.names, chosen.epochs, chosen.steps, chosen.seeds, as_json=chosen.json
+        )
+    if chosen.command == "replay":
+        return commands.replay(chosen.run, chosen.steps, chosen.learner, chosen.watch, chosen.save, chosen.lineage)
+    if chosen.command == "control":
+        from fluxcb._tools.controlling import control
+
+        return control(chosen.run, chosen.action, chosen.name, chosen.value, wait=chosen.wait)
     if chosen.command == "list":
         return commands.list_callbacks(as_json=chosen.json)
     if chosen.command == "check":
         return commands.check(chosen.sets, chosen.level, as_json=chosen.json)
     if chosen.command == "graph":
-        return commands.graph(chosen.set, chosen.format, chosen.event, chosen.phase, chosen.out, as_json=chosen.json)
+        return commands.graph(
+            chosen.set,
+            chosen.format,
+            chosen.event,
+            chosen.phase,
+            chosen.out,
+            costs=chosen.costs,
+            as_json=chosen.json,
+        )
     if chosen.command == "explain":
-        return commands.explain(chosen.a, chosen.b, chosen.set, as_json=chosen.json)
+        return commands.explain(chosen.a, chosen.b, chosen.set, costs=chosen.costs, as_json=chosen.json)
     return commands.events(chosen.set, as_json=chosen.json)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fluxcb",
-        description="Checks, explains and draws sets of callbacks for JAX training loops.",
-        epilog="Exit codes: 0 valid, 1 something is wrong with a set, 2 wrong usage or nothing to look at.",
+        description="Check, explain and draw sets of callbacks for JAX training loops.",
+        epilog="Exit codes: 0 success, 1 a set has a problem, 2 wrong usage or nothing to check.",
     )
     parser.add_argument("--version", action="version", version=f"fluxcb {_version()}")
     parsers = parser.add_subparsers(dest="command", required=True, metavar="command")
 
-    check = parsers.add_parser("check", help="check that callback sets fit together")
-    check.add_argument("sets", nargs="*", metavar="SET", help=f"{_SET} (default: all in [tool.fluxcb])")
+    check = parsers.add_parser("check", help="check that the callbacks of each set work together")
+    check.add_argument("sets", nargs="*", metavar="SET", help=f"{_SET} (default: all sets in [tool.fluxcb])")
     check.add_argument(
         "--level",
         choices=LEVELS,
-        help="graph: from the declarations and the source; trace: with a dry run of the step; audit: with two real "
-        "steps; resume: these interrupted everywhere, and resumed (default: as in pyproject.toml)",
+        help="graph: check the declarations and the source; trace: also trace the step; audit: also run two steps; "
+        "resume: also interrupt and resume these steps at every point (default: the level in pyproject.toml)",
     )
 
     graph = parsers.add_parser("graph", help="draw the callback graph")
     graph.add_argument("set", nargs="?", metavar="SET", help=_ONE_SET)
-    graph.add_argument("--format", choices=_FORMS, help="default: by the file's name, or tree")
-    graph.add_argument("--event", help="only this moment's event, e.g. StepEnd")
-    graph.add_argument("--phase", help="only this moment's phase, e.g. TrainingPhase or training (default: the first)")
+    graph.add_argument("--format", choices=_FORMS, help="default: the format of the output file's extension, or tree")
+    graph.add_argument("--event", help="show only the moment with this event, e.g. StepEnd")
+    graph.add_argument(
+        "--phase",
+        help="show only the moment with this phase, e.g. TrainingPhase or training (default: the first phase)",
+    )
+    graph.add_argument(
+        "--costs", action="store_true", help="show what each handler of a Learner costs (formats svg and html)"
+    )
     graph.add_argument("-o", "--out", type=Path, metavar="FILE", help="write to a file")
 
     explain = parsers.add_parser(
-        "explain", help="tell why one callback runs before another, or that they are free, or in conflict"
+        "explain",
+        help="explain the order of all callbacks, or of two (`explain A B`)",
     )
-    explain.add_argument("a", metavar="A", help="a callback: its class's name, or as `fluxcb check` shows it")
-    explain.add_argument("b", metavar="B", help="another one")
+    explain.add_argument(
+        "a",
+        nargs="?",
+        metavar="A",
+        help="a callback: its class name, or its name in the output of `fluxcb check`. Without A and B: all callbacks",
+    )
+    explain.add_argument("b", nargs="?", metavar="B", help="another callback")
     explain.add_argument("set", nargs="?", metavar="SET", help=_ONE_SET)
 
-    events = parsers.add_parser("events", help="show the moments, and who runs then")
+    explain.add_argument(
+        "--costs",
+        action="store_true",
+        help="show what the callbacks of a Learner cost, instead of their order; SET must be a Learner",
+    )
+
+    events = parsers.add_parser("events", help="show the moments, and the callbacks that run at each moment")
     events.add_argument("set", nargs="?", metavar="SET", help=_ONE_SET)
 
     listing = parsers.add_parser("list", help="list the callbacks that come with fluxcb")
 
-    for command in (check, graph, explain, events, listing):
+    ablate = parsers.add_parser("ablate", help="train with and without each callback, and compare the results")
+    ablate.add_argument("target", metavar="TARGET", help="`module:name` of a function that builds a Learner")
+    ablate.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="names of callbacks (default: all that can be disabled one by one)",
+    )
+    ablate.add_argument("--epochs", type=int, help="length of each training in epochs")
+    ablate.add_argument("--steps", type=int, help="length of each training in steps, instead of epochs")
+    ablate.add_argument("--seeds", type=int, nargs="+", help="repeat with each seed, which TARGET gets as its argument")
+
+    replay = parsers.add_parser("replay", help="train steps of a recorded run again, and compare the results")
+    replay.add_argument("run", type=Path, metavar="RUN", help="folder that was passed to Checkpointer")
+    replay.add_argument("--steps", required=True, metavar="FIRST:LAST", help="the steps to observe, e.g. 800:820")
+    replay.add_argument(
+        "--learner",
+        metavar="SET",
+        help="`module:name` of a function that builds the Learner of the run (default: the only set in [tool.fluxcb])",
+    )
+    replay.add_argument("--watch", nargs="+", default=(), metavar="PATH", help="values to show, e.g. step.grads")
+    replay.add_argument("--lineage", metavar="PATH", help="list what writes a value, e.g. step.grads")
+    replay.add_argument("--save", type=Path, metavar="DIR", help="write the values to .npz files, one for each step")
+
+    for command in (check, graph, explain, events, listing, ablate):
         command.add_argument("--json", action="store_true", help="print JSON")
 
-    plot = parsers.add_parser("plot", help="draw the curves of a run in the terminal, or to a file")
-    plot.add_argument("run", type=Path, metavar="RUN", help="a run's folder, or its file of JSON, JSON lines or CSV")
-    plot.add_argument("values", nargs="*", metavar="NAME", help="which values, e.g. accuracy or 'validation/*'")
+    plot = parsers.add_parser("plot", help="draw the curves of a run in the terminal or to a file")
+    plot.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or its JSON, JSON Lines or CSV file")
+    plot.add_argument("values", nargs="*", metavar="NAME", help="names of values, e.g. accuracy or 'validation/*'")
     plot.add_argument("-o", "--out", type=Path, metavar="FILE", help="write an SVG file")
 
-    demo = parsers.add_parser("demo", help="train a small network on handwritten digits, and show what happens")
-    demo.add_argument("--epochs", type=int, default=20, help="epochs to train (default 20)")
-    demo.add_argument("--seed", type=int, default=0, help="seed of the run (default 0)")
-    demo.add_argument("--out", type=Path, default=Path("runs"), help="folder for results (default runs/)")
+    control = parsers.add_parser("control", help="send a command to a running training that has a `ControlFile`")
+    control.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    control.add_argument(
+        "action",
+        choices=("set", "save", "stop"),
+        metavar="ACTION",
+        help="set: set a hyperparameter; save: save a checkpoint; stop: save and end the fit, which can be resumed",
+    )
+    control.add_argument("name", nargs="?", metavar="NAME", help="with set: a hyperparameter, e.g. learning_rate")
+    control.add_argument("value", nargs="?", type=float, metavar="VALUE", help="with set: its new value")
+    control.add_argument(
+        "--wait", type=float, default=60.0, help="how long to wait for the answer (seconds, default 60)"
+    )
+
+    demo = parsers.add_parser("demo", help="train a small network on handwritten digits, and show the results")
+    demo.add_argument("--epochs", type=int, default=20, help="number of epochs (default 20)")
+    demo.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    demo.add_argument("--out", type=Path, default=Path("runs"), help="folder for the results (default runs/)")
     return parser
 
 
 def _version() -> str:
-    # The package's own, which is there in a checkout that was never installed, too.
+    # The version of this package rather than its metadata, which is missing in a checkout that was never installed.
     return sys.modules["fluxcb"].__version__

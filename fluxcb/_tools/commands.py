@@ -1,4 +1,4 @@
-"""What the commands about callback sets do; each returns the exit code."""
+"""The commands for callback sets. Each returns its exit code."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fluxcb._check.between import between, find
-from fluxcb._check.graph import moment_name
-from fluxcb._declare.dispatch import shown_path
+from fluxcb._check.explain_pair import explain_pair, find_callback
+from fluxcb._check.ordering import moment_name
 from fluxcb._declare.events import TracedEvent
-from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._declare.signatures import shown_path
+from fluxcb._errors import DeclarationError, did_you_mean, nearest
+from fluxcb._terminal import escape_block
 from fluxcb._tools.project import Project, find_project
-from fluxcb._tools.verifying import Verdict, graph_by_name, verify
+from fluxcb._tools.verifying import Verdict, graph_by_name, learner_by_name, verify
 
 if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
     from fluxcb._declare.declared import Moment
+    from fluxcb._run.learner import Learner
 
-__all__ = ["UsageError", "check", "events", "explain", "graph", "list_callbacks"]
+__all__ = ["UsageError", "ablate", "check", "events", "explain", "graph", "list_callbacks", "replay"]
 
 
 T = TypeVar("T")
 
 
 class UsageError(Exception):
-    """What was asked for does not exist; says nothing about the set that was looked at."""
+    """The user named something that does not exist. This is not a problem of a callback set."""
 
 
 def check(names: Sequence[str], level: str | None, *, as_json: bool) -> int:
-    """Check callback sets; 1 if one is not valid."""
-    project = _asked(lambda: find_project(Path.cwd()))
+    """Check callback sets. Return 1 if one is invalid."""
+    project = _with_usage_errors(lambda: find_project(Path.cwd()))
     sets = tuple(names) or project.sets
     if not sets:
         raise _nothing(project)
@@ -53,16 +55,24 @@ def check(names: Sequence[str], level: str | None, *, as_json: bool) -> int:
 
 
 def graph(
-    name: str | None, form: str | None, event: str | None, phase: str | None, out: Path | None, *, as_json: bool
+    name: str | None,
+    form: str | None,
+    event: str | None,
+    phase: str | None,
+    out: Path | None,
+    *,
+    costs: bool,
+    as_json: bool,
 ) -> int:
-    """Draw a graph; 1 if the set is not valid, which is drawn all the same."""
-    found = _graph(name)
-    chosen = _asked(lambda: _moment(found, event, phase)) if event or phase else None
+    """Draw a graph. Return 1 if the set is invalid, in which case it is drawn as well."""
+    found = _learner(name).callbacks.graph if costs else _graph(name)
+    chosen = _with_usage_errors(lambda: _moment(found, event, phase)) if event or phase else None
     if as_json:
         _write_json(_as_json(found))
     else:
-        form = form or (_asked(lambda: _form_of(out)) if out is not None else "tree")
-        text = found.render(form, event=chosen[0], phase=chosen[1]) if chosen else found.render(form)
+        form = form or (_with_usage_errors(lambda: _form_of(out)) if out is not None else "tree")
+        shown_event, shown_phase = chosen or (None, None)
+        text = _with_usage_errors(lambda: found.render(form, event=shown_event, phase=shown_phase, costs=costs))
         if out is None:
             _write(text.rstrip("\n"))
         else:
@@ -71,11 +81,28 @@ def graph(
     return _problems(found)
 
 
-def explain(a: str, b: str, name: str | None, *, as_json: bool) -> int:
-    """Tell how two callbacks stand to each other; 1 if the set is not valid."""
+def explain(a: str | None, b: str | None, name: str | None, *, costs: bool, as_json: bool) -> int:
+    """Explain the order of two callbacks, or of all callbacks if `b` is None. Return 1 if the set is invalid.
+
+    Args:
+        a: A callback. If `b` is None, the name of the set, or None for the only set.
+        b: Another callback, or None.
+        name: The name of the set, or None for the only set.
+        costs: Whether to show what the callbacks of a Learner cost, instead of their order.
+        as_json: Whether to print JSON.
+    """
+    if costs and b is not None:
+        raise UsageError(
+            "`fluxcb explain --costs` shows the costs of a whole set, not of two callbacks.\n"
+            "  fix:   leave the callbacks out: `fluxcb explain --costs pkg.train:make_learner`"
+        )
+    if costs:
+        return _explain_costs(a, as_json=as_json)
+    if a is None or b is None:
+        return _explain_all(a, as_json=as_json)
     found = _graph(name)
-    one, other = _asked(lambda: (find(found, a), find(found, b)))
-    text = _asked(lambda: between(found, one, other))
+    one, other = _with_usage_errors(lambda: (find_callback(found, a), find_callback(found, b)))
+    text = _with_usage_errors(lambda: explain_pair(found, one, other))
     if as_json:
         _write_json({"a": one.label, "b": other.label, "explanation": text.splitlines()})
     else:
@@ -85,8 +112,37 @@ def explain(a: str, b: str, name: str | None, *, as_json: bool) -> int:
     return 1 if clashing else 0
 
 
+def _explain_costs(name: str | None, *, as_json: bool) -> int:
+    learner = _learner(name)
+    if as_json:
+        from fluxcb._run.costs import learner_costs
+
+        _write_json(learner_costs(learner._core).to_json())
+    else:
+        _write(learner.explain(costs=True))
+    return 0
+
+
+def _explain_all(name: str | None, *, as_json: bool) -> int:
+    if name is not None and ":" not in name:
+        sets = _with_usage_errors(lambda: find_project(Path.cwd())).sets
+        example = nearest(name, sets) or next(iter(sets), "pkg.train:callbacks")
+        raise UsageError(
+            f"`fluxcb explain {name}` names neither a callback set nor two callbacks.\n"
+            f"  fix:   explain the order of all callbacks: `fluxcb explain {example}`\n"
+            f"     or: name another callback: `fluxcb explain {name} OTHER`"
+        )
+    found = _graph(name)
+    text = found.explain()
+    if as_json:
+        _write_json({"explanation": text.splitlines()})
+    else:
+        _write(text.rstrip("\n"))
+    return _problems(found)
+
+
 def events(name: str | None, *, as_json: bool) -> int:
-    """Show the moments, and who runs then."""
+    """Show the moments, and the callbacks that run at each moment."""
     found = _graph(name)
     if as_json:
         _write_json(_as_json(found)["moments"])
@@ -96,7 +152,7 @@ def events(name: str | None, *, as_json: bool) -> int:
             event.__name__,
             phase.__name__,
             "traced" if issubclass(event, TracedEvent) else "host",
-            _who(found, (event, phase)),
+            _handler_names(found, (event, phase)),
         )
         for event, phase in found.moments
     ]
@@ -108,7 +164,7 @@ def events(name: str | None, *, as_json: bool) -> int:
 
 
 def list_callbacks(*, as_json: bool) -> int:
-    """List the callbacks that come with fluxcb."""
+    """List the callbacks that fluxcb provides."""
     from dataclasses import asdict
 
     from fluxcb._tools.catalogue import listed
@@ -131,29 +187,101 @@ def list_callbacks(*, as_json: bool) -> int:
     return 0
 
 
+def ablate(
+    name: str,
+    callbacks: Sequence[str],
+    epochs: int | None,
+    steps: int | None,
+    seeds: Sequence[int] | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Train with and without callbacks, and print the differences."""
+    from fluxcb._tools.ablation import ablate as ablated
+
+    result = ablated(_maker(name), callbacks or None, epochs=epochs, steps=steps, seeds=seeds)
+    if as_json:
+        _write_json(result.to_dicts())
+    else:
+        _write(str(result))
+    return 0
+
+
+def replay(
+    run: Path, steps: str, name: str | None, watch: Sequence[str], save: Path | None, lineage: str | None = None
+) -> int:
+    """Replay steps of a run. Return 1 if the replay differs from the run."""
+    from fluxcb._declare.wrappers import every
+    from fluxcb.callbacks import DumpArrays, PrintArrays
+
+    first, _, last = steps.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise UsageError(f"`--steps` is FIRST:LAST, not {steps!r}.\n  fix:   write e.g. `--steps 800:820`")
+    if save is not None and not watch:
+        raise UsageError("`--save` has no values to write.\n  fix:   name them, e.g. `--watch step.grads`")
+    observers: list[Any] = []
+    if watch:
+        observer = PrintArrays(watch) if save is None else DumpArrays(watch, save)
+        # Without a value of the step, these callbacks run at Trigger.
+        of_step = any(value.split(".")[0] == "step" for value in watch)
+        observers.append(observer if of_step else every(observer, steps=1))
+    learner = _maker(name or _only_set())()
+    result = learner.replay(run, steps=(int(first), int(last)), callbacks=observers, lineage=lineage)
+    _write(str(result))
+    return 1 if result.differences else 0
+
+
 # -- finding -----------------------------------------------------------------------------------
 
 
-def _asked(call: Callable[[], T]) -> T:
-    """Look something up that the user named."""
+def _with_usage_errors(call: Callable[[], T]) -> T:
+    """Call a function that looks up a name that the user passed, and turn its errors into UsageError."""
     try:
         return call()
     except DeclarationError as error:
         raise UsageError(str(error)) from error
 
 
+def _maker(name: str) -> Callable[..., Any]:
+    """Return the function `module:name` that builds Learners."""
+    from fluxcb._tools.targets import load
+
+    project = _with_usage_errors(lambda: find_project(Path.cwd()))
+    target = load(name, project.root)
+    if not target.makes:
+        raise UsageError(
+            f"`{name}` is not a function.\n  fix:   name a function without required arguments that builds a Learner"
+        )
+    return target.get
+
+
 def _graph(name: str | None) -> CallbackGraph:
-    """Return the graph of the named set, or of the only one declared."""
-    project = _asked(lambda: find_project(Path.cwd()))
-    if name is None:
-        if not project.sets:
-            raise _nothing(project)
-        name, *others = project.sets
-        if others:
-            raise UsageError(
-                "\n  ".join([f"{_source(project, named=False)} declares several sets; name one of", *project.sets])
-            )
-    return graph_by_name(name, project.root)
+    """Return the graph of the named set, or of the only declared set."""
+    return graph_by_name(*_found(name))
+
+
+def _learner(name: str | None) -> Learner:
+    """Return the Learner of the named set, or of the only declared set."""
+    return learner_by_name(*_found(name))
+
+
+def _found(name: str | None) -> tuple[str, Path]:
+    """Return the name of a set, and the folder to import it from."""
+    project = _with_usage_errors(lambda: find_project(Path.cwd()))
+    return name or _only_set(), project.root
+
+
+def _only_set() -> str:
+    """Return the name of the only declared set."""
+    project = _with_usage_errors(lambda: find_project(Path.cwd()))
+    if not project.sets:
+        raise _nothing(project)
+    name, *others = project.sets
+    if others:
+        raise UsageError(
+            "\n  ".join([f"{_source(project, named=False)} declares several sets; name one of", *project.sets])
+        )
+    return name
 
 
 def _nothing(project: Project) -> UsageError:
@@ -162,7 +290,7 @@ def _nothing(project: Project) -> UsageError:
     else:
         where = f"there is no pyproject.toml in {project.root} or above it"
     return UsageError(
-        f"Nothing to look at: {where}, and no set was named.\n"
+        f"No callback set was found: {where}, and no set was named.\n"
         '  fix:   add `[tool.fluxcb]` with `callbacks = ["pkg.train:callbacks"]`\n'
         "     or: name a set, e.g. `fluxcb check pkg.train:callbacks`"
     )
@@ -175,14 +303,19 @@ def _source(project: Project, *, named: bool) -> str:
 
 
 def _moment(found: CallbackGraph, event: str | None, phase: str | None) -> Moment:
-    """Return the moment that names mean; without an event or a phase, the first that fits."""
+    """Return the moment with these names. Without an event or a phase, return the first moment that matches."""
     for moment in found.moments:
         if event in (None, moment[0].__name__) and phase in (None, moment[1].__name__, moment[1].name):
             return moment
     names = [moment_name(moment) for moment in found.moments]
-    asked = " x ".join(filter(None, (event, phase)))
+    events = [moment[0].__name__ for moment in found.moments]
+    phases = [name for moment in found.moments for name in (moment[1].__name__, moment[1].name)]
+    requested = " x ".join(filter(None, (event, phase)))
+    near = [
+        did_you_mean(name, known) for name, known in ((event, events), (phase, phases)) if name and name not in known
+    ]
     raise DeclarationError(
-        f"Nobody runs at {asked}.{did_you_mean(asked, names)}", fix=f"the moments are {', '.join(names) or 'none'}"
+        f"No callback runs at {requested}.{''.join(near)}", fix=f"name one of the moments: {', '.join(names) or 'none'}"
     )
 
 
@@ -190,12 +323,13 @@ def _form_of(out: Path) -> str:
     forms = {".svg": "svg", ".html": "html", ".dot": "dot", ".gv": "dot", ".mmd": "mermaid", ".txt": "tree"}
     if out.suffix not in forms:
         raise DeclarationError(
-            f"The name {out} does not tell a format.", fix=f"end it in one of {', '.join(forms)}, or give --format"
+            f"The file name {out} does not determine a format.",
+            fix=f"use one of the extensions {', '.join(forms)}, or pass --format",
         )
     return forms[out.suffix]
 
 
-# -- telling -----------------------------------------------------------------------------------
+# -- printing ----------------------------------------------------------------------------------
 
 
 def _verdict(verdict: Verdict, width: int) -> str:
@@ -213,7 +347,7 @@ def _verdict(verdict: Verdict, width: int) -> str:
 
 
 def _grouped(texts: Sequence[str]) -> list[str]:
-    """Return texts `label: rest` once for each rest: instances of one class have the same source."""
+    """Return texts `label: rest`, merged if the rest is the same, because instances of one class share their source."""
     labels: dict[str, list[str]] = {}
     for text in texts:
         label, _, rest = text.partition(": ")
@@ -222,13 +356,13 @@ def _grouped(texts: Sequence[str]) -> list[str]:
 
 
 def _problems(found: CallbackGraph) -> int:
-    """Tell on standard error what is wrong with a set that was drawn."""
+    """Print the problems of a set that was drawn to standard error."""
     for problem in found.problems:
-        sys.stderr.write(f"{type(problem).__name__}: {problem}\n\n")
+        sys.stderr.write(escape_block(f"{type(problem).__name__}: {problem}\n\n"))
     return 1 if found.problems else 0
 
 
-def _who(found: CallbackGraph, moment: Moment) -> str:
+def _handler_names(found: CallbackGraph, moment: Moment) -> str:
     return ", ".join(
         f"{handler.declared.label}{f' {list(handler.schedules)}' if handler.schedules else ''}"
         for handler in found.orders[moment]
@@ -280,8 +414,10 @@ def _indented(text: str) -> str:
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{escape_block(text)}\n")
 
 
 def _write_json(value: Any) -> None:
-    _write(json.dumps(value, indent=1, ensure_ascii=False))
+    text = json.dumps(value, indent=1, ensure_ascii=False)
+    # JSON has no `\x9b`, so the escapes must be those of JSON.
+    _write(text if escape_block(text) == text else json.dumps(value, indent=1))

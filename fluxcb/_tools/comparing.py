@@ -1,4 +1,4 @@
-"""Comparing: copies of values that stay as they are, and whether two values are the same."""
+"""Comparison of values, and copies of values for a later comparison."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["differing", "is_data", "leaves", "same", "short", "snapshot"]
 
 
 def snapshot(value: Any) -> Any:
-    """Return a copy that stays as it is, or the thing itself where it cannot be copied."""
+    """Return a copy that does not change, or the value itself if it cannot be copied."""
     if isinstance(value, Mapping):
         return {key: snapshot(item) for key, item in value.items()}
     try:
         return copy.deepcopy(value)
-    except Exception:  # consoles, locks and the like: they are compared by identity
+    except Exception:  # consoles, locks and similar objects, which are compared by identity
         return value
 
 
@@ -36,14 +36,14 @@ def leaves(state: Any) -> list[tuple[str, Any]]:
 
 
 def differing(one: list[tuple[str, Any]], other: list[tuple[str, Any]]) -> list[str] | None:
-    """Return the names of the leaves in which two train states differ, or None if they have other leaves."""
+    """Return the names of the leaves in which two train states differ, or None if their structures differ."""
     if [name for name, _ in one] != [name for name, _ in other]:
         return None
     return [name for (name, a), (_, b) in zip(one, other, strict=True) if a != b]
 
 
 def same(a: Any, b: Any) -> bool:
-    """Compare values as a checkpoint would: arrays by their bits, containers and plain objects by what they hold."""
+    """Return whether values are equal in a checkpoint: arrays by bits, containers and plain objects by content."""
     if a is b:
         return True
     if hasattr(a, "dtype") and hasattr(b, "dtype"):
@@ -56,11 +56,11 @@ def same(a: Any, b: Any) -> bool:
         return False
     if type(a).__eq__ is object.__eq__ and hasattr(a, "__dict__"):
         return same(vars(a), vars(b))
-    return bool(a == b) or (a != a and b != b)  # NaN is the same as NaN here
+    return bool(a == b) or (a != a and b != b)  # NaN equals NaN here
 
 
 def is_data(value: Any) -> bool:
-    """Tell whether a value is plain data: numbers, texts, arrays, and containers and dataclasses of them."""
+    """Return whether a value is plain data: numbers, texts, arrays, and containers and dataclasses of these."""
     import jax
     import numpy as np
 
@@ -78,6 +78,6 @@ def is_data(value: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    """Return what messages show of a value."""
+    """Return a short form of a value for messages."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

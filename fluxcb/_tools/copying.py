@@ -1,4 +1,4 @@
-"""Copying callbacks: an audit trains them, and a list that a module holds must stay as it is."""
+"""Copies of callbacks, because an audit trains callbacks, and must not change a list in a user's module."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["fresh_callbacks"]
 
 
 def fresh_callbacks(callbacks: Iterable[Any]) -> list[Any]:
-    """Return copies of callbacks, which belong to no Learner, in groups and wrappers as they were.
+    """Return copies of callbacks that do not belong to a Learner, in the same groups and wrappers.
 
-    Their fields are copied, too. What cannot be copied is shared with the original: open files, locks, consoles, and
-    objects that hold one; so is everything outside the callbacks' own fields (modules' globals, what functions close
-    over). An audit can change that. Who minds declares a function that makes the list.
+    The fields of the callbacks are copied as well. Some objects are shared with the original callbacks: open files,
+    locks, consoles, objects that hold one of these, and everything outside the fields (globals of modules, closures of
+    functions). An audit can change shared objects. To avoid this, declare a function that returns the list.
 
     Args:
         callbacks: Callback instances, and `in_order(...)` groups of them.
@@ -27,16 +27,16 @@ def fresh_callbacks(callbacks: Iterable[Any]) -> list[Any]:
 
 
 def _copied(value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy as `copy.deepcopy` makes it, but of what can be copied only."""
+    """Return a copy like `copy.deepcopy`, except that parts that cannot be copied are shared."""
     if id(value) in memo:
         return memo[id(value)]
     if isinstance(value, InOrder):
         return InOrder(tuple(_copied(member, memo) for member in value))
     if isinstance(value, Callback) and "__deepcopy__" not in dir(value):
         new = memo[id(value)] = object.__new__(type(value))
-        for name, held in vars(value).items():
+        for name, field in vars(value).items():
             if not name.startswith("_fluxcb_"):
-                object.__setattr__(new, name, _copied(held, memo))
+                object.__setattr__(new, name, _copied(field, memo))
         return new
     if type(value) is list:
         items = memo[id(value)] = []
@@ -49,7 +49,7 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     if type(value) is tuple:
         return tuple(_copied(item, memo) for item in value)
     try:
-        new = copy.deepcopy(value, dict(memo))  # a copy of the memo: an attempt that fails leaves halves in it
+        new = copy.deepcopy(value, dict(memo))  # a copy of the memo, because a failed attempt adds incomplete copies
     except Exception:
         new = value
     memo[id(value)] = new

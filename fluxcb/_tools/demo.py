@@ -18,6 +18,7 @@ from fluxcb._declare.access import Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import BackwardEnd, EpochEnd, Event
 from fluxcb._declare.handlers import on
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb._run.learner import Learner
 from fluxcb.callbacks import (
@@ -40,16 +41,16 @@ _HIDDEN = 128
 
 
 class GradientNorm(Callback):
-    """Store the norm of the latest gradients; runs inside the compiled training step."""
+    """Store the norm of the latest gradients. Runs inside the compiled training step."""
 
     def stateaccess(self) -> Mapping[str, Any]:
         return {"step": {"grads": Read()}, "cbstate": {"gradient_norm": Write()}}
 
-    def init(self, learner: Any) -> None:
+    def init(self, learner: LearnerView) -> None:
         learner.cbstate.gradient_norm = jnp.zeros(())
 
     @on(BackwardEnd, TrainingPhase)
-    def measure(self, event: Event, phase: Phase, learner: Any) -> None:
+    def measure(self, event: Event, phase: Phase, learner: LearnerView) -> None:
         learner.cbstate.gradient_norm = optax.tree.norm(learner.step.grads)
 
 
@@ -67,7 +68,7 @@ class EpochNotes(Callback):
         return {"hyperparams": {"learning_rate": Read()}, "cbstate": {"gradient_norm": Read()}}
 
     @on(EpochEnd, TrainingPhase)
-    def note(self, event: Event, phase: Phase, learner: Any) -> None:
+    def note(self, event: Event, phase: Phase, learner: LearnerView) -> None:
         rate, norm = learner.hyperparams.learning_rate, learner.cbstate.gradient_norm
         self.notes.append({"learning_rate": float(rate), "gradient_norm": float(norm)})
 
@@ -108,14 +109,14 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
 
     Args:
         epochs: Epochs to train.
-        out: Folder in which a folder for this run is made.
+        out: Folder in which the folder for this run is created.
         seed: Seed of the run.
 
     Returns:
         The run's folder.
     """
     console = rich.get_console()
-    folder = _folder(Path(out))  # before training, so that a folder that cannot be written is told at once
+    folder = _folder(Path(out))  # before training, to report a folder that cannot be written immediately
     notes: list[dict[str, float]] = []
     learner = build(epochs=epochs, seed=seed, notes=notes)
     graph = learner.callbacks.graph
@@ -199,7 +200,7 @@ def _curves(history: dict[str, Any]) -> Picture:
 
 
 def _folder(out: Path) -> Path:
-    """Make and return a folder that is not there yet, named after the time."""
+    """Create and return a new folder that is named after the current time."""
     stamp = time.strftime("demo-%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         folder = out / f"{stamp}{suffix}"

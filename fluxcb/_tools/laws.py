@@ -1,4 +1,4 @@
-"""The laws that every callback keeps, tried out on one callback."""
+"""The laws for all callbacks, checked for one callback."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from fluxcb._declare.events import Event, StepBegin
 from fluxcb._declare.handlers import on
 from fluxcb._declare.phases import Phase
 from fluxcb._tools.comparing import differing, leaves, same, short, snapshot
-from fluxcb._tools.recording import Recording, recorded, told, unused
+from fluxcb._tools.recording import Recording, permission_text, recorded, unused
 from fluxcb._tools.restoring import changed, fields, restored
 
 __all__ = ["Laws", "MayCancel"]
 
 
 class Laws:
-    """One check of one callback; `fluxcb.testing.check_callback` says which laws there are.
+    """One check of one callback. `fluxcb.testing.check_callback` lists the laws.
 
     Args:
         make: Returns a new instance of the callback.
-        needs: Makers of the callbacks it cannot do without.
-        beside: Maker of a callback that touches nothing, to have something to reorder.
+        needs: Functions that make the callbacks that it requires.
+        companion: Makes a callback that uses no state, so that there are at least two callbacks to reorder.
         learner: Builds the Learner.
-        epochs: How long it is trained (epochs).
-        unused: Declared paths that need not be touched.
+        epochs: Length of the training (epochs).
+        unused: Declared paths that may remain unused.
         handles: Fields that need not be restored.
 
     Attributes:
-        label: What messages call the callback.
-        broken: What was found, one text per broken law.
-        cause: The first exception met on the way.
+        label: The name of the callback in messages.
+        broken: One text per violated law.
+        cause: The first exception that was raised.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Laws:
         make: Callable[[], Callback],
         *,
         needs: tuple[Callable[[], Callback], ...],
-        beside: Callable[[], Callback],
+        companion: Callable[[], Callback],
         learner: Callable[..., Any],
         epochs: int,
         unused: frozenset[str],
         handles: frozenset[str],
     ) -> None:
-        self.make, self.needs, self.beside = make, needs, beside
+        self.make, self.needs, self.companion = make, needs, companion
         self.learner, self.epochs = learner, epochs
         self.unused, self.handles = unused, handles
         self.label = repr(make())
@@ -56,14 +56,14 @@ class Laws:
         self.cause: BaseException | None = None
 
     def check(self) -> None:
-        """Go through the laws; without the first there is nothing to say about the others."""
+        """Check the laws. If the first law is violated, the other laws cannot be checked."""
         reference = self._alone()
         if reference is None:
             return
         self._with_defaults()
-        others: list[Callable[[], Callback]] = [self.beside]
+        others: list[Callable[[], Callback]] = [self.companion]
         for law, makers, reorder in (
-            ("when the callbacks list is turned round", others, lambda items: items[::-1]),
+            ("when the callbacks list is reversed", others, lambda items: items[::-1]),
             ("when the callbacks list is rotated", others, lambda items: items[1:] + items[:1]),
             ("when every step is a window of its own", [MayCancel], lambda items: items),
         ):
@@ -91,8 +91,8 @@ class Laws:
                 return None
             if learner.compile_counts != counts:
                 self.broken.append(
-                    f"After the first epoch the step is traced or compiled again: {counts} became "
-                    f"{learner.compile_counts}. Traced handlers must not depend on what changes in Python."
+                    f"The step is traced or compiled again after the first epoch: {counts} became "
+                    f"{learner.compile_counts}. Traced handlers must not depend on Python values that change."
                 )
             trained = snapshot(learner.cbstate)
             state, after = leaves(learner.state), fields(callback)
@@ -103,7 +103,7 @@ class Laws:
         return state
 
     def _fails(self, how: str, error: Exception) -> None:
-        self.broken.append(f"It does not train {how}. {type(error).__name__}: {error}".replace("\n", "\n  "))
+        self.broken.append(f"Training fails {how}. {type(error).__name__}: {error}".replace("\n", "\n  "))
         self.cause = self.cause or error
 
     def _with_defaults(self) -> None:
@@ -112,7 +112,7 @@ class Laws:
             try:
                 self.learner(*items, default_callbacks=True).fit(self.epochs)
             except Exception as error:
-                self._fails("beside the default callbacks", error)
+                self._fails("with the default callbacks", error)
 
     def _same_state(
         self,
@@ -127,8 +127,8 @@ class Laws:
         with quiet():
             try:
                 learner = self.learner(*reorder([*items, *(make() for make in others)]), default_callbacks=False)
-                if steps_per_call is not None:  # not by argument: who builds the Learner need not have one
-                    learner._parts.engine.programs.steps_per_call = steps_per_call
+                if steps_per_call is not None:  # assigned, because the function that builds the Learner may not take it
+                    learner._core.engine.programs.steps_per_call = steps_per_call
                 learner.fit(1)
                 if self.epochs > 1:
                     learner.fit(self.epochs - 1)
@@ -145,12 +145,12 @@ class Laws:
     # -- access -----------------------------------------------------------------------------
 
     def _access(self, callback: Callback, learner: Any, recording: Recording) -> None:
-        declared = next(d for d in learner._parts.graph.declared if d.callback is callback)
+        declared = next(d for d in learner._core.graph.declared if d.callback is callback)
         for path, permission, how in unused(declared.access, recording.seen(callback, learner)):
             if dotted(path) in self.unused:
                 continue
             rest = "; declare Read()." if how == "only reads" else f" in {self.epochs} epochs."
-            self.broken.append(f"It declares {told(path, permission)}, and {how} it{rest}")
+            self.broken.append(f"It declares {permission_text(path, permission)}, but {how} it{rest}")
 
     # -- init and saved state -----------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class Laws:
         wrong = [n for n in names if n not in before or n not in now or not same(before[n], now[n])]
         if wrong:
             self.broken.append(
-                f"`init` run a second time{when} changes `cbstate.{wrong[0]}`; create it only "
+                f"A second call of `init`{when} changes `cbstate.{wrong[0]}`; create it only "
                 f'`if "{wrong[0]}" not in learner.cbstate`.'
             )
 
@@ -170,18 +170,18 @@ class Laws:
             self._fails("after `load_state_dict(state_dict())`", found.error)
             return
         if not found.faithful:
-            self.broken.append("`load_state_dict(state_dict())` does not bring back what `state_dict` gave.")
+            self.broken.append("`load_state_dict(state_dict())` does not restore the values that `state_dict` returns.")
         for name in found.lost:
             if name not in self.handles:
                 self.broken.append(
                     f"Its field `{name}` changes during training (from {short(first[name])} to {short(after[name])}), "
-                    "and is not restored by `load_state_dict`. Save it in `state_dict`, or put it into "
+                    "and `load_state_dict` does not restore it. Save it in `state_dict`, or store it in "
                     "`learner.cbstate`."
                 )
 
 
 class MayCancel(Callback):
-    """Bounds every window to one step, and does nothing."""
+    """Limits every window to one step, and does nothing else."""
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Declare that it may cancel."""
@@ -194,6 +194,6 @@ class MayCancel(Callback):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep to itself what callbacks print."""
+    """Discard what callbacks print."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

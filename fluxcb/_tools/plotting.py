@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fluxcb._tools.runs import read_run
+from fluxcb.logging.consoles import print_line
 from fluxcb.plots.curves import chosen, print_panels
 from fluxcb.plots.panel import Panel, Points, shared_x
 from fluxcb.plots.picture import Picture
@@ -37,7 +38,7 @@ def plot(path: Path, names: Sequence[str], out: Path | None, console: Console) -
         print_panels([replace(panel, curves=_with_last_values(panel.curves)) for panel in panels], console)
         return
     Picture(*panels, title=str(path)).save(out)
-    console.print(f"wrote {out}", highlight=False, soft_wrap=True)
+    print_line(console, f"wrote {out}")
 
 
 def _panels(curves: Mapping[str, Points]) -> list[Panel]:

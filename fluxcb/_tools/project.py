@@ -1,4 +1,4 @@
-"""`[tool.fluxcb]` in pyproject.toml: which callback sets a project has, and how thoroughly they are checked.
+"""`[tool.fluxcb]` in pyproject.toml, which lists the callback sets of a project and how thoroughly they are checked.
 
 ```toml
 [tool.fluxcb]
@@ -9,26 +9,28 @@ level = "graph"
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DeclarationError, did_you_mean
 
-__all__ = ["LEVELS", "Project", "find_project", "read_project"]
+__all__ = ["LEVELS", "Project", "find_project", "has_table", "read_project"]
 
+# Levels instead of independent options, because each check is only useful if the previous ones passed.
 LEVELS = ("graph", "trace", "audit", "resume")
-"""From the declarations alone; with a dry run of the step; with two real steps. Each includes those before it."""
+"""The levels of a check. Each includes the previous ones: declarations, traced step, two real steps, resuming them."""
 
 
 @dataclass(frozen=True)
 class Project:
-    """What a project declares.
+    """The declarations of a project.
 
     Attributes:
         root: The folder from which its modules are imported.
         file: Its pyproject.toml, or None if there is none.
-        sets: Where its callback sets are, each as `module:name`.
+        sets: Its callback sets, each as `module:name`.
         level: How thoroughly they are checked: one of `LEVELS`.
     """
 
@@ -39,17 +41,23 @@ class Project:
 
 
 def find_project(start: Path) -> Project:
-    """Return the project that a folder belongs to: the nearest pyproject.toml above it that has `[tool.fluxcb]`.
+    """Return the project of a folder. It is the nearest pyproject.toml at or above the folder with `[tool.fluxcb]`.
 
-    Without one, it is the nearest pyproject.toml, or else the folder itself, with no sets.
+    Without such a file, the project is the nearest pyproject.toml, or the folder itself, with no sets. A file in a
+    parent folder counts only if its owner is the current user, the owner of `start`, or the superuser. Otherwise,
+    another user could put a file into a shared folder, and the command line would import the modules that it names.
 
     Args:
         start: The folder.
 
     Raises:
-        DeclarationError: The file declares something that cannot be meant.
+        DeclarationError: The file has an invalid declaration.
     """
-    files = [file for folder in (start, *start.parents) if (file := folder / "pyproject.toml").is_file()]
+    files = [
+        file
+        for folder in (start, *start.parents)
+        if (file := folder / "pyproject.toml").is_file() and (folder == start or _is_trusted(file, start))
+    ]
     for file in files:
         project = read_project(file)
         if project is not None:
@@ -57,20 +65,44 @@ def find_project(start: Path) -> Project:
     return Project(files[0].parent, files[0]) if files else Project(start)
 
 
+def _is_trusted(file: Path, start: Path) -> bool:
+    return not hasattr(os, "geteuid") or _owner(file) in (os.geteuid(), _owner(start), 0)
+
+
+def _owner(path: Path) -> int:
+    return path.stat().st_uid
+
+
+def has_table(content: bytes) -> bool:
+    """Return whether the content of a pyproject.toml has `[tool.fluxcb]`, in any notation of TOML.
+
+    A file that is not valid TOML counts if it contains the text `tool.fluxcb`.
+    """
+    if b"fluxcb" not in content:  # skip parsing for most files
+        return False
+    import tomllib
+
+    try:
+        tool = tomllib.loads(content.decode("utf-8")).get("tool")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError):
+        return b"tool.fluxcb" in content
+    return isinstance(tool, dict) and "fluxcb" in tool
+
+
 def read_project(file: Path) -> Project | None:
-    """Return what a pyproject.toml declares, or None if it has no `[tool.fluxcb]`.
+    """Return the declarations of a pyproject.toml, or None if it has no `[tool.fluxcb]`.
 
     Args:
         file: The pyproject.toml.
 
     Raises:
-        DeclarationError: It is no TOML, or it declares something that cannot be meant.
+        DeclarationError: The file is not valid TOML, or has an invalid declaration.
     """
-    import tomllib  # only here: the pytest plugin reads LEVELS, and most runs have no table to parse
+    import tomllib  # imported here, because the pytest plugin reads LEVELS, and most runs have no table to parse
 
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
         raise DeclarationError(f"{file.name} cannot be read: {error}.", where=str(file)) from error
     table = content.get("tool", {}).get("fluxcb") if isinstance(content.get("tool", {}), dict) else None
     if table is None:

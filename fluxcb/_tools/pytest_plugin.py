@@ -1,7 +1,7 @@
-"""The pytest plugin: each callback set that `[tool.fluxcb]` in pyproject.toml declares is a test.
+"""The pytest plugin, which turns each callback set of `[tool.fluxcb]` in pyproject.toml into a test.
 
-It imports neither JAX nor networkx, nor the rest of fluxcb, before there is something to check: every pytest run in an
-environment that has fluxcb loads it.
+Every pytest run in an environment with fluxcb loads this plugin. It therefore imports neither JAX nor networkx nor the
+rest of fluxcb until there is a set to check.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from fluxcb._tools.project import LEVELS
+from fluxcb._tools.project import LEVELS, has_table
 
 __all__ = ["FluxcbWarning"]
 
 
 class FluxcbWarning(UserWarning):
-    """Something about a callback set that is worth knowing, and not wrong."""
+    """Advice about a valid callback set."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add the command-line options."""
     group = parser.getgroup("fluxcb")
     group.addoption("--no-fluxcb", action="store_true", help="do not check the callback sets of [tool.fluxcb]")
     group.addoption(
@@ -35,10 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and have the project's pyproject.toml visited."""
+    """Register the marker, and make pytest visit the project's pyproject.toml."""
     config.addinivalue_line("markers", "fluxcb: a callback set, declared in [tool.fluxcb] of pyproject.toml")
     file = config.rootpath / "pyproject.toml"
-    # With `testpaths`, nothing else would lead pytest to the root's own file.
+    # With `testpaths`, pytest would not visit the root directory's own file.
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and _concerns(file, config):
         covered = any(file.is_relative_to(config.rootpath / argument) for argument in config.args)
         if not covered:
@@ -46,22 +46,41 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect a pyproject.toml that declares callback sets."""
-    if file_path.name == "pyproject.toml" and _concerns(file_path, parent.config):
+    """Collect a pyproject.toml that declares callback sets, if it is the project's own or named on the command line."""
+    if (
+        file_path.name == "pyproject.toml"
+        and _is_chosen(file_path, parent.config)
+        and _concerns(file_path, parent.config)
+    ):
         return SetsFile.from_parent(parent, path=file_path)
     return None
 
 
 def _concerns(file: Path, config: pytest.Config) -> bool:
-    """Tell whether a pyproject.toml has something for us; most have not, and are not worth a TOML parser."""
-    return not config.getoption("no_fluxcb") and file.is_file() and b"tool.fluxcb" in file.read_bytes()
+    """Return whether a pyproject.toml declares callback sets. A file that cannot be read declares none."""
+    if config.getoption("no_fluxcb"):
+        return False
+    try:
+        return file.is_file() and has_table(file.read_bytes())
+    except OSError:
+        return False
+
+
+def _is_chosen(file: Path, config: pytest.Config) -> bool:
+    """Return whether a pyproject.toml is in the root directory, or it or its directory is an argument of pytest.
+
+    Any other file belongs to a nested project, for example a vendored one, whose modules must not be imported.
+    """
+    arguments = (argument.partition("::")[0] for argument in config.args)
+    chosen = {config.rootpath, *((config.invocation_params.dir / argument).resolve() for argument in arguments)}
+    return file.parent in chosen or not chosen.isdisjoint((file.resolve(), file.resolve().parent))
 
 
 class SetsFile(pytest.File):
     """A pyproject.toml that declares callback sets."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield an item per set, in the order of the file."""
+        """Yield one item per set, in the order of the file."""
         from fluxcb._errors import FluxcbError
         from fluxcb._tools.project import read_project
 
@@ -82,12 +101,12 @@ class SetsFile(pytest.File):
 
 
 class SetItem(pytest.Item):
-    """A callback set.
+    """The test of a callback set.
 
     Args:
-        root: The folder to import it from.
-        level: How thoroughly to check it.
-        **kwargs: What every item has.
+        root: The folder from which the set is imported.
+        level: How thoroughly the set is checked.
+        **kwargs: The arguments of `pytest.Item`.
     """
 
     def __init__(self, *, root: Path, level: str, **kwargs: Any) -> None:
@@ -110,20 +129,20 @@ class SetItem(pytest.Item):
             raise BrokenSetError(verdict.text())
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return what is wrong with the set, without frames that are not the user's."""
-        if isinstance(excinfo.value, BrokenSetError | FluxcbWarning):  # warnings may be errors
+        """Return the problems of the set, with frames of the user's code only."""
+        if isinstance(excinfo.value, BrokenSetError | FluxcbWarning):  # a pytest option can turn warnings into errors
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int, str]:
-        """Return where the set is declared, and its heading."""
+        """Return the location of the declaration, and the heading."""
         lines = self.path.read_text(encoding="utf-8").splitlines()
         line = next((number for number, text in enumerate(lines) if f'"{self.name}"' in text), 0)
         return self.path, line, f"callback set {self.name}"
 
 
 class BrokenSetError(Exception):
-    """A callback set is not valid."""
+    """A callback set is invalid."""
 
 
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
@@ -131,8 +150,8 @@ def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, righ
     del config
     if op != "==" or "fluxcb._check.graph" not in sys.modules:
         return None
-    from fluxcb._check.comparing import differences
     from fluxcb._check.graph import CallbackGraph
+    from fluxcb._check.graph_diff import differences
 
     if not (isinstance(left, CallbackGraph) and isinstance(right, CallbackGraph)):
         return None
@@ -144,7 +163,7 @@ def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, righ
 
 @pytest.fixture
 def fluxcb_check() -> Callable[..., Any]:
-    """Assert that a list of callbacks fits together, and return its graph: `fluxcb.testing.assert_valid_graph`."""
+    """Assert that a list of callbacks is valid, and return its graph: `fluxcb.testing.assert_valid_graph`."""
     from fluxcb.testing import assert_valid_graph
 
     return assert_valid_graph
@@ -160,7 +179,7 @@ def fluxcb_learner() -> Callable[..., Any]:
 
 @pytest.fixture
 def fluxcb_events() -> Any:
-    """A callback that records every host event: a fresh `fluxcb.testing.EventLog`."""
+    """Return a new `fluxcb.testing.EventLog`, a callback that records every host event."""
     from fluxcb.testing import EventLog
 
     return EventLog()

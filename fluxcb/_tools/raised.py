@@ -1,4 +1,4 @@
-"""What was raised while a set of callbacks was tried out, as problems of the set."""
+"""Conversion of exceptions that a check raised into problems of the callback set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-from fluxcb._declare.dispatch import shown_path
+from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import CheckError, FluxcbError
 
 __all__ = ["problems_of"]
@@ -15,12 +15,12 @@ _NOT_THE_USERS = (Path(__file__).parents[1], *(Path(sysconfig.get_path(n)) for n
 
 
 def problems_of(error: Exception, doing: str, *, own: bool = False) -> list[FluxcbError]:
-    """Return an exception as problems: those it holds, or itself, with the user's line that raised it.
+    """Return an exception as a list of problems: the problems that it holds, or itself, with the user's line.
 
     Args:
         error: The exception.
-        doing: What was being done: `Training for 2 steps`.
-        own: Whether fluxcb's own errors, which say what is wrong by themselves, are left as they are.
+        doing: The action that failed, such as `Training for 2 steps`.
+        own: Whether to leave fluxcb's own errors unchanged, because they describe the problem themselves.
     """
     if isinstance(error, ExceptionGroup):
         return [problem for inner in error.exceptions for problem in problems_of(inner, doing, own=own)]
@@ -50,5 +50,5 @@ def _place(error: Exception) -> list[str]:
 
 
 def _notes(error: Exception) -> list[str]:
-    # JAX's note about the frames that it hid begins with a rule.
+    # JAX's note about hidden frames begins with a line of dashes.
     return [note for note in getattr(error, "__notes__", ()) if not note.startswith("---")]

@@ -1,4 +1,4 @@
-"""Recording: what callbacks really touch, and what of their declared access that leaves unused."""
+"""Recording of the state that callbacks use, and of declared access that remains unused."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ if TYPE_CHECKING:
     from fluxcb._compile.handler_backend import Touched
     from fluxcb._run.learner import Learner
 
-__all__ = ["Recording", "Unused", "covers", "recorded", "told", "traced_handlers", "unused"]
+__all__ = ["Recording", "Unused", "covers", "permission_text", "recorded", "traced_handlers", "unused"]
 
-Unused = Literal["never touches", "never reads", "only reads"]
-"""How the use of a path falls short of what is declared."""
+Unused = Literal["never uses", "never reads", "only reads"]
+"""How the use of a path differs from its declaration."""
 
 
 class Recording:
-    """What the callbacks of the Learners that were built meanwhile have touched on the host."""
+    """The state that callbacks use on the host, for all Learners that are built during the recording."""
 
     def __init__(self) -> None:
-        # The callback is kept beside what it touched: the identity of one that is gone would be another's.
+        # Keep a reference to each callback, because the identity of a deleted object can be reused.
         self._by_callback: dict[int, tuple[Callback, Touched]] = {}
 
     def of(self, callback: Callback) -> Touched:
-        """Return what a callback's host handlers and its `init` have touched."""
+        """Return the state that a callback's host handlers and `init` have used."""
         from fluxcb._compile.handler_backend import Touched
 
         return self._by_callback.setdefault(id(callback), (callback, Touched()))[1]
 
     def seen(self, callback: Callback, learner: Learner) -> Touched:
-        """Return what a callback has touched, its handlers in the Learner's traced steps included."""
+        """Return the state that a callback has used, including its handlers in the Learner's traced steps."""
         from fluxcb._compile.handler_backend import Touched
 
         host = self.of(callback)
@@ -47,30 +47,30 @@ class Recording:
 
 
 def traced_handlers(learner: Learner) -> Iterator[tuple[Any, Touched]]:
-    """Iterate over the handlers that were traced into a Learner's steps, each with what it touched."""
-    for _, step in learner._parts.engine.programs._steps.values():
+    """Iterate over the handlers that were traced into a Learner's steps, each with the state that it used."""
+    for _, step in learner._core.engine.programs._steps.values():
         yield from step.touched.items()
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Recording]:
-    """Record what the callbacks of Learners that are built inside the block touch, then and later."""
-    from fluxcb._run.host_backend import watching
+    """Record the state that callbacks use, for all Learners that are built inside the block, also after the block."""
+    from fluxcb._run.host_backend import access_watcher
 
     recording = Recording()
-    token = watching.set(lambda declared: recording.of(declared.callback))
+    token = access_watcher.set(lambda declared: recording.of(declared.callback))
     try:
         yield recording
     finally:
-        watching.reset(token)
+        access_watcher.reset(token)
 
 
 def unused(access: Access, seen: Touched) -> Iterator[tuple[StatePath, Permission, Unused]]:
-    """Yield what is declared and was not used as declared; `control` and the declaration of everything are passed over.
+    """Yield the declarations that were not used as declared, except `control` and the declaration of all state.
 
     Args:
-        access: What is declared.
-        seen: What was touched.
+        access: The declared access.
+        seen: The state that was used.
     """
     for path, permission in access.items():
         if path[0] in ("*", "control"):
@@ -78,7 +78,7 @@ def unused(access: Access, seen: Touched) -> Iterator[tuple[StatePath, Permissio
         read = covers(path, seen.read)
         if writes(permission) and not covers(path, seen.written):
             if not read:
-                yield path, permission, "never touches"
+                yield path, permission, "never uses"
             elif not (isinstance(permission, Append) or covers(path, seen.changeable)):
                 yield path, permission, "only reads"
         elif not writes(permission) and not read:
@@ -86,10 +86,10 @@ def unused(access: Access, seen: Touched) -> Iterator[tuple[StatePath, Permissio
 
 
 def covers(path: StatePath, paths: Iterable[StatePath]) -> bool:
-    """Tell whether one of the paths is this one, lies in it, or holds it."""
+    """Return whether one of the paths equals this path, is inside it, or contains it."""
     return any(path[: len(p)] == p or p[: len(path)] == path for p in paths)
 
 
-def told(path: StatePath, permission: Permission) -> str:
-    """Return a declaration as messages say it: `Read() on `step.loss``."""
+def permission_text(path: StatePath, permission: Permission) -> str:
+    """Return a declaration in the form that messages use: `Read() on `step.loss``."""
     return f"{type(permission).__name__}() on `{dotted(path)}`"

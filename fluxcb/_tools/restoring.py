@@ -1,4 +1,4 @@
-"""Restoring: what of a callback's own fields survives `load_state_dict(state_dict())`."""
+"""Checks which of a callback's own fields `load_state_dict(state_dict())` restores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Restored", "changed", "fields", "restored"]
 
 @dataclass
 class Restored:
-    """What came of saving a callback and restoring another from it.
+    """The result of saving a callback and restoring another one from its state.
 
     Attributes:
-        error: What `load_state_dict` raised, or None.
-        faithful: Whether the other's `state_dict` gives again what it was given.
-        lost: The fields that the other has not got, by name.
+        error: The exception that `load_state_dict` raised, or None.
+        faithful: Whether the `state_dict` of the restored callback equals the state that it was restored from.
+        lost: The fields that were not restored, by name.
     """
 
     error: Exception | None = None
@@ -27,26 +27,26 @@ class Restored:
     lost: list[str] = field(default_factory=list)
 
 
-def fields(callback: Callback, wanted: Callable[[Any], bool] = lambda value: True) -> dict[str, Any]:
-    """Return copies of those of a callback's own fields whose values are wanted, wrappers taken off."""
-    held = vars(unwrap(callback)).items()
-    return {name: snapshot(value) for name, value in held if not name.startswith("_fluxcb") and wanted(value)}
+def fields(callback: Callback, selects: Callable[[Any], bool] = lambda value: True) -> dict[str, Any]:
+    """Return copies of the callback's own fields whose values satisfy `wanted`, without the fields of wrappers."""
+    own = vars(unwrap(callback)).items()
+    return {name: snapshot(value) for name, value in own if not name.startswith("_fluxcb") and selects(value)}
 
 
 def changed(callback: Callback, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields whose values have changed, each with the value it had; one that the class gave counts."""
+    """Return the fields whose values have changed, with their old values, which may come from the class."""
     first = {name: before.get(name, getattr(type(unwrap(callback)), name, None)) for name in after}
     return {name: first[name] for name, value in after.items() if not same(first[name], value)}
 
 
 def restored(callback: Callback, other: Callback, names: Iterable[str], after: dict[str, Any]) -> Restored:
-    """Save a callback, restore another one from that, and compare.
+    """Save a callback, restore another one from its state, and compare the two.
 
     Args:
-        callback: The callback, trained.
-        other: A new one of its kind.
-        names: The fields to look at.
-        after: The fields of the trained one.
+        callback: The trained callback.
+        other: A new callback of the same kind.
+        names: The fields to compare.
+        after: The fields of the trained callback.
     """
     saved = snapshot(callback.state_dict())
     try:

@@ -1,4 +1,4 @@
-"""The proof that a training resumes exactly: it is resumed from everywhere, and what comes of it is compared."""
+"""A check that training resumes exactly: it resumes a run from every possible point and compares the results."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._declare.access import Read
 from fluxcb._declare.callback import Callback, unwrap
-from fluxcb._declare.dispatch import Entry
 from fluxcb._declare.events import Event, FitBegin, FitStopping, Trigger
-from fluxcb._declare.handlers import on
+from fluxcb._declare.handlers import Handler, on
+from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import Always, EverySteps, Schedule
 from fluxcb._errors import CheckError, DeclarationError, FluxcbError
 from fluxcb._tools.comparing import leaves
 from fluxcb._tools.raised import problems_of
 from fluxcb._tools.trials import shorten_validation
-from fluxcb.callbacks.snapshot_saver import SnapshotSaver
 from fluxcb.checkpoints.run_folder import RunFolder
+from fluxcb.checkpoints.savers import RunLock, RunSaver
 from fluxcb.checkpoints.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -34,15 +35,15 @@ Make = Callable[[], "Learner"] | Callable[[Path], "Learner"]
 
 
 class _Each(EverySteps):
-    """Due after each step, and after each epoch, too."""
+    """Due after each step and after each epoch."""
 
     def after_epoch(self) -> Schedule:
-        """Return what is due after each epoch."""
+        """Return the schedule that is due after each epoch."""
         return Always()
 
 
 class _Boundaries(Callback):
-    """Save the state wherever a run can go on, and a copy of its directory as it is then."""
+    """Save the state at each point where a run can be resumed, with a copy of the run's directory at that point."""
 
     name = "boundaries"
     main_thread = True
@@ -52,17 +53,16 @@ class _Boundaries(Callback):
         self.points: list[tuple[str, Path, Path]] = []
 
     def stateaccess(self) -> Mapping[str, Any]:
-        """Return that it reads everything."""
+        """Declare that it reads all state."""
         return {"*": Read()}
 
-    def entry_for(self, event: type[Event], phase: type[Phase]) -> tuple[Callback, Entry, tuple[Schedule, ...]] | None:
-        """Return who handles a moment; Trigger comes after each step and each epoch."""
-        found = super().entry_for(event, phase)
-        return (found[0], found[1], (_Each(1),)) if found is not None and issubclass(event, Trigger) else found
+    def handlers(self) -> list[Handler]:
+        """Return the handlers, with a Trigger after each step and each epoch."""
+        return [replace(h, when=_Each(1)) if h.event is Trigger else h for h in super().handlers()]
 
     @on(FitBegin | Trigger | FitStopping, AbstractTrainingPhase)
-    def look(self, event: Event, phase: Phase, learner: Any) -> None:
-        """Ask for a snapshot."""
+    def look(self, event: Event, phase: Phase, learner: LearnerView) -> None:
+        """Request a snapshot."""
         if self.saves is not None:
             learner.snapshots.request(self._keep)
 
@@ -70,31 +70,32 @@ class _Boundaries(Callback):
         from fluxcb.checkpoints.saving import save
 
         number = len(self.points)
-        folder = RunFolder(self.saves / f"{number}")  # pyright: ignore[reportOptionalOperand]  # asked for only if given
+        folder = RunFolder(self.saves / f"{number}")  # pyright: ignore[reportOptionalOperand]  # only called if set
         folder.lock()
         entry = save(folder, snapshot, run="proof", value=None)
         folder.unlock()
         copy = self.saves / f"{number}-run"  # pyright: ignore[reportOptionalOperand]
         shutil.copytree(self.run, copy)
         at, ended = snapshot.host["at"], snapshot.host["fit"]["ended"]
-        where = f"after step {snapshot.step}, in epoch {snapshot.epoch}"
+        where = f"after step {snapshot.step} (epoch {snapshot.epoch})"
         if at is None:
-            where = f"after epoch {snapshot.epoch}, step {snapshot.step}" + (", where it ended" if ended else "")
+            step = f"step {snapshot.step}, the end of the fit" if ended else f"step {snapshot.step}"
+            where = f"after epoch {snapshot.epoch} ({step})"
         self.points.append((where, entry.path if entry is not None else folder.path, copy))
 
 
 def resume_differences(make: Make, fit: Mapping[str, Any], ignore: Collection[str]) -> Iterator[tuple[str, list[str]]]:
-    """Go on from every point of a training where one can, with a new Learner, and compare with what it came to itself.
+    """Resume a run from every possible point with a new Learner, and compare the results with the uninterrupted run.
 
-    A kill leaves the checkpoint of the last such point before it, so these are all there are.
+    After a kill, the last checkpoint is at one of these points, so they cover all cases.
 
     Args:
-        make: Returns a new Learner each time; it may take the directory of the run.
-        fit: What `learner.fit` is told.
-        ignore: Names of callbacks whose own state may differ: clocks.
+        make: Returns a new Learner each time. It may take the directory of the run.
+        fit: The arguments of `learner.fit`.
+        ignore: Names of callbacks whose own state may differ, such as clocks.
 
     Yields:
-        For each point where it is, and how the results differ; a line each.
+        For each point with differences: its location, and one line per difference.
 
     Raises:
         DeclarationError: `make` returns the same Learner again.
@@ -111,11 +112,11 @@ def resume_differences(make: Make, fit: Mapping[str, Any], ignore: Collection[st
             second = _made(make, copy, _Boundaries(copy, None))
             if second is first:
                 raise DeclarationError(
-                    "The Learner is made once and kept, so it cannot be resumed.",
-                    fix="give a function that builds a new Learner each time it is called",
+                    "The function returned the same Learner twice, so the resumed run cannot be compared.",
+                    fix="pass a function that builds a new Learner at each call",
                 )
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The run goes on from")  # plain iterables are read again
+                warnings.filterwarnings("ignore", message="The run resumes from")  # a plain iterable is read again
                 second.restore(checkpoint)
                 second.fit(**fit, resume=True)
             yield where, _differing(expected, state_of(second, ignore))
@@ -132,11 +133,11 @@ def _made(make: Any, folder: Path, boundaries: _Boundaries) -> Learner:
 
 
 def audit_resume(make: Callable[[], Learner], *, steps: int = 2) -> list[FluxcbError]:
-    """Resume two short epochs from everywhere, and say as a problem where what comes of it differs.
+    """Resume a run of two short epochs from every possible point, and return each difference as a problem.
 
     Args:
-        make: Returns a new Learner with new callbacks each time it is called; what it returns is trained.
-        steps: Steps of an epoch; validation has as many at most.
+        make: Returns a new Learner with new callbacks each time it is called. The check trains these Learners.
+        steps: Number of steps in an epoch, and maximum number of validation steps.
     """
 
     def short() -> Learner:
@@ -154,27 +155,28 @@ def audit_resume(make: Callable[[], Learner], *, steps: int = 2) -> list[FluxcbE
     moment, lines = found[0]
     return [
         CheckError(
-            f"A run that is resumed {moment}, differs from one that was not interrupted.",
+            f"A run that is resumed {moment} differs from an uninterrupted run.",
             where=lines[:10],
-            why=f"a checkpoint does not hold all that matters; so it is at {len(found)} points of {2 * steps} steps",
+            why=f"a checkpoint does not contain all of the state; the results differ at {len(found)} points of "
+            f"{2 * steps} steps",
             fix=[
-                "return what is missing from `state_dict`, and take it back in `load_state_dict`",
-                "keep what FitBegin sets up where `event.resumes` is true",
+                "return the missing state from `state_dict`, and restore it in `load_state_dict`",
+                "in handlers of FitBegin, do not reset state if `event.resumes` is true",
             ],
         )
     ]
 
 
 def state_of(learner: Learner, ignore: Collection[str] = ()) -> dict[str, Any]:
-    """Return everything a Learner holds, by name, in a form that can be compared: arrays as their bits.
+    """Return everything that a Learner holds, by name, in a form that can be compared. Arrays are given by their bits.
 
     Args:
         learner: The Learner.
-        ignore: Names of callbacks whose own state is left out, as is that of callbacks that write checkpoints.
+        ignore: Names of callbacks whose own state is omitted. The state of checkpoint callbacks is always omitted.
     """
-    snapshot = learner._state.snapshots.take(None)
+    snapshot = learner._core.snapshots.take(None)
     host, arrays = snapshot.host, dict(leaves(dict(snapshot.arrays)))
-    left_out = {d.name for d in learner.callbacks.graph.declared if isinstance(unwrap(d.callback), SnapshotSaver)}
+    left_out = {d.name for d in learner.callbacks.graph.declared if isinstance(unwrap(d.callback), RunLock | RunSaver)}
     left_out |= {*ignore, _Boundaries.name}
     parts = {
         "progress": host["progress"],
@@ -209,9 +211,9 @@ def _flat(held: Any, arrays: Mapping[str, Any], path: str = "") -> Iterator[tupl
 
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     lines = [f"{name} is missing" for name in expected if name not in found]
-    lines += [f"{name} is there, and was not" for name in found if name not in expected]
+    lines += [f"{name} is new" for name in found if name not in expected]
     for name, value in expected.items():
         if name in found and found[name] != value:
             shown = f": {value!r} became {found[name]!r}"
-            lines.append(name + (shown if len(shown) < 120 else " has other bits"))
+            lines.append(name + (shown if len(shown) < 120 else " differs in its bits"))
     return lines

@@ -1,20 +1,21 @@
-"""Runs on disk: the numbers that a training left behind, read as curves."""
+"""Curves of runs on disk, read from the files that a training has written."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DataError
+from fluxcb.plots.panel import LARGEST
 
 __all__ = ["Curves", "read_run"]
 
 Curves = dict[str, list[tuple[float, float]]]
-"""Points `(step, value)` by name; the step is an epoch where a run counts nothing else."""
+"""Points `(step, value)` by name. If a run only counts epochs, the epoch is used as the step."""
 
 _FILES = ("history.json", "*.jsonl", "*.csv")
 _COUNTERS = ("step", "global_step", "epoch")
@@ -37,7 +38,9 @@ def read_run(path: Path) -> Curves:
     files = [path] if path.is_file() else [file for pattern in _FILES for file in sorted(path.glob(pattern))]
     if not files:
         raise DataError(
-            f"The folder {path} holds no run.", why=f"a run has one of {', '.join(_FILES)}", fix="name a run's folder"
+            f"The folder {path} contains no run.",
+            why=f"a run contains one of the files {', '.join(_FILES)}",
+            fix="name a run's folder",
         )
     curves: Curves = {}
     for file in files:
@@ -46,7 +49,7 @@ def read_run(path: Path) -> Curves:
     if not curves:
         raise DataError(
             f"{', '.join(str(file) for file in files)} has no values to draw.",
-            why="a value is a number beside a `step` or an `epoch`",
+            why="a value is a number in a record with a `step` or an `epoch`",
         )
     return curves
 
@@ -58,10 +61,20 @@ def _read(file: Path) -> Curves:
                 return _from_rows(csv.DictReader(lines))
         text = file.read_text(encoding="utf-8")
         if file.suffix != ".json":
-            return _from_rows(json.loads(line) for line in text.splitlines() if line.strip())
+            return _from_rows(_parsed(text))
         return _from_history(json.loads(text))
-    except (ValueError, csv.Error) as error:
+    except (ValueError, RecursionError, csv.Error) as error:
         raise DataError(f"{file} cannot be read: {error}.", fix="name a file of JSON, JSON lines or CSV") from error
+
+
+def _parsed(text: str) -> Iterator[Any]:
+    """Yield the rows of JSON lines, without the last line if a killed run has written only a part of it."""
+    *lines, last = text.split("\n")  # JSON texts may contain other line separators, such as U+2028
+    for line in lines:
+        if line.strip():
+            yield json.loads(line)
+    with contextlib.suppress(ValueError):
+        yield json.loads(last)
 
 
 def _from_history(content: Any) -> Curves:
@@ -128,11 +141,11 @@ def _points(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a value as a finite number, or None; CSV has text only."""
+    """Return a value as a number that can be drawn, or None. CSV has text only."""
     if isinstance(value, bool):
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # an integer may be too large for a float
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= LARGEST else None

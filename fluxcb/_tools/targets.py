@@ -1,9 +1,10 @@
-"""Callback sets by name: `module:name` stands for a list of callbacks, a Learner, or a function that returns one."""
+"""Callback sets by name. `module:name` is a list of callbacks, a Learner, or a function that returns one of these."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.dispatch import shown_path, source_of
-from fluxcb._errors import DeclarationError, FluxcbError, did_you_mean
+from fluxcb._declare.signatures import shown_path, source_of
+from fluxcb._errors import DeclarationError, FluxcbError, as_sentence, did_you_mean, nearest
+from fluxcb._tools.project import find_project
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -31,17 +33,17 @@ class Target:
 
     Attributes:
         name: `module:name`.
-        get: Returns the list of callbacks, or the Learner.
-        makes: Whether `get` makes new ones each time.
+        get: Returns the list of callbacks, or the Learner. If `makes` is true, arguments are passed to the function.
+        makes: Whether `get` returns new objects each time.
     """
 
     name: str
-    get: Callable[[], Any]
+    get: Callable[..., Any]
     makes: bool
 
 
 def is_learner(value: Any) -> TypeGuard[Learner]:
-    """Tell whether something is a Learner, without importing what makes them."""
+    """Return whether a value is a Learner, without importing the module that defines Learners."""
     module = sys.modules.get("fluxcb._run.learner")
     return module is not None and isinstance(value, module.Learner)
 
@@ -50,34 +52,61 @@ def load(name: str, root: Path) -> Target:
     """Import a callback set.
 
     Args:
-        name: `module:name`; the name may have dots.
-        root: The folder to import from; beside it, its `src` folder if there is one.
+        name: `module:name`. The name may have dots.
+        root: The folder to import from, together with its `src` folder if there is one.
 
     Raises:
-        DeclarationError: There is no such thing, it cannot be imported, or it is something else.
-        FluxcbError: What importing the module raised.
+        DeclarationError: The set does not exist, cannot be imported, or is something else.
+        FluxcbError: An error that importing the module raised.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
         raise DeclarationError(
-            f"{name!r} does not name a callback set.", fix="write `module:name`, e.g. `pkg.train:callbacks`"
+            f"{name!r} does not name a callback set.{did_you_mean(name, find_project(root).sets)}",
+            fix="write `module:name`, e.g. `pkg.train:callbacks`",
         )
     for folder in (root / "src", root):
         if folder.is_dir() and str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()  # a long-lived process may have made the file a moment ago
-    module = _guarded(lambda: importlib.import_module(module_name), f"`{module_name}` cannot be imported")
+    importlib.invalidate_caches()  # a long-lived process may have created the file a moment ago
+    try:
+        module = _guarded(lambda: importlib.import_module(module_name), f"`{module_name}` cannot be imported")
+    except DeclarationError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        near = _nearest_module(module_name, (root / "src", root))
+        if missing is None or not near or not f"{module_name}.".startswith(f"{missing}."):
+            raise
+        raise DeclarationError(
+            f"There is no module `{module_name}`. Did you mean `{near}`?",
+            where=shown_path(str(root)),
+            fix=f"write `{near}:{attribute}`",
+        ) from cause
     value: Any = module
-    held = module_name
+    found_name = module_name
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise DeclarationError(
-                f"`{held}` has no `{part}`.{did_you_mean(part, [n for n in vars(value) if not n.startswith('_')])}",
+                f"`{found_name}` has no `{part}`."
+                f"{did_you_mean(part, [n for n in vars(value) if not n.startswith('_')])}",
                 where=shown_path(getattr(module, "__file__", None) or module_name),
             )
         value = getattr(value, part)
-        held += f"{':' if held == module_name else '.'}{part}"
+        found_name += f"{':' if found_name == module_name else '.'}{part}"
     return _target(name, value)
+
+
+def _nearest_module(name: str, folders: Iterable[Path]) -> str:
+    """Return the name of a module in the folders that is similar to a name, or an empty string."""
+    found: list[str] = []
+    paths = list(map(str, folders))
+    for part in name.removesuffix(".py").replace("/", ".").split("."):
+        near = nearest(part, [module.name for module in pkgutil.iter_modules(paths)])
+        if not near:
+            return ""
+        found.append(near)
+        paths = [str(Path(path, near)) for path in paths]
+    return ".".join(found)
 
 
 def _target(name: str, value: Any) -> Target:
@@ -94,16 +123,20 @@ def _target(name: str, value: Any) -> Target:
             raise DeclarationError(
                 f"`{name}` needs arguments: {', '.join(needed)}.",
                 where=source_of(inspect.unwrap(value)),
-                why="nobody is there to give them when the set is checked",
+                why="fluxcb calls it without arguments when it checks the set",
                 fix="declare a function without required arguments that calls it",
             )
-        return Target(name, lambda: _checked(name, _guarded(value, f"`{name}` cannot be called")), makes=True)
+
+        def get(*arguments: Any) -> Any:
+            return _checked(name, _guarded(lambda: value(*arguments), f"`{name}` cannot be called"))
+
+        return Target(name, get, makes=True)
     value = _checked(name, value)
     return Target(name, lambda: value, makes=False)
 
 
 def _checked(name: str, value: Any) -> Any:
-    """Return a Learner or a list; what is in the list is for the check to judge."""
+    """Return a value that is a Learner or a list. The members of a list are checked later."""
     if is_learner(value):
         return value
     if isinstance(value, Iterable) and not isinstance(value, Callback | Mapping | str | bytes | type):
@@ -111,30 +144,30 @@ def _checked(name: str, value: Any) -> Any:
     shown = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
     alone = isinstance(value, Callback) or (isinstance(value, type) and issubclass(value, Callback))
     raise DeclarationError(
-        f"`{name}` is {shown}, which is no callback set.",
+        f"`{name}` is {shown}, which is not a callback set.",
         fix="put it into a list: `callbacks = [...]`" if alone else f"name {_KINDS}",
     )
 
 
 def _guarded(call: Callable[[], Any], what: str) -> Any:
-    """Call code of the user's; what it raises is told with the place, without the frames of those who called it."""
+    """Call the user's code. Report its exceptions with their location, without the frames of fluxcb."""
     try:
         return call()
     except FluxcbError:
         raise
     except (Exception, SystemExit) as error:
         raise DeclarationError(
-            f"{what}: {_said(error)}.", where=_own_frames(error), fix=_import_fix(error) or ()
+            as_sentence(f"{what}: {_error_text(error)}"), where=_own_frames(error), fix=_import_fix(error) or ()
         ) from error
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     text = str(error).strip().rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _own_frames(error: BaseException) -> list[str]:
-    """Return where the user's code was when it failed, innermost first."""
+    """Return the lines of the user's code in the traceback of an error, innermost first."""
     if isinstance(error, SyntaxError) and error.filename:
         return [f"{shown_path(error.filename)}:{error.lineno}"]
     frames = [
@@ -150,5 +183,8 @@ _OWN = {Path(__file__), Path(importlib.__file__)}
 
 def _import_fix(error: BaseException) -> str | None:
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"install what provides `{error.name}`, or correct the name; the project's root is looked in, too"
+        return (
+            f"install the package that provides `{error.name}`, or correct the name; fluxcb also searches the "
+            "project's root"
+        )
     return None

@@ -1,4 +1,4 @@
-"""Trials: a set of callbacks trained a few steps, again and again, each time on a new Learner."""
+"""Trials, which train a set of callbacks for a few steps, each time with a new Learner."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Trial", "TrialError", "Trials", "shorten_validation", "steps_of"]
 
-_WHY = "an audit trains several Learners and compares them; it trains none that others use"
-_FIX = "declare a function that builds the callbacks, the model and the Learner anew each time it is called"
+_WHY = "an audit trains and compares several Learners, none of which other code uses"
+_FIX = "declare a function that builds new callbacks, a new model and a new Learner at each call"
 
 
 class TrialError(Exception):
-    """There is nothing more to be found: a Learner cannot be built, or does not train."""
+    """A Learner cannot be built or trained, so there is nothing more to check."""
 
     def __init__(self, problems: list[FluxcbError]) -> None:
         super().__init__(problems)
@@ -37,10 +37,10 @@ class Trial:
 
     Attributes:
         learner: The Learner.
-        steps: How many steps it ran.
+        steps: Number of steps that it ran.
         state: The leaves of its train state.
-        before: Its callbacks' fields of plain data, before the training.
-        after: The same after it.
+        before: Its callbacks' fields with plain data, before the training.
+        after: The same fields after the training.
     """
 
     learner: Learner
@@ -56,17 +56,17 @@ class Trial:
 
 
 class Trials:
-    """Makes Learners and trains them.
+    """Builds Learners and trains them.
 
     Args:
         make: Returns a new Learner.
-        steps: Steps of a training; validation has as many at most.
+        steps: Number of steps of each training, and maximum number of validation steps.
 
     Attributes:
-        first: The Learner as it is, trained.
+        first: The trial with the unchanged Learner.
 
     Raises:
-        TrialError: It cannot be built twice, or does not train.
+        TrialError: The Learner cannot be built twice, or cannot be trained.
     """
 
     def __init__(self, make: Callable[[], Learner], steps: int) -> None:
@@ -82,18 +82,18 @@ class Trials:
         """Return another new Learner.
 
         Raises:
-            TrialError: It cannot be built.
+            TrialError: The Learner cannot be built.
         """
-        return self._made("Building the Learner anew, which went well the first time,", own=False)
+        return self._made("Building the Learner a second time, which succeeded the first time,", own=False)
 
     @cached_property
     def again(self) -> Trial:
-        """The first training once more.
+        """The repetition of the first trial.
 
         Raises:
-            TrialError: It failed.
+            TrialError: The training failed.
         """
-        return self._train(self._next(), self.steps, "Training a second time, which went well the first time,")
+        return self._train(self._next(), self.steps, "Training a second time, which succeeded the first time,")
 
     def arranged(
         self,
@@ -102,25 +102,25 @@ class Trials:
         steps: int | None = None,
         steps_per_call: int | None = None,
     ) -> Trial:
-        """Train with the callbacks in another arrangement, as if the Learner had been built so.
+        """Train with another arrangement of the callbacks, as if the Learner had been built with it.
 
         Args:
-            how: What messages call it.
-            arrange: Returns the arrangement of a callbacks list.
-            steps: Steps of the training, if not as in the others.
-            steps_per_call: Steps of a call, if not the Learner's own; not on accelerators, where only single steps are
-                known to give the same bits.
+            how: The arrangement in words, for messages.
+            arrange: Returns the new arrangement of a list of callbacks.
+            steps: Number of steps, if it differs from the other trials.
+            steps_per_call: Number of steps per call, if it differs from the Learner's own. Ignored on accelerators,
+                where only single steps are known to give the same bits.
 
         Raises:
-            TrialError: It failed.
+            TrialError: The training failed.
         """
-        learner, doing = self._next(), f"{how}, which went well otherwise,"
-        state, programs = learner._state, learner._parts.engine.programs
+        learner, doing = self._next(), f"{how}, which succeeded otherwise,"
+        state, programs = learner._state, learner._core.engine.programs
         try:
             state.cbstate = {}
-            if state.built:
-                state.carry = {**state.carry, "cbstate": {}}
-            programs._steps.clear()  # else handlers that are still there would not be traced again
+            if state.train.built:
+                state.train.carry = {**state.train.carry, "cbstate": {}}
+            programs._steps.clear()  # otherwise, the remaining handlers would not be traced again
             learner.callbacks.set(arrange(learner.callbacks._items))
         except Exception as error:
             raise TrialError(problems_of(error, f"Building the Learner {doing}")) from error
@@ -140,11 +140,15 @@ class Trials:
 
     def _require_new(self, first: Learner, second: Learner) -> None:
         if second is first:
-            what = "This Learner is made once and kept, so it cannot be audited."
+            what = "The set is a single Learner, so it cannot be audited."
             raise TrialError([DeclarationError(what, why=_WHY, fix=[_FIX, "check it at level `trace`"])])
-        had, has = ([type(unwrap(callback)).__name__ for callback in of.callbacks] for of in (first, second))
-        if had != has:
-            what = f"Built anew, the Learner has other callbacks: [{', '.join(has)}] instead of [{', '.join(had)}]."
+        expected, names = (
+            [type(unwrap(callback)).__name__ for callback in learner.callbacks] for learner in (first, second)
+        )
+        if expected != names:
+            what = (
+                f"The second Learner has different callbacks: [{', '.join(names)}] instead of [{', '.join(expected)}]."
+            )
             raise TrialError([DeclarationError(what, why=_WHY, fix=_FIX)])
 
     def _train(self, learner: Learner, steps: int, doing: str, *, own: bool = False) -> Trial:
@@ -175,20 +179,20 @@ class _First:
 
 
 def shorten_validation(learner: Learner, count: int) -> None:
-    """Let epochs that do not train end after some batches; handlers see the data source as it is."""
-    from fluxcb._run.feed import Feed
+    """Limit the number of batches in epochs that do not train. Handlers see the original data source."""
+    from fluxcb._run.batch_stream import BatchStream
 
-    parts = learner._parts
-    for phase in parts.phases:
-        feed = parts.feeds.get(type(phase).name)
-        # An iterator cannot be cut without losing batches: the Learner has looked at its first one already.
-        if feed is not None and not type(phase).trains and not isinstance(feed.source, Iterator):
-            parts.feeds[type(phase).name] = Feed(_First(feed.source, count), feed.name)
+    core = learner._core
+    for phase in core.phases:
+        stream = core.streams.get(type(phase).name)
+        # Limiting an iterator would lose batches, because the Learner has already read its first batch.
+        if stream is not None and not type(phase).trains and not isinstance(stream.source, Iterator):
+            core.streams[type(phase).name] = BatchStream(_First(stream.source, count), stream.name)
 
 
 def _on_cpu(learner: Learner) -> bool:
     import jax
 
-    if not learner._state.built:
+    if not learner._state.train.built:
         return jax.default_backend() == "cpu"
-    return all(device.platform == "cpu" for device in learner._state.carry["counters"].devices())
+    return all(device.platform == "cpu" for device in learner._state.train.carry["counters"].devices())

@@ -1,4 +1,4 @@
-"""Verifying a callback set by name, as thoroughly as asked for: what `fluxcb check` and the pytest plugin both do."""
+"""Verification of a callback set by name, for `fluxcb check` and the pytest plugin."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fluxcb._check.preflight import derive_graph
+from fluxcb._check.preflight import unchecked_graph
 from fluxcb._check.source_audit import audit_source
-from fluxcb._declare.dispatch import shown_path
 from fluxcb._declare.phases import TrainingPhase, ValidationPhase
-from fluxcb._errors import CheckError, FluxcbError
+from fluxcb._declare.signatures import shown_path
+from fluxcb._errors import CheckError, DeclarationError, FluxcbError
 from fluxcb._tools.project import LEVELS
 from fluxcb._tools.targets import Target, is_learner, load
 from fluxcb.callbacks import with_defaults
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
     from fluxcb._run.learner import Learner
 
-__all__ = ["Verdict", "graph_by_name", "verify"]
+__all__ = ["Verdict", "graph_by_name", "learner_by_name", "verify"]
 
 _LIBRARY = Path(__file__).resolve().parents[1]
 
 
 @dataclass
 class Verdict:
-    """What was found about a callback set.
+    """The result of the verification of a callback set.
 
     Attributes:
         name: `module:name`.
-        level: How thoroughly it was checked.
-        problems: What is wrong with it.
-        advice: What could be better, and is not wrong: permissions that nothing uses.
-        unclear: Where the reading of the source could not follow what a handler does.
-        graph: Its graph, or None if it did not come so far.
+        level: How thoroughly the set was checked.
+        problems: The problems of the set.
+        advice: Possible improvements: permissions that nothing uses.
+        unclear: Places where the source check could not follow a handler.
+        graph: The graph of the set, or None if it could not be built.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Verdict:
     graph: CallbackGraph | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the result as JSON data."""
         declared = self.graph.declared if self.graph is not None else []
         return {
             "set": self.name,
@@ -64,7 +64,7 @@ class Verdict:
         }
 
     def text(self) -> str:
-        """Return the problems, the first one's first sentence first."""
+        """Return the problems as text that begins with the first sentence of the first problem."""
         return "\n\n".join(f"{type(problem).__name__}: {problem}" for problem in self.problems)
 
 
@@ -74,7 +74,7 @@ def verify(name: str, root: Path, level: str) -> Verdict:
     Args:
         name: `module:name`.
         root: The folder to import from.
-        level: One of `LEVELS`; `graph` does no JAX work, unless the set is a Learner.
+        level: One of `LEVELS`. With `graph`, JAX is not used, unless the set is a Learner.
     """
     verdict = Verdict(name, level)
     try:
@@ -89,18 +89,34 @@ def verify(name: str, root: Path, level: str) -> Verdict:
 
 
 def graph_by_name(name: str, root: Path) -> CallbackGraph:
-    """Return the graph of a callback set, with its `problems` if it has some.
+    """Return the graph of a callback set, including its `problems`.
 
     Raises:
-        FluxcbError: It cannot be loaded, or a declaration is wrong by itself.
+        FluxcbError: The set cannot be loaded, or a single declaration is invalid.
     """
     return _graph(load(name, root).get())
+
+
+def learner_by_name(name: str, root: Path) -> Learner:
+    """Return a Learner by name.
+
+    Raises:
+        FluxcbError: The set cannot be loaded, or it is a list of callbacks.
+    """
+    value = load(name, root).get()
+    if not is_learner(value):
+        raise DeclarationError(
+            f"`{name}` is a list of callbacks, so it has no costs.",
+            why="what a callback costs depends on the model and the batch",
+            fix="name a Learner, or a function without required arguments that returns one",
+        )
+    return value
 
 
 def _graph(value: Any) -> CallbackGraph:
     if is_learner(value):
         return value.callbacks.graph
-    return derive_graph(with_defaults(value), (TrainingPhase, ValidationPhase))
+    return unchecked_graph(with_defaults(value), (TrainingPhase, ValidationPhase))
 
 
 def _look(target: Target, verdict: Verdict) -> None:
@@ -108,12 +124,12 @@ def _look(target: Target, verdict: Verdict) -> None:
     source = audit_source(graph.declared)
     verdict.problems += [*graph.problems, *source.problems]
     verdict.advice += source.unused
-    # What is unclear in the library's own callbacks is no user's to look at; its tests do.
+    # Unclear places in fluxcb's own callbacks are omitted, because fluxcb's tests cover them.
     verdict.unclear += [text for text in source.unclear if f"  {shown_path(str(_LIBRARY))}" not in text]
 
 
 def _try(target: Target, verdict: Verdict) -> None:
-    """Dry-run the step; at level `audit` train two, and at level `resume` interrupt that everywhere, too."""
+    """Trace the step. At level `audit`, also train two steps. At level `resume`, also interrupt them at every point."""
     if verdict.level == "trace":
         _learner(target)
         return
@@ -129,7 +145,7 @@ def _try(target: Target, verdict: Verdict) -> None:
 
 
 def _learner(target: Target) -> Learner:
-    """Return a Learner of the set; a list of callbacks gets the toy one of `fluxcb.testing`."""
+    """Return a Learner for the set. A list of callbacks gets the small Learner of `fluxcb.testing`."""
     value = target.get()
     if is_learner(value):
         return value
@@ -141,7 +157,8 @@ def _learner(target: Target) -> Learner:
         return testlearner(*items, default_callbacks=True)
     except FluxcbError as error:
         error.add_note(
-            "This list of callbacks was tried on the small Learner of `fluxcb.testing.testlearner`. If it needs your "
+            "This list of callbacks was tested with the small Learner of `fluxcb.testing.testlearner`. If it needs "
+            "your "
             "own model and data, declare a function that returns your Learner instead."
         )
         raise
@@ -153,6 +170,6 @@ def _each(error: FluxcbError) -> list[FluxcbError]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Keep what callbacks print to themselves: the verdict is what is to be read."""
+    """Discard what callbacks print, so that only the result is printed."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield

@@ -4,80 +4,97 @@ They use the public extension points only: what they touch, they declare. Import
 """
 
 from fluxcb._declare.proxy import ProxyCallback
-from fluxcb.callbacks.accumulate import AccumulateGradients
-from fluxcb.callbacks.average import ParameterEMA, StochasticWeightAveraging
-from fluxcb.callbacks.best_saver import MaxSaver, MinSaver
+from fluxcb.callbacks.augment.mixing import CutMix, MixUp
+from fluxcb.callbacks.augment.smoothing import LabelSmoothing
 from fluxcb.callbacks.by_phase import ByPhase
-from fluxcb.callbacks.checkpointer import Checkpointer, ModelSaver
-from fluxcb.callbacks.conditional import CallbackCondition, ConditionalCallback, FrequencyThrottle, TimeThrottle
-from fluxcb.callbacks.custom import CustomCallback
-from fluxcb.callbacks.debugger import Debugger
 from fluxcb.callbacks.defaults import default_callbacks, with_defaults
-from fluxcb.callbacks.device import ToDevice
-from fluxcb.callbacks.device_memory import DeviceMemoryTracker
-from fluxcb.callbacks.dump_arrays import DumpArrays
-from fluxcb.callbacks.dump_images import DumpImages
-from fluxcb.callbacks.early_stopping import EarlyStopping
-from fluxcb.callbacks.factory import CallbackFactory
-from fluxcb.callbacks.fit_summary import FitSummary
-from fluxcb.callbacks.freeze import Freeze
-from fluxcb.callbacks.garbage import GarbageCollect
-from fluxcb.callbacks.gpu_utilization import GPUUtilizationTracker
-from fluxcb.callbacks.gradients import ClipGradients, GradientNoise
-from fluxcb.callbacks.hooks import HookToCallback
-from fluxcb.callbacks.host_memory import HostMemoryTracker
-from fluxcb.callbacks.human_setter import HumanHyperParamSetter
-from fluxcb.callbacks.hyperparameter import HyperParameter, LearningRate, ObjAttrParam
-from fluxcb.callbacks.inference import InferenceRunner
-from fluxcb.callbacks.inference_parallel import DataParallelInferenceRunner
-from fluxcb.callbacks.inferencer import BinaryClassificationStats, ClassificationError, Inferencer, ScalarStats
-from fluxcb.callbacks.inject_shell import InjectShell
-from fluxcb.callbacks.log_histograms import LogHistograms
-from fluxcb.callbacks.log_hyperparams import LogHyperParams
-from fluxcb.callbacks.log_metrics import LogMetrics
-from fluxcb.callbacks.log_summaries import LogSummaries
-from fluxcb.callbacks.log_traces import LogTraces
-from fluxcb.callbacks.log_visualization import LogVisualization
-from fluxcb.callbacks.loss_scale import DynamicLossScale
-from fluxcb.callbacks.loss_spikes import LossSpikeGuard
-from fluxcb.callbacks.lr_finder import LRFinderPhase, LRFinderResult, find_learning_rate
-from fluxcb.callbacks.metric import AbstractMetric, Loss, Metric, SmoothLoss, accuracy
-from fluxcb.callbacks.metric_values import EpochValues, StepValues
-from fluxcb.callbacks.metrics import Metrics
-from fluxcb.callbacks.mixing import CutMix, MixUp
-from fluxcb.callbacks.monitors import Monitors
-from fluxcb.callbacks.moving_average import MovingAverage, SimpleMovingAverage
-from fluxcb.callbacks.nan_loss import StopOnNaNLoss
-from fluxcb.callbacks.numerics import CheckNumerics
-from fluxcb.callbacks.periodic import EnableCallbackIf, PeriodicCallback, PeriodicTrigger
-from fluxcb.callbacks.plateau import ReduceLROnPlateau
-from fluxcb.callbacks.prediction_writer import PredictionWriter
-from fluxcb.callbacks.printer import MetricsPrinter
-from fluxcb.callbacks.proc_or_thread import StartProcOrThread
-from fluxcb.callbacks.process_arrays import PrintArrays, ProcessArrays
-from fluxcb.callbacks.profiler import Profiler
-from fluxcb.callbacks.progress import ProgressBar
-from fluxcb.callbacks.recorder import PhaseHistory, Recorder
-from fluxcb.callbacks.run_function import RunFunction
-from fluxcb.callbacks.sanity_check import SanityCheck
-from fluxcb.callbacks.sanity_checks import Check, default_checks
-from fluxcb.callbacks.scheduled_setter import ScheduledHyperParamSetter
-from fluxcb.callbacks.scheduler import Scheduler, onecycle
-from fluxcb.callbacks.send_data import SendMonitorData
-from fluxcb.callbacks.send_stat import SendStat
-from fluxcb.callbacks.setters import HyperParamSetter, HyperParamSetterWithFunc
-from fluxcb.callbacks.skip import SkipNonFinite
-from fluxcb.callbacks.smoothing import LabelSmoothing
-from fluxcb.callbacks.stat_setter import StatMonitorParamSetter
-from fluxcb.callbacks.step_timeout import StepTimeout
-from fluxcb.callbacks.stop_after import StopAfter
-from fluxcb.callbacks.summary import ModelSummary
-from fluxcb.callbacks.throughput import ThroughputTracker
-from fluxcb.callbacks.time_left import EstimatedTimeLeft
-from fluxcb.callbacks.traces import Traces, TraceValues
+from fluxcb.callbacks.gradients.accumulate import AccumulateGradients
+from fluxcb.callbacks.gradients.average import ParameterEMA, StochasticWeightAveraging
+from fluxcb.callbacks.gradients.freeze import Freeze
+from fluxcb.callbacks.gradients.gradients import ClipGradients, GradientNoise
+from fluxcb.callbacks.gradients.loss_scale import DynamicLossScale
+from fluxcb.callbacks.gradients.loss_spikes import LossSpikeGuard
+from fluxcb.callbacks.gradients.skip import SkipNonFinite
+from fluxcb.callbacks.hyperparams.human_setter import HumanHyperParamSetter
+from fluxcb.callbacks.hyperparams.hyperparameter import HyperParameter, LearningRate, ObjAttrParam
+from fluxcb.callbacks.hyperparams.lr_finder import LRFinderPhase, LRFinderResult, find_learning_rate
+from fluxcb.callbacks.hyperparams.plateau import ReduceLROnPlateau
+from fluxcb.callbacks.hyperparams.scheduled_setter import ScheduledHyperParamSetter
+from fluxcb.callbacks.hyperparams.scheduler import Scheduler, onecycle
+from fluxcb.callbacks.hyperparams.setters import HyperParamSetter, HyperParamSetterWithFunc
+from fluxcb.callbacks.hyperparams.stat_setter import StatMonitorParamSetter
+from fluxcb.callbacks.inference.inference import InferenceRunner
+from fluxcb.callbacks.inference.inference_parallel import DataParallelInferenceRunner
+from fluxcb.callbacks.inference.inferencer import (
+    BinaryClassificationStats,
+    ClassificationError,
+    Inferencer,
+    ScalarStats,
+)
+from fluxcb.callbacks.inference.prediction_writer import PredictionWriter
+from fluxcb.callbacks.inspect.check_replicas import CheckReplicas
+from fluxcb.callbacks.inspect.debugger import Debugger
+from fluxcb.callbacks.inspect.inject_shell import InjectShell
+from fluxcb.callbacks.inspect.numerics import CheckNumerics
+from fluxcb.callbacks.inspect.process_arrays import PrintArrays, ProcessArrays
+from fluxcb.callbacks.inspect.profiler import Profiler
+from fluxcb.callbacks.inspect.run_function import RunFunction
+from fluxcb.callbacks.inspect.sanity_check import SanityCheck
+from fluxcb.callbacks.inspect.sanity_checks import Check, default_checks
+from fluxcb.callbacks.inspect.traces import Traces, TraceValues
+from fluxcb.callbacks.logging.log_histograms import LogHistograms
+from fluxcb.callbacks.logging.log_hyperparams import LogHyperParams
+from fluxcb.callbacks.logging.log_metrics import LogMetrics
+from fluxcb.callbacks.logging.log_summaries import LogSummaries
+from fluxcb.callbacks.logging.log_traces import LogTraces
+from fluxcb.callbacks.logging.log_visualization import LogVisualization
+from fluxcb.callbacks.logging.monitors import Monitors
+from fluxcb.callbacks.logging.moving_average import MovingAverage, SimpleMovingAverage
+from fluxcb.callbacks.logging.send_data import SendMonitorData
+from fluxcb.callbacks.logging.send_stat import SendStat
+from fluxcb.callbacks.metrics.class_metrics import AUROC, ConfusionMatrix, PerClassAccuracy
+from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric
+from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss, Metric, SmoothLoss, accuracy
+from fluxcb.callbacks.metrics.metric_values import EpochValues, StepValues
+from fluxcb.callbacks.metrics.metrics import Metrics
+from fluxcb.callbacks.metrics.recorder import PhaseHistory, Recorder
+from fluxcb.callbacks.progress.fit_summary import FitSummary
+from fluxcb.callbacks.progress.printer import MetricsPrinter
+from fluxcb.callbacks.progress.progress import ProgressBar
+from fluxcb.callbacks.progress.summary import ModelSummary
+from fluxcb.callbacks.progress.throughput import ThroughputTracker
+from fluxcb.callbacks.progress.time_left import EstimatedTimeLeft
+from fluxcb.callbacks.saving.best_saver import MaxSaver, MinSaver
+from fluxcb.callbacks.saving.checkpointer import Checkpointer, ModelSaver
+from fluxcb.callbacks.saving.dump_arrays import DumpArrays
+from fluxcb.callbacks.saving.dump_images import DumpImages
+from fluxcb.callbacks.stopping.early_stopping import EarlyStopping
+from fluxcb.callbacks.stopping.nan_loss import StopOnNaNLoss
+from fluxcb.callbacks.stopping.stop_after import StopAfter
+from fluxcb.callbacks.system.control_file import ControlFile
+from fluxcb.callbacks.system.device import ToDevice
+from fluxcb.callbacks.system.device_memory import DeviceMemoryTracker
+from fluxcb.callbacks.system.garbage import GarbageCollect
+from fluxcb.callbacks.system.gpu_utilization import GPUUtilizationTracker
+from fluxcb.callbacks.system.host_memory import HostMemoryTracker
+from fluxcb.callbacks.system.proc_or_thread import StartProcOrThread
+from fluxcb.callbacks.system.run_control import RunControl
+from fluxcb.callbacks.system.step_timeout import StepTimeout
 from fluxcb.callbacks.watched import Watched
+from fluxcb.callbacks.wrappers.conditional import (
+    CallbackCondition,
+    ConditionalCallback,
+    FrequencyThrottle,
+    TimeThrottle,
+)
+from fluxcb.callbacks.wrappers.custom import CustomCallback
+from fluxcb.callbacks.wrappers.factory import CallbackFactory
+from fluxcb.callbacks.wrappers.hooks import HookToCallback
+from fluxcb.callbacks.wrappers.periodic import EnableCallbackIf, PeriodicCallback, PeriodicTrigger
 
 __all__ = [
+    "AUROC",
+    "AbstractGatheredMetric",
     "AbstractMetric",
     "AccumulateGradients",
     "BinaryClassificationStats",
@@ -86,10 +103,13 @@ __all__ = [
     "CallbackFactory",
     "Check",
     "CheckNumerics",
+    "CheckReplicas",
     "Checkpointer",
     "ClassificationError",
     "ClipGradients",
     "ConditionalCallback",
+    "ConfusionMatrix",
+    "ControlFile",
     "CustomCallback",
     "CutMix",
     "DataParallelInferenceRunner",
@@ -141,6 +161,7 @@ __all__ = [
     "MovingAverage",
     "ObjAttrParam",
     "ParameterEMA",
+    "PerClassAccuracy",
     "PeriodicCallback",
     "PeriodicTrigger",
     "PhaseHistory",
@@ -152,6 +173,7 @@ __all__ = [
     "ProxyCallback",
     "Recorder",
     "ReduceLROnPlateau",
+    "RunControl",
     "RunFunction",
     "SanityCheck",
     "ScalarStats",

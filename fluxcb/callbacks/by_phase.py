@@ -1,4 +1,4 @@
-"""`ByPhase`: what callbacks keep for each phase, looked up by instance, class or name."""
+"""`ByPhase`, a mapping from phases to entries that callbacks store in `cbstate`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, ItemsView, Iterator, Mapping
 from dataclasses import is_dataclass
 from typing import Any, Generic, TypeVar
 
+from fluxcb._calls import Constructed
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError, did_you_mean
 
@@ -14,21 +15,22 @@ __all__ = ["ByPhase"]
 T = TypeVar("T")
 
 
-class ByPhase(Generic[T]):
-    """Map phases to what was kept for them; a phase that never ran has what the factory makes.
+class ByPhase(Constructed, Generic[T]):
+    """A mapping from phases to entries. For a phase without an entry, it returns a new one, such as an empty list.
 
-    Phases that share a name (`training`: `TrainingPhase` and the training phases derived from it) share an entry.
+    A phase is given as an instance, a class or a name. Phases with the same name share an entry. For example,
+    `TrainingPhase` and its subclasses are all called `training` by default.
 
     Args:
-        make: Makes the entry of a phase that has none yet; a class, so that this object can be pickled.
+        make: Function without arguments that creates an entry. Use a class, so that the mapping can be pickled.
 
     Example:
         >>> from fluxcb.phases import TrainingPhase
-        >>> kept = ByPhase(list)
-        >>> kept.entry("training").append(3)
-        >>> kept[TrainingPhase], kept[TrainingPhase()], kept["validation"], list(kept)
+        >>> values = ByPhase(list)
+        >>> values.entry("training").append(3)
+        >>> values[TrainingPhase], values[TrainingPhase()], values["validation"], list(values)
         ([3], [3], [], ['training'])
-        >>> kept.training
+        >>> values.training
         [3]
     """
 
@@ -37,12 +39,12 @@ class ByPhase(Generic[T]):
         self.entries: dict[str, T] = {}
 
     def entry(self, phase: Phase | type[Phase] | str) -> T:
-        """Return a phase's entry to write into, made now if there is none."""
+        """Return the entry of a phase for writing. If the phase has no entry, create one."""
         name = phase.name if isinstance(phase, Phase) else phase if isinstance(phase, str) else _name_of(phase)
-        found = self.entries.get(name)
-        if found is None:
-            found = self.entries[name] = self.make()
-        return found
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = self.entries[name] = self.make()
+        return entry
 
     def cbstate_part(self, name: str, *, writable: bool) -> T:
         """Return the entry of a phase, for access to `cbstate.<entry>.<name>`."""
@@ -50,9 +52,10 @@ class ByPhase(Generic[T]):
 
     def __getitem__(self, phase: Phase | type[Phase] | str) -> T:
         name = phase if isinstance(phase, str) else _name_of(phase)
-        return self.entries[name] if name in self.entries else self.make()  # looking leaves no trace
+        return self.entries[name] if name in self.entries else self.make()  # reading does not add an entry
 
-    def __getattr__(self, name: str) -> T:  # `kept.training`
+    def __getattr__(self, name: str) -> T:  # `values.training`
+        # `vars(self)` may be empty, because `copy` and `pickle` call this method before `__init__` has run.
         if not name.startswith("_") and (name in vars(self).get("entries", ()) or name in _phase_names(Phase)):
             return self[name]
         raise AttributeError(f"{type(self).__name__} has no `{name}`.{did_you_mean(name, _phase_names(Phase))}")
@@ -67,7 +70,7 @@ class ByPhase(Generic[T]):
         return len(self.entries)
 
     def items(self) -> ItemsView[str, T]:
-        """Return phase names with their entries."""
+        """Return the names of phases and their entries."""
         return self.entries.items()
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +78,7 @@ class ByPhase(Generic[T]):
         return {name: _plain(entry) for name, entry in self.entries.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned, in place of what is there."""
+        """Replace the entries by what `state_dict` returned."""
         self.entries.clear()
         for name, saved in state.items():
             self.entries[name] = _filled(self.make(), saved)
@@ -84,28 +87,32 @@ class ByPhase(Generic[T]):
         return isinstance(other, ByPhase) and self.entries == other.entries
 
     def __hash__(self) -> int:
-        raise TypeError("a ByPhase changes, and cannot be hashed")
+        raise TypeError("a ByPhase is mutable, so it cannot be hashed")
 
     def __repr__(self) -> str:
         return f"ByPhase({self.entries!r})"
 
 
 def _phase_names(phase: type[Phase]) -> set[str]:
-    """Return the names of a phase and of all phases derived from it."""
+    """Return the names of a phase class and of all its subclasses."""
     return {phase.name}.union(*map(_phase_names, phase.__subclasses__()))
 
 
-def _filled(made: Any, saved: Any) -> Any:
-    if hasattr(made, "load_state_dict"):
-        made.load_state_dict(saved)
-    elif is_dataclass(made):
-        vars(made).update(saved)
+def _filled(entry: Any, saved: Any) -> Any:
+    """Load a saved state into a new entry, and return it; the inverse of `_plain`."""
+    if hasattr(entry, "load_state_dict"):
+        entry.load_state_dict(saved)
+    elif is_dataclass(entry):
+        if not isinstance(saved, Mapping):  # `update` would accept an empty string or list
+            raise TypeError(f"the state of a {type(entry).__name__} is a {type(saved).__name__}, not a mapping")
+        vars(entry).update(saved)
     else:
         return saved
-    return made
+    return entry
 
 
 def _plain(entry: Any) -> Any:
+    """Return the state of an entry as plain data."""
     if hasattr(entry, "state_dict"):
         return entry.state_dict()
     return dict(vars(entry)) if is_dataclass(entry) else entry
@@ -115,5 +122,5 @@ def _name_of(phase: Any) -> str:
     if isinstance(phase, Phase) or (isinstance(phase, type) and issubclass(phase, Phase)):
         return phase.name
     raise DeclarationError(
-        f"{phase!r} is no phase.", fix="look up with a phase instance, a phase class or a name such as 'training'"
+        f"{phase!r} is not a phase.", fix="use a phase instance, a phase class or a name such as 'training'"
     )

@@ -1,24 +1,26 @@
-"""The callbacks that a Learner has unless it is told otherwise."""
+"""The default callbacks of a Learner."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
-from fluxcb.callbacks.fit_summary import FitSummary
-from fluxcb.callbacks.log_metrics import LogMetrics
-from fluxcb.callbacks.metrics import Metrics
-from fluxcb.callbacks.monitors import Monitors
-from fluxcb.callbacks.nan_loss import StopOnNaNLoss
-from fluxcb.callbacks.printer import MetricsPrinter
-from fluxcb.callbacks.progress import ProgressBar
-from fluxcb.callbacks.recorder import Recorder
+from fluxcb.callbacks.logging.log_metrics import LogMetrics
+from fluxcb.callbacks.logging.monitors import Monitors
+from fluxcb.callbacks.metrics.metrics import Metrics
+from fluxcb.callbacks.metrics.recorder import Recorder
+from fluxcb.callbacks.progress.fit_summary import FitSummary
+from fluxcb.callbacks.progress.printer import MetricsPrinter
+from fluxcb.callbacks.progress.progress import ProgressBar
+from fluxcb.callbacks.stopping.nan_loss import StopOnNaNLoss
 
 __all__ = ["default_callbacks", "with_defaults"]
 
 
+@entry_point
 def default_callbacks() -> list[Callback]:
     """Return new instances of the default callbacks.
 
@@ -29,15 +31,16 @@ def default_callbacks() -> list[Callback]:
     return [Metrics(), Recorder(), ProgressBar(), MetricsPrinter(), StopOnNaNLoss(), FitSummary()]
 
 
+@entry_point
 def with_defaults(callbacks: Any) -> Any:
     """Return a list of callbacks, followed by the default callbacks whose class it does not contain.
 
-    Wrappers and `in_order` groups are searched, and subclasses count. If there is a `Monitors`, `LogMetrics` is one of
-    the defaults. An argument that is not a list of callbacks is returned unchanged, so that the check of the
-    declarations can report it.
+    A default callback is left out if the list contains an instance of its class or of a subclass, also inside wrappers
+    and `in_order` groups. If the list contains a `Monitors`, `LogMetrics` is also a default callback. An argument that
+    is not a list of callbacks is returned unchanged, so that the check of the declarations reports it.
 
     Args:
-        callbacks: Callback instances, and `in_order(...)` groups of them.
+        callbacks: Callback instances, and `in_order(...)` groups of callbacks.
 
     Example:
         >>> with_defaults([Recorder(), Metrics()])
@@ -54,5 +57,5 @@ def with_defaults(callbacks: Any) -> Any:
     present = [unwrap(member) for member in flat]
     defaults = default_callbacks()
     if any(isinstance(callback, Monitors) for callback in present):
-        defaults.append(LogMetrics())  # without it, no metrics would be logged
+        defaults.append(LogMetrics())  # a `Monitors` alone logs no metrics
     return items + [d for d in defaults if not any(isinstance(callback, type(d)) for callback in present)]

@@ -1,4 +1,4 @@
-"""`Watched`: one metric of one phase, as callbacks look at it after each epoch."""
+"""`Watched`, a metric of a phase whose epoch values a callback reads, such as `validation/loss`."""
 
 from __future__ import annotations
 
@@ -6,33 +6,39 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fluxcb._calls import Constructed
 from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 
-__all__ = ["Watched", "phase_name", "requested_mode"]
+__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode"]
 
-# A bare "score" is in neither list: a Brier score or an FID score is good when it is low.
+# "score" is in neither list, because a low Brier score or FID score is good.
 _HIGH_IS_GOOD = frozenset(
     ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "miou", "ndcg", "precision", "r2", "recall")
 )
 _LOW_IS_GOOD = frozenset(("err", "error", "loss"))  # `dice_loss`, `iou_loss`, `recall_error`
+_QUALIFIERS = frozenset(("val", "validation", "valid", "test", "train", "training", "top1", "top5"))
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A metric that decides about something, by the name under which it is logged: `validation/loss`.
+class Watched(Constructed):
+    """A metric whose epoch values a callback reads, with the name that it has in logs: `validation/loss`.
 
-    A callback makes one with `Watched.named` from what its user wrote, declares `Read()` on `cbstate.metrics_epoch`,
-    and calls `at` at Trigger, after the epoch's validation and every `InferenceRunner`. It returns the metric from
-    `watched_metrics`, so that a metric without a provider is an error when the Learner is built.
+    A callback that watches a metric does four things:
+
+    - It creates the object with `Watched.named` from its constructor arguments.
+    - It declares `Read()` for `cbstate.metrics_epoch`.
+    - It returns the object from `watched_metrics`. If no callback provides the metric, building the Learner then raises
+      an error.
+    - It calls `at` at Trigger, which comes after validation and after every `InferenceRunner`.
 
     Attributes:
-        phase: The phase's name; of an `InferenceRunner`, the runner's.
-        metric: The metric's name.
-        owner: Who looks at it, for messages.
+        phase: The name of the phase, or of an `InferenceRunner`.
+        metric: The name of the metric.
+        owner: The name of the callback, for messages.
 
     Raises:
-        DeclarationError: `metric` is no name.
+        DeclarationError: `metric` is not a name.
 
     Example:
         >>> from fluxcb import Callback, Read, on
@@ -76,17 +82,17 @@ class Watched:
         *,
         default: Phase | type[Phase] | str = ValidationPhase,
     ) -> Watched:
-        """Return the metric that a user has named.
+        """Return the metric with a given name.
 
         Args:
-            text: A metric's name, `loss`; or with its phase in front, `training/loss`, as `LogMetrics` and
-                `InferenceRunner` log it. What stands before the first slash is the phase.
-            phase: The phase that the user has given beside it (class, instance or name), or None for none.
-            owner: The callback's name, for messages.
-            default: The phase where neither says one.
+            text: The name of a metric, such as `loss`, or its name in logs, such as `training/loss`. The part before
+                the first slash is the phase.
+            phase: The phase that the user passed as a separate argument (class, instance or name), or None.
+            owner: The name of the callback, for messages.
+            default: The phase if neither `text` nor `phase` names one.
 
         Raises:
-            DeclarationError: `text` is no name, `phase` is no phase, or they name two phases.
+            DeclarationError: `text` is not a name, `phase` is not a phase, or they name different phases.
 
         Example:
             >>> from fluxcb.phases import TrainingPhase
@@ -96,21 +102,21 @@ class Watched:
             Watched(phase='training', metric='loss', owner='MyCallback')
             Watched(phase='inference', metric='top/5', owner='MyCallback')
         """
-        given = None if phase is None else phase_name(phase, owner)
+        phase_argument = None if phase is None else phase_name(phase, owner)
         if not isinstance(text, str):
             raise _no_name(text, owner)
         named, slash, metric = text.partition("/")
         if not slash:
-            return cls(phase_name(default, owner) if given is None else given, text, owner)
+            return cls(phase_name(default, owner) if phase_argument is None else phase_argument, text, owner)
         if not named or not metric:
             raise _no_name(text, owner)
-        if given is not None and given != named:
+        if phase_argument is not None and phase_argument != named:
             raise DeclarationError(
-                f'`{owner}` was given the metric "{text}" and beside it the phase {given}.',
-                why="what stands before the first slash is the phase, so these are two",
+                f'`{owner}` was given the metric "{text}" and the phase {phase_argument}.',
+                why="the part before the first slash is a phase, so two different phases are named",
                 fix=[
-                    f'name the phase once: leave out the one beside the metric, or write "{given}/{metric}"',
-                    f'write "{given}/{text}" if the metric itself is called "{text}"',
+                    f'name only one phase: leave out `phase=`, or write `"{phase_argument}/{metric}"`',
+                    f'write `"{phase_argument}/{text}"` if the metric itself is called "{text}"',
                 ],
             )
         return cls(named, metric, owner)
@@ -134,24 +140,38 @@ class Watched:
             loss min
             dice_loss min
         """
+        return self.known_mode or "min"
+
+    @property
+    def known_mode(self) -> Literal["min", "max"] | None:
+        """The mode that the metric's name implies, or None for a name that `default_mode` does not know."""
         words = set(re.split(r"[\W_]+", self.metric.rpartition("/")[2].lower()))
-        return "max" if words & _HIGH_IS_GOOD and not words & _LOW_IS_GOOD else "min"
+        if words & _LOW_IS_GOOD:
+            return "min"
+        return "max" if words & _HIGH_IS_GOOD else None
 
     def at(self, metrics_epoch: Any, epoch: int) -> float | None:
-        """Return the value of an epoch, or None in an epoch without one.
+        """Return the value of an epoch, or None if the epoch has no value.
 
         Args:
             metrics_epoch: `cbstate.metrics_epoch`.
             epoch: Number of the epoch.
 
         Raises:
-            DeclarationError: There has never been a value, and nothing is there that would bring one.
+            DeclarationError: The metric has never had a value and is not expected to get one, or its value is an
+                array.
         """
         values = metrics_epoch[self.phase]
+        if self.metric in values.arrays_at(epoch):
+            raise DeclarationError(
+                f"{self.owner} watches `{self}`, whose values are arrays.",
+                why="it compares values of different epochs, so they must be numbers",
+                fix="watch a metric whose values are numbers",
+            )
         if self.metric in values:
             return values.at(epoch).get(self.metric)
         if self.phase in metrics_epoch and not len(values):
-            return None  # an `InferenceRunner` that has not been due yet
+            return None  # the empty entry of an `InferenceRunner` that has not been due yet
         if not any(metrics_epoch[phase].at(epoch) for phase in metrics_epoch):
             return None  # the epoch has not ended
         raise self._missing(metrics_epoch, epoch)
@@ -164,16 +184,16 @@ class Watched:
             near = did_you_mean(self.metric, metrics[self.phase])
             fix.append(f'add it: `Metrics(Metric(fn, name="{self.metric}"))`')
         else:
-            whole = [name for name in known if name.endswith(f"/{self}")]  # a metric with a slash in its own name
-            near = f" Did you mean `{whole[0]}`?" if whole else did_you_mean(self.phase, metrics)
+            full = [name for name in known if name.endswith(f"/{self}")]  # the name of the metric contains a slash
+            near = f" Did you mean `{full[0]}`?" if full else did_you_mean(self.phase, metrics)
             if self.phase == ValidationPhase.name:
                 fix.insert(0, "give the Learner validation data: `data=(training, validation)`")
             else:
-                fix.append(f'add what runs it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="{self.phase}")`')
+                fix.append(f'add a callback for it: `InferenceRunner(data, ScalarStats("loss"), name="{self.phase}")`')
         return DeclarationError(
             f"{self.owner} watches `{self}`, which has no value in epoch {epoch}.{near}",
-            where=f"there are {', '.join(f'`{name}`' for name in known) or 'none'}",
-            why="without it nothing would ever happen",
+            where=f"available metrics: {', '.join(f'`{name}`' for name in known) or 'none'}",
+            why="without a value of its metric, the callback would do nothing",
             fix=fix,
         )
 
@@ -181,23 +201,32 @@ class Watched:
         return f"{self.phase}/{self.metric}"
 
 
+def is_metric_name(text: Any) -> bool:
+    """Return whether a string is clearly the name of a common metric, such as `val_loss` or `top5_acc`."""
+    if not isinstance(text, str):
+        return False
+    words = set(re.split(r"[\W_]+", text.lower()))
+    common = _HIGH_IS_GOOD | _LOW_IS_GOOD
+    return bool(words & common) and words <= common | _QUALIFIERS
+
+
 def phase_name(phase: Any, owner: str) -> str:
-    """Return the name of a phase given as a class, an instance or a name.
+    """Return the name of a phase that is given as a class, an instance or a name.
 
     Raises:
-        DeclarationError: It is none of these.
+        DeclarationError: `phase` is none of these.
     """
     if isinstance(phase, str) and phase:
         return phase
     if (isinstance(phase, Phase) or (isinstance(phase, type) and issubclass(phase, Phase))) and phase.name:
         return phase.name
     raise DeclarationError(
-        f"`{owner}` takes a phase class with a name, not {phase!r}.", fix="e.g. `phase=ValidationPhase`"
+        f"`{owner}` takes a phase class with a name, not {phase!r}.", fix="write e.g. `phase=ValidationPhase`"
     )
 
 
 def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
-    """Return the mode that a user requested, or None if `Watched.default_mode` decides.
+    """Return the mode that a user requested, or None to use `Watched.default_mode`.
 
     Raises:
         DeclarationError: `mode` is not `min`, `max`, `auto` or None.
@@ -208,8 +237,8 @@ def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
         f'`mode` of `{owner}` must be "min", "max" or "auto", not {mode!r}.',
         why="it says whether low or high values of the metric are good",
         fix=[
-            'write `mode="max"` if high values are good, `mode="min"` if low values are good',
-            "leave it out: the name of the metric then decides",
+            'write `mode="max"` if high values are good, or `mode="min"` if low values are good',
+            "leave it out, so that the name of the metric decides",
         ],
     )
 
@@ -217,5 +246,5 @@ def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
 def _no_name(text: Any, owner: str) -> DeclarationError:
     return DeclarationError(
         f"`{owner}` takes the name of a metric, not {text!r}.",
-        fix='e.g. "loss", or "training/loss", or "accuracy" if there is a `Metrics(accuracy)`',
+        fix='write e.g. `"loss"`, `"training/loss"`, or `"accuracy"` with a `Metrics(accuracy)`',
     )

@@ -1,4 +1,4 @@
-"""Pytrees as nested dicts with plain names: the form in which orbax stores them, whatever their containers are."""
+"""Convert pytrees to nested dicts with text keys, the form in which Orbax stores them, and back."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ __all__ = ["Name", "flat", "named", "nested", "sequences", "unflatten"]
 
 Name = tuple[str, ...]
 
-_ALONE = ("%",)  # the name of an array that is a pytree by itself; no other name is "%"
+_SINGLE_ARRAY = ("%",)  # the name of an array that is the whole pytree; no other name can be "%"
 
 
 def named(tree: PyTree) -> dict[Name, Any]:
-    """Return a pytree's leaves by name, in its order.
+    """Return the leaves of a pytree, keyed by name, in the order of the pytree.
 
-    A name has a part per container on the way: a key, an index, an attribute's name. Orbax takes "a.b" for "b" in "a",
-    and a path for a path, so dots and slashes in keys are written as `%2E` and `%2F`.
+    A name has one part for each container on the path: a key, an index or an attribute name. Dots and slashes in keys
+    are written as `%2E` and `%2F`, because Orbax would interpret "a.b" as "b" inside "a", and "a/b" as a file path.
 
     Raises:
-        DeclarationError: Two leaves have one name, as with the keys 1 and "1".
+        DeclarationError: Two leaves have the same name, for example with the keys 1 and "1".
     """
-    found: dict[Name, Any] = {}
+    leaves: dict[Name, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        name = tuple(map(_part, path)) or _ALONE
-        if name in found:
+        name = tuple(map(_part, path)) or _SINGLE_ARRAY
+        if name in leaves:
             raise DeclarationError(
                 f"Two arrays of a pytree would have the name `{'.'.join(name)}` in a checkpoint.",
                 why="keys are stored as text",
                 fix="use keys that differ as text",
             )
-        found[name] = leaf
-    return found
+        leaves[name] = leaf
+    return leaves
 
 
 def _part(entry: Any) -> str:
@@ -48,29 +48,29 @@ def _part(entry: Any) -> str:
 
 
 def nested(leaves: Mapping[Name, Any]) -> dict[str, Any]:
-    """Return leaves by name as nested dicts."""
+    """Return named leaves as nested dicts."""
     tree: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        at = tree
+        node = tree
         for part in name[:-1]:
-            at = at.setdefault(part, {})
-        at[name[-1]] = leaf
+            node = node.setdefault(part, {})
+        node[name[-1]] = leaf
     return tree
 
 
 def flat(tree: Mapping[str, Any]) -> dict[Name, Any]:
-    """Return the leaves of nested dicts by name: what `nested` was made of."""
-    found: dict[Name, Any] = {}
+    """Return the leaves of nested dicts, keyed by name. This is the inverse of `nested`."""
+    leaves: dict[Name, Any] = {}
     for part, item in tree.items():
         if isinstance(item, Mapping):
-            found |= {(part, *name): leaf for name, leaf in flat(item).items()}
+            leaves |= {(part, *name): leaf for name, leaf in flat(item).items()}
         else:
-            found[part,] = item
-    return found
+            leaves[part,] = item
+    return leaves
 
 
 def sequences(tree: PyTree) -> list[str]:
-    """Return the names of the lists and tuples in a pytree, which `unflatten` makes lists again."""
+    """Return the names of the lists and tuples in a pytree, which `unflatten` restores as lists."""
     found: dict[str, None] = {}
     for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]:
         for length, entry in enumerate(path):
@@ -80,20 +80,20 @@ def sequences(tree: PyTree) -> list[str]:
 
 
 def unflatten(leaves: Mapping[Name, Any], lists: list[str]) -> PyTree:
-    """Return leaves by name as nested dicts and lists, with the keys as they were (as text)."""
-    if list(leaves) == [_ALONE]:
-        return leaves[_ALONE]
+    """Return named leaves as nested dicts and lists, with the original keys as text."""
+    if list(leaves) == [_SINGLE_ARRAY]:
+        return leaves[_SINGLE_ARRAY]
 
-    def made(tree: Any, name: Name) -> Any:
+    def restore(tree: Any, name: Name) -> Any:
         if not isinstance(tree, dict):
             return tree
-        items = {part: made(item, (*name, part)) for part, item in tree.items()}
+        items = {part: restore(item, (*name, part)) for part, item in tree.items()}
         if ".".join(name) in lists:
             return [items[part] for part in sorted(items, key=int)]
-        return {_plain(part): item for part, item in items.items()}
+        return {_original_key(part): item for part, item in items.items()}
 
-    return made(nested(leaves), ())
+    return restore(nested(leaves), ())
 
 
-def _plain(part: str) -> str:
+def _original_key(part: str) -> str:
     return "" if part == "%0" else part.replace("%2F", "/").replace("%2E", ".").replace("%25", "%")

@@ -7,36 +7,56 @@ import os
 import re
 import shutil
 import socket
+import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError
-from fluxcb.checkpoints.fields import HOST
-from fluxcb.checkpoints.manifest import MANIFEST, Manifest
+from fluxcb._terminal import escape_line
+from fluxcb.checkpoints.agreement import Agreement
+from fluxcb.checkpoints.manifest import HOST_JSON, MANIFEST, Manifest
 
-__all__ = ["Entry", "ResumeWarning", "RunFolder", "is_checkpoint", "name_of", "newest_good", "whole"]
+__all__ = [
+    "Entry",
+    "ResumeWarning",
+    "RunFolder",
+    "entries_of",
+    "is_checkpoint",
+    "name_of",
+    "newest_good",
+    "read_manifest",
+    "sync",
+    "verify_checkpoint",
+]
 
 LOCK = "fluxcb.lock"
 _SAVING, _TRASH = ".saving-", ".trash-"
-_ASIDE = "superseded-"
+_SUPERSEDED = "superseded-"
 _NAME = re.compile(r"(0|[1-9][0-9]*)(?:\.([1-9][0-9]*))?")
+_HOLDER = re.compile(r"process ([0-9]+) on (.*), since .*")
+
+_locked: set[RunFolder] = set()
+# A fork waits until no lock is being taken, so that `_locked` contains every lock that the forked process inherits.
+_taking = threading.RLock()
 
 
 class ResumeWarning(UserWarning):
-    """A run goes on otherwise than it was meant to: from an older checkpoint, or on another machine."""
+    """A run resumes under unexpected conditions, for example from an older checkpoint or on another machine."""
 
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One checkpoint of a run; later ones are greater.
+    """One checkpoint of a run. Entries are ordered from oldest to newest.
 
     Attributes:
-        step: Finished training steps.
-        number: Tells those of one step apart: at the end of an epoch's last step, and when the epoch is done.
-        path: Its folder.
+        step: Number of finished training steps.
+        number: Distinguishes checkpoints of the same step, for example after the last step of an epoch and after its
+            validation.
+        path: The folder of the checkpoint.
     """
 
     step: int
@@ -45,18 +65,19 @@ class Entry:
 
 
 class RunFolder:
-    """A directory that one run writes its checkpoints to.
+    """A directory to which one run writes its checkpoints.
 
-    A checkpoint is a folder with the number of its step as its name, there only when it is complete: it is written
-    under another name, and renamed. One that is deleted is renamed first, too. What was written last is the newest: a
-    run that went back keeps what it had come to before, under names that nothing reads.
+    A checkpoint is a folder whose name is the number of its step. It is written under another name and renamed when it
+    is complete, and it is renamed again before it is deleted. Therefore, a folder with such a name is always complete.
+    When a run rewinds, checkpoints of later steps are renamed so that they are no longer read. Therefore, the last
+    written checkpoint is always the one with the highest step.
 
     Args:
-        path: The directory; it is made when it is locked.
+        path: The directory. It is created when it is locked.
 
     Attributes:
-        found: The newest checkpoint of the step at which the fit began, with its manifest, until it is asked for.
-        last: What tells the checkpoint that was last asked for from others of its step, or None.
+        found: The newest checkpoint of the step at which the fit began, with its manifest, until the first save.
+        last: Position of the last requested save, or None. It prevents a second checkpoint of the same state.
     """
 
     def __init__(self, path: Path) -> None:
@@ -70,116 +91,138 @@ class RunFolder:
         return entries_of(self.path)
 
     def kept(self) -> tuple[list[tuple[Entry, Manifest]], list[str]]:
-        """Return the checkpoints with their manifests, oldest first, and what is wrong with those that have none."""
+        """Return the checkpoints with their manifests, oldest first, and a message for each unreadable manifest."""
         kept, damaged = [], []
         for entry in self.entries():
             try:
-                kept.append((entry, manifest_of(entry.path)))
+                kept.append((entry, read_manifest(entry.path)))
             except CheckpointCorruptError as error:
                 damaged.append(f"{entry.path.name}: {error.what}")
         return kept, damaged
 
-    # -- one run at a time ------------------------------------------------------------------
+    # -- locking ----------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Make the directory, keep others from writing to it, and clear away what killed runs left half-done.
+        """Create the directory, and prevent other runs from writing to it.
 
         Raises:
-            CheckpointError: Another run writes to it, or it cannot be written to.
+            CheckpointError: Another run writes to the directory, or it is not writable.
         """
         if self._lock is not None:
             return
-        import fcntl
-
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            with _taking:
+                handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                self._take(handle)
         except OSError as error:
             raise self._not_writable(error) from error
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(handle, 200).decode(errors="replace").strip() or "another run"
-            os.close(handle)
-            raise CheckpointError(
-                f"Another run is writing its checkpoints to {self.path}: {holder}.",
-                why="two runs in one directory would mix their checkpoints",
-                fix="give each run a directory of its own",
-            ) from error
-        self._lock = handle
         try:
             os.ftruncate(handle, 0)
             holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
             os.pwrite(handle, holder.encode(), 0)
-            for left in (*self.path.glob(f"{_SAVING}*"), *self.path.glob(f"{_TRASH}*")):
-                shutil.rmtree(left, ignore_errors=True)
-            probe = self.path / f"{_SAVING}probe"
-            probe.mkdir()
+            probe = self.path / f"{_SAVING}probe"  # fails now, and not at the first save, if there is no space
+            probe.mkdir(exist_ok=True)
             probe.rmdir()
         except OSError as error:
             self.unlock()
             raise self._not_writable(error) from error
 
+    def clear_unfinished(self) -> None:
+        """Delete incomplete saves and deletions of killed runs. The directory must be locked."""
+        for incomplete in (*self.path.glob(f"{_SAVING}*"), *self.path.glob(f"{_TRASH}*")):
+            shutil.rmtree(incomplete, ignore_errors=True)
+
+    def _take(self, handle: int) -> None:
+        import fcntl
+
+        # The kernel releases an `flock` when the process ends, even if it is killed. A record lock of `fcntl.lockf`
+        # would be lost as soon as any code in the process closes the lock file, for example code that copies the
+        # directory.
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = _holder(handle)
+            os.close(handle)
+            raise CheckpointError(
+                f"Another run is writing checkpoints to {self.path}: {holder}.",
+                why="two runs in one directory would mix their checkpoints",
+                fix="use a separate directory for each run",
+            ) from None
+        self._lock = handle
+        _locked.add(self)
+
     def _not_writable(self, error: OSError) -> CheckpointError:
         return CheckpointError(
-            f"Checkpoints cannot be written to {self.path}: {error.strerror or error}.",
-            why="it would be noticed at the first save, hours later",
-            fix="name a directory that you may write to, with room in it",
+            f"Cannot write checkpoints to {self.path}: {error.strerror or error}.",
+            why="otherwise the first save would fail, possibly hours later",
+            fix="use a directory that is writable and has free space",
         )
 
-    def still_mine(self) -> None:
-        """Find out whether the directory is the one that was locked.
+    def require_lock(self) -> None:
+        """Check that the directory is still the one that was locked.
 
         Raises:
-            CheckpointError: It is gone, or another is in its place.
+            CheckpointError: The directory was removed or replaced.
         """
         try:
-            mine = self._lock is not None and os.path.samestat(os.fstat(self._lock), os.stat(self.path / LOCK))
+            locked = self._lock is not None and os.path.samestat(os.fstat(self._lock), os.stat(self.path / LOCK))
         except OSError:
-            mine = False
-        if not mine:
-            raise CheckpointError(f"The directory, or {LOCK} in it, was removed or replaced while the run wrote to it.")
+            locked = False
+        if not locked:
+            raise CheckpointError(f"The directory, or {LOCK} in it, was removed or replaced during the run.")
 
     def unlock(self) -> None:
-        """Let others write to the directory."""
+        """Allow other runs to write to the directory."""
         if self._lock is not None:
-            os.close(self._lock)  # which releases it
+            with contextlib.suppress(OSError):  # the file system is read-only
+                os.ftruncate(self._lock, 0)  # otherwise, the next run could be refused with this process as the holder
+            self.forget_lock()
+
+    def forget_lock(self) -> None:
+        """Close the lock file. This releases the lock unless another process has inherited it."""
+        if self._lock is not None:
+            os.close(self._lock)
             self._lock = None
+            _locked.discard(self)
 
     # -- writing ----------------------------------------------------------------------------
 
     def saving(self, step: int) -> Path:
-        """Return where the checkpoint of a step is written before `commit`."""
+        """Return the path to which the checkpoint of a step is written before `commit`."""
         return self.path / f"{_SAVING}{step}"
 
     def clear(self, written: Path) -> None:
-        """Delete what a save left half-done, so that it takes no space."""
-        for left in self.path.glob(f"{written.name}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        """Delete an incomplete save, which would otherwise occupy space."""
+        for incomplete in self.path.glob(f"{written.name}*"):
+            shutil.rmtree(incomplete, ignore_errors=True)
 
     def commit(self, written: Path, step: int) -> Entry:
-        """Make what was written a checkpoint, in one step that a kill or a power loss cannot divide."""
+        """Turn a written folder into a checkpoint atomically."""
+        # All files are flushed to disk before the rename. Therefore, a folder with a number as its name is always
+        # complete, even after a power failure.
         _sync_tree(written)
         entries = self.entries()
         for entry in entries:
-            if entry.step > step:
+            if entry.step > step:  # the run was rewound; keep these checkpoints under another name
                 self._set_aside(entry)
         number = max((entry.number for entry in entries if entry.step == step), default=-1) + 1
         while os.path.lexists(path := self.path / name_of(step, number)):
-            number += 1  # something that is no checkpoint has the name
+            number += 1  # the name is taken by something that is not a checkpoint
         os.rename(written, path)
-        _sync(self.path)
+        sync(self.path)
         return Entry(step, number, path)
 
     def _set_aside(self, entry: Entry) -> None:
-        """Give a checkpoint a name that is none of a checkpoint: the run went back to before it, or it is damaged."""
-        aside = self.path / f"{_ASIDE}{entry.path.name}"
-        while os.path.lexists(aside):
-            aside = aside.with_name(f"{aside.name}-")
-        os.rename(entry.path, aside)
+        """Rename a checkpoint so that it is no longer read."""
+        target = self.path / f"{_SUPERSEDED}{entry.path.name}"
+        while os.path.lexists(target):
+            target = target.with_name(f"{target.name}-")
+        os.rename(entry.path, target)
 
     def remove(self, entry: Entry) -> None:
-        """Delete a checkpoint; killed meanwhile, it is either there and whole, or no checkpoint any more."""
+        """Delete a checkpoint."""
+        # Rename it first, because a kill during the deletion would leave a damaged checkpoint.
         trash = self.path / f"{_TRASH}{entry.path.name}"
         shutil.rmtree(trash, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):
@@ -188,52 +231,61 @@ class RunFolder:
 
 
 def name_of(step: int, number: int) -> str:
-    """Return the name of a checkpoint's folder."""
+    """Return the name of the folder of a checkpoint."""
     return f"{step}.{number}" if number else f"{step}"
 
 
 def entries_of(folder: Path) -> list[Entry]:
-    """Return the checkpoints in a directory, oldest first; whether they are whole is another question.
+    """Return the checkpoints in a directory, oldest first, without verifying them.
 
     Raises:
         CheckpointError: The directory cannot be read.
     """
-    found = []
+    entries = []
     try:
         for path in folder.iterdir():
             match = _NAME.fullmatch(path.name)
             if match is not None and path.is_dir():
-                found.append(Entry(int(match[1]), int(match[2] or 0), path))
+                entries.append(Entry(int(match[1]), int(match[2] or 0), path))
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(
-            f"{folder} cannot be searched for checkpoints: {error.strerror or error}.",
-            fix="name a directory that you may read",
+            f"Cannot search {folder} for checkpoints: {error.strerror or error}.",
+            fix="use a directory that is readable",
         ) from error
-    return sorted(found)
+    return sorted(entries)
 
 
-def newest_good(folder: Path) -> tuple[Entry, Manifest] | None:
-    """Return the newest checkpoint that is whole; warn of the newer ones that are not, and leave them alone.
+def newest_good(folder: Path, *, together: bool = False) -> tuple[Entry, Manifest] | None:
+    """Return the newest undamaged checkpoint, and warn about newer ones that are damaged, which are not changed.
+
+    Args:
+        folder: The directory of the run.
+        together: Whether all processes call the function. They then use the checkpoint that process 0 finds, because a
+            shared file system may be out of date on another host. Each of them verifies a part of the files.
 
     Returns:
-        It, and its manifest, verified; None if there is no checkpoint at all.
+        The checkpoint and its verified manifest, or None if there are no checkpoints.
 
     Raises:
-        CheckpointError: There are some, and none is whole.
+        CheckpointError: There are checkpoints, but all are damaged.
     """
+    of_first = Agreement().of_first if together else _called
     skipped: list[str] = []
-    for entry in reversed(entries_of(folder)):
+    for step, number in of_first(lambda: [(entry.step, entry.number) for entry in reversed(entries_of(folder))]):
+        entry = Entry(step, number, folder / name_of(step, number))
         try:
-            manifest = whole(entry.path)
+            manifest = verify_checkpoint(entry.path, together=together)
         except CheckpointCorruptError as error:
+            if not of_first(entry.path.is_dir):  # deleted by a running fit, which has written a newer one before that
+                return newest_good(folder, together=together)
             skipped.append(f"{entry.path.name}: {error.what}")
             continue
         if skipped:
             warnings.warn(
-                f"The checkpoint {entry.path.name} in {folder} is used, because newer ones are damaged: "
-                + "; ".join(skipped),
+                f"Using the checkpoint {entry.path.name} in {folder}, because newer ones are damaged: "
+                + escape_line("; ".join(skipped)),
                 ResumeWarning,
                 stacklevel=2,
             )
@@ -241,57 +293,107 @@ def newest_good(folder: Path) -> tuple[Entry, Manifest] | None:
     if not skipped:
         return None
     raise CheckpointError(
-        f"None of the {len(skipped)} checkpoints in {folder} is whole; nothing was deleted.",
+        f"All checkpoints in {folder} are damaged ({len(skipped)} in total). No files were deleted.",
         where=skipped,
-        why="a run that began anew instead would lose what was trained without a word",
-        fix=["copy good ones to it", "train in another directory"],
+        why="starting a new run instead would silently discard the earlier training",
+        fix=["restore valid checkpoints from a copy", "start a new run in another directory"],
     )
 
 
-def whole(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint, of which every file is what was written.
+def verify_checkpoint(path: Path, *, together: bool = False) -> Manifest:
+    """Compare every file of a checkpoint with its manifest, and return the manifest.
+
+    Args:
+        path: The folder of the checkpoint.
+        together: Whether all processes call the function. Each of them verifies a part of the files.
 
     Raises:
-        CheckpointCorruptError: One is not.
+        CheckpointCorruptError: A file is missing, was added, or differs.
     """
-    manifest = manifest_of(path)
-    manifest.verify(path)
-    return manifest
+
+    def verified() -> Manifest:
+        manifest = read_manifest(path)
+        manifest.verify(path, *share)
+        return manifest
+
+    share = (0, 1)
+    if not together:
+        return verified()
+    import jax
+
+    share = jax.process_index(), jax.process_count()
+    return Agreement().on_all(verified)
 
 
-def manifest_of(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint, which has the name of its step if its name is one.
+def _called(function: Callable[[], Any]) -> Any:
+    return function()
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest of a checkpoint, whose step must match the name of the folder if that is a number.
 
     Raises:
-        CheckpointCorruptError: It cannot be read, or it is another step's.
+        CheckpointCorruptError: The manifest cannot be read, or it is from another step.
     """
     manifest, match = Manifest.read(path), _NAME.fullmatch(path.name)
     if match is not None and int(match[1]) != manifest.step:
         raise CheckpointCorruptError(
-            f"{path / MANIFEST} is of step {manifest.step}: the folder was renamed, or files were exchanged.",
+            f"{path / MANIFEST} is from step {manifest.step}: the folder was renamed, or its files were replaced.",
             where=str(path / MANIFEST),
-            fix="give it back its name",
+            fix="restore the original name of the folder",
         )
     return manifest
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Tell whether a path is that of one checkpoint, maybe damaged, and not that of a run."""
+    """Return whether a path is that of a single checkpoint, which may be damaged, instead of a run."""
     if os.path.lexists(path / LOCK):
         return False
-    if os.path.lexists(path / MANIFEST) or os.path.lexists(path / HOST):
+    if os.path.lexists(path / MANIFEST) or os.path.lexists(path / HOST_JSON):
         return True
     return _NAME.fullmatch(path.name) is not None and path.is_dir() and os.path.lexists(path.parent / LOCK)
+
+
+def _holder(handle: int) -> str:
+    """Return the process that holds a lock, according to the lock file."""
+    text = os.pread(handle, 200, 0).decode(errors="replace").strip()
+    match = _HOLDER.fullmatch(text)
+    # The file can still name an earlier process, because a lock is taken before the file is written.
+    if match is None or (match[2] == socket.gethostname() and not _is_alive(int(match[1]))):
+        return "an unknown process"
+    return text
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
+
+
+def _forget_inherited() -> None:
+    """Close the inherited lock files in a forked process. Otherwise, it would hold the locks after its parent exits."""
+    _taking.release()
+    for folder in tuple(_locked):
+        folder.forget_lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_taking.acquire, after_in_parent=_taking.release, after_in_child=_forget_inherited)
 
 
 def _sync_tree(folder: Path) -> None:
     for base, _, names in os.walk(folder, topdown=False):
         for name in names:
-            _sync(Path(base) / name)
-        _sync(Path(base))
+            sync(Path(base) / name)
+        sync(Path(base))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Flush a file or a folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,81 +1,177 @@
-"""Writing one checkpoint: orbax writes the arrays, and a manifest says what must be there."""
+"""Write a checkpoint: Orbax writes the trees of arrays, and a manifest lists all files and their checksums."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import json
 import os
 import re
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 
 from fluxcb._errors import CheckpointError, FluxcbError
-from fluxcb.checkpoints.fields import ARRAYS, HOST
+from fluxcb.checkpoints.agreement import Agreement
+from fluxcb.checkpoints.host_file import write_host
 from fluxcb.checkpoints.manifest import Manifest, sums_of
 from fluxcb.checkpoints.naming import named, nested, sequences
-from fluxcb.checkpoints.packing import PACKED, packed
-from fluxcb.checkpoints.run_folder import Entry, RunFolder
+from fluxcb.checkpoints.run_folder import Entry, RunFolder, sync
 from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
 
 __all__ = ["finite", "save"]
 
-# Orbax numbers the saves of a process, and one waits for signals under the number of another if they overlap (0.12.8).
-_ONE_AT_A_TIME = threading.Lock()
+T = TypeVar("T")
+
+# Savers use the synchronous checkpointer of Orbax in their own threads, one at a time. If asynchronous saves of Orbax
+# overlap in a process, one of them waits for signals of another save, and hangs (0.12.8).
+_ORBAX_LOCK = threading.Lock()
+
+# The limits of the memory that a save needs besides the snapshot. Without them, TensorStore compresses all arrays at
+# once and keeps the results until they are written: 0.2 to 0.3 times the arrays of a process.
+_CHUNK_BYTES = 2 << 20
+"""Size of the parts into which large arrays are divided, each of which is compressed and written as one."""
+_DATA_FILE_BYTES = 8 << 20
+"""Size of the compressed parts that TensorStore collects before it writes them to a file."""
+_BYTES_IN_FLIGHT = 16 << 20
+"""Size of the arrays that are written at the same time, unless a single array is larger."""
 
 
-def save(folder: RunFolder, snapshot: Snapshot, *, run: str, value: float | None) -> Entry | None:
-    """Write a checkpoint, and return when it is there to stay.
+def save(
+    folder: RunFolder,
+    snapshot: Snapshot,
+    *,
+    run: str,
+    value: float | None,
+    how_to_continue: str = "",
+    agreement: Agreement | None = None,
+) -> Entry | None:
+    """Write a checkpoint, and return when it is complete and on disk.
 
-    In a training of several processes all of them call this, and share in writing; process 0 commits.
+    In a multi-host run, all processes must call this function, possibly on a background thread. Each process writes its
+    arrays and computes the checksums of its files. Process 0 commits the checkpoint.
 
     Args:
         folder: The directory of the run, locked by process 0.
-        snapshot: What to save.
-        run: Tells runs apart.
+        snapshot: The state to save.
+        run: Identifier of the run.
         value: The value that decides which checkpoints are the best, or None.
+        how_to_continue: The call that continues the run from a checkpoint in the directory, for the error message.
+        agreement: How the processes agree; required on a background thread.
 
     Returns:
-        What was written; None in other processes than 0.
+        The checkpoint on process 0, and None on all other processes.
 
     Raises:
-        CheckpointError: It could not be written; what there was of it is deleted, and older ones are untouched.
+        CheckpointError: The checkpoint could not be written. Its incomplete files are deleted, and older checkpoints
+            are not changed.
     """
-    path, entry, failure = folder.saving(snapshot.step), None, None
-    chief = jax.process_index() == 0
+    agreement = agreement or Agreement()
+    path, chief = folder.saving(snapshot.step), jax.process_index() == 0
+    trees: dict[str, Any] = {}
+    entry, failure = None, None
+
+    def prepare() -> None:
+        trees.update(_trees(snapshot))
+        if chief:
+            folder.require_lock()
+            folder.clear(path)
+            if jax.process_count() > 1:
+                path.mkdir()
+                for part in trees:
+                    (path / part).mkdir()
+
+    def write() -> dict[str, list[Any]]:
+        _write_arrays(path, trees)
+        if chief:
+            return {}  # process 0 also writes the index of all files, which it can do only after the others
+        sums = sums_of(path, jax.process_index())
+        for name in sums:
+            sync(path / name)
+        return sums
+
+    def commit(sums: dict[str, list[Any]]) -> None:
+        nonlocal entry
+        if jax.process_count() > 1:
+            for part in trees:
+                ocp.PyTreeCheckpointHandler().finalize(epath.Path(path / part))
+        write_host(path, snapshot)
+        manifest = make_manifest(snapshot, run, value, path)
+        replace(manifest, files={**manifest.files, **sums}).write(path)
+        entry = folder.commit(path, snapshot.step)
+
+    def attempt(action: Callable[..., T], *args: Any) -> tuple[str, T | None]:
+        """Return what made an action fail, or an empty string, and its result."""
+        nonlocal failure
+        try:
+            return "", action(*args)
+        except Exception as error:
+            failure = error
+            return _summary(error, folder.path), None
+
+    def end(texts: list[str]) -> str:
+        reports = [json.loads(text) for text in texts]
+        problem = _first_problem([problem for problem, _ in reports])
+        problem = problem or attempt(commit, {k: v for _, sums in reports for k, v in (sums or {}).items()})[0]
+        if problem:
+            folder.clear(path)
+        return problem
+
     try:
-        if chief:
-            folder.still_mine()
-            folder.clear(path)
-        _agree(None)
-        with _ONE_AT_A_TIME, ocp.Checkpointer(_handler()) as checkpointer:
-            checkpointer.save(path, args=_items(snapshot))
-        if chief:
-            manifest_of(snapshot, run, value, path).write(path)
-            entry = folder.commit(path, snapshot.step)
-    except Exception as error:
-        failure = error
-    told = _agree(f"{_told(failure, folder.path)}" if failure is not None else None)
-    if told is not None:
-        if chief:
-            folder.clear(path)
+        # No process may write before process 0 has cleared the folder.
+        problem = agreement.exchange(attempt(prepare)[0], _first_problem)
+        problem = problem or agreement.exchange(json.dumps(attempt(write)), end)
+    except CheckpointError as error:  # the agreement was abandoned
+        problem, failure = error.what.removesuffix("."), error
+    if problem:
+        problem = _summary(failure, folder.path) if failure is not None else problem
+        fix = ["free some space, or use another directory"]
+        with contextlib.suppress(CheckpointError):  # the directory cannot be read
+            if how_to_continue and folder.entries():
+                fix.append(f"continue later from the newest checkpoint: {how_to_continue}")
         raise CheckpointError(
-            f"The checkpoint of step {snapshot.step} could not be written to {folder.path}: {told}.",
-            why="older checkpoints are as they were",
-            fix=["make room, or name another directory", "go on later with `learner.fit(..., resume=True)`"],
+            f"Cannot write the checkpoint of step {snapshot.step} to {folder.path}: {problem}.",
+            why="older checkpoints are unchanged",
+            fix=fix,
         ) from failure
     return entry
 
 
-def manifest_of(snapshot: Snapshot, run: str, value: float | None, folder: Path) -> Manifest:
-    """Return the manifest of what has been written to a folder."""
-    trees = {**snapshot.trees, ARRAYS: snapshot.arrays}
-    leaves = {name: named(tree) for name, tree in trees.items()}
+def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
+    """Write the arrays of this process."""
+    if jax.process_count() > 1:
+        # The checkpointers of Orbax call collectives, or wait for a process that has failed for minutes.
+        for part, tree in trees.items():
+            largest = max(_local_bytes(leaf) for leaf in jax.tree.leaves(tree.item))
+            # Orbax requires that each array is smaller than the limit.
+            limit: Any = (max(largest, _BYTES_IN_FLIGHT) + 1) / 1e9  # Orbax declares an int, but takes fractions
+            handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit)
+            handler.save(epath.Path(path / part), args=tree)
+        _return_freed_memory()
+    elif trees:
+        with _ORBAX_LOCK, ocp.Checkpointer(_handler()) as checkpointer:
+            checkpointer.save(path, args=ocp.args.Composite(**trees))
+    else:  # a custom loop may have no train state, and Orbax refuses to save an empty checkpoint
+        path.mkdir()
+
+
+def _first_problem(problems: list[str]) -> str:
+    found = [(process, problem) for process, problem in enumerate(problems) if problem]
+    return f"process {found[0][0]} reports: {found[0][1]}" if found else ""
+
+
+def make_manifest(snapshot: Snapshot, run: str, value: float | None, folder: Path) -> Manifest:
+    """Return the manifest for the files that process 0 has written to a folder."""
+    leaves = {name: named(tree) for name, tree in snapshot.trees.items()}
     return Manifest(
         run=run,
         step=snapshot.step,
@@ -85,26 +181,32 @@ def manifest_of(snapshot: Snapshot, run: str, value: float | None, folder: Path)
         value=value,
         average=snapshot.average,
         trees={name: {".".join(n): text_of(x) for n, x in of.items()} for name, of in leaves.items()},
-        sequences={name: sequences(tree) for name, tree in trees.items()},
+        sequences={name: sequences(tree) for name, tree in snapshot.trees.items()},
         about=json.loads(json.dumps(snapshot.about)),
         files=sums_of(folder),
     )
 
 
 def _handler() -> Any:
-    # With folders that are made beside, threads wait for five minutes for a folder that could not be made (0.12.8).
-    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    return ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(async_options=at_once))
+    # If Orbax creates directories asynchronously and that fails, its threads wait five minutes for them (0.12.8).
+    options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(async_options=options))
 
 
-def _items(snapshot: Snapshot) -> Any:
-    items: dict[str, Any] = {HOST: ocp.args.JsonSave(dict(snapshot.host))}
-    trees = {name: {n: x for n, x in named(tree).items() if x.size} for name, tree in snapshot.trees.items()}
-    trees[ARRAYS] = {(PACKED,): packed(snapshot.arrays)} if snapshot.arrays else {}
-    for name, leaves in trees.items():
-        if leaves:  # orbax refuses empty trees, and arrays without elements
-            items[name] = ocp.args.PyTreeSave(nested({n: _data(leaf) for n, leaf in leaves.items()}))
-    return ocp.args.Composite(**items)
+def _trees(snapshot: Snapshot) -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for name, tree in snapshot.trees.items():
+        leaves = {n: _data(leaf) for n, leaf in named(tree).items() if leaf.size}
+        if leaves:  # Orbax refuses empty trees and arrays without elements
+            tree = nested(leaves)
+            chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
+            items[name] = ocp.args.PyTreeSave(tree, save_args=chunks, ocdbt_target_data_file_size=_DATA_FILE_BYTES)
+    return items
+
+
+def _local_bytes(leaf: Any) -> int:
+    """Return the size of the largest part of an array that this process writes at once (bytes)."""
+    return leaf.nbytes if isinstance(leaf, np.ndarray) else max(shard.data.nbytes for shard in leaf.addressable_shards)
 
 
 def _data(leaf: Any) -> Any:
@@ -112,31 +214,33 @@ def _data(leaf: Any) -> Any:
 
 
 def finite(trees: Mapping[str, Any]) -> bool:
-    """Tell whether all parameters and the model's state are finite: what others are not worth going back to.
+    """Return whether all parameters and the model state are finite.
 
-    In a training of several processes all of them call this, because each looks at the parts that it has.
+    In a multi-host run, all processes must call this function, because each process checks its own shards.
     """
-    held = (
+    local_parts = (
         part
         for leaf in jax.tree.leaves([trees["params"], trees["model_state"]])
         if not is_key(leaf) and jax.numpy.issubdtype(leaf.dtype, np.inexact)
         for part in ([leaf] if isinstance(leaf, np.ndarray) else [shard.data for shard in leaf.addressable_shards])
     )
-    return _agree(None if all(np.isfinite(part).all() for part in held) else "not finite") is None
+    problem = "" if all(np.isfinite(part).all() for part in local_parts) else "not finite"
+    return not Agreement().exchange(problem, _first_problem)
 
 
-def _agree(failure: str | None) -> str | None:
-    """Wait for the other processes; return what failed in one of them, or here, or None."""
-    if jax.process_count() == 1:
-        return failure
-    from jax.experimental import multihost_utils
+def _return_freed_memory() -> None:
+    """Return freed memory to the operating system, where the C library is that of GNU.
 
-    failed = np.asarray(multihost_utils.process_allgather(np.int32(failure is not None))).nonzero()[0]
-    return failure or (f"process {failed[0]} failed" if len(failed) else None)
+    The library keeps freed blocks for the thread that has allocated them. TensorStore compresses arrays in its own
+    threads, so without this call, their memory would add up with that of the next snapshot.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # musl has none
+    if trim is not None:
+        trim(0)
 
 
-def _told(error: BaseException, folder: Path) -> str:
-    """Return what went wrong in a line; orbax tells of a full disk in the middle of a long ValueError."""
+def _summary(error: BaseException, folder: Path) -> str:
+    """Return a one-line description of an error. Orbax reports a full disk within the text of a long ValueError."""
     if isinstance(error, FluxcbError):
         return error.what.removesuffix(".")
     code = getattr(error, "errno", None)
@@ -145,8 +249,8 @@ def _told(error: BaseException, folder: Path) -> str:
         code = int(found[1])
     if code is None:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    told = os.strerror(code)
+    description = os.strerror(code)
     if code == errno.ENOSPC:
         space = os.statvfs(folder)
-        told += f" ({space.f_bavail * space.f_frsize / 2**20:.1f} MiB free)"
-    return told
+        description += f" ({space.f_bavail * space.f_frsize / 2**20:.1f} MiB free)"
+    return description

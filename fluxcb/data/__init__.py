@@ -1,9 +1,9 @@
-"""Batches: where they come from, and what is done to them before a step.
+"""Data sources and functions that prepare batches for a step.
 
-Anything that yields batches again when iterated again is a data source: a list, a Grain dataset, `ArrayLoader`. What
-wraps one is a source too: `map` prepares batches and `place` puts them on devices, while they are fed. A source may
-also have `len`, `element_spec` (the shape of a batch, before one is made) and `set_epoch`; the engine uses what it
-finds. Importing this package does not import JAX.
+A data source is any object that yields batches each time it is iterated over: a list, a Grain dataset, an
+`ArrayLoader`. `map` and `place` wrap a source and return another source. While steps run, `map` prepares batches and
+`place` transfers them to devices. A source can also have `len`, `element_spec` (the shape of a batch) and `set_epoch`,
+which fluxcb uses if they exist. Importing this package does not import JAX.
 """
 
 from fluxcb.data.digits import digits

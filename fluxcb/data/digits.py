@@ -4,19 +4,23 @@ from pathlib import Path
 
 import numpy as np
 
+from fluxcb._calls import entry_point
+
 __all__ = ["digits"]
 
 _TRAINING_EXAMPLES = 1437
 
 
+@entry_point
 def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return `((train_x, train_y), (valid_x, valid_y))`: images of handwritten digits, 8 x 8 pixels each.
+    """Return a small data set `((train_x, train_y), (valid_x, valid_y))` of handwritten digits with 8 x 8 pixels.
 
-    1,437 examples to train on and 360 to validate on, by a fixed shuffle. Each call returns new arrays.
+    There are 1,437 training examples and 360 validation examples, split by a fixed shuffle. Each call returns new
+    arrays.
 
     Returns:
-        Two pairs: images as `float32[n, 64]`, rows of pixels from 0 (paper) to 1 (ink), and the digits they show as
-        `int32[n]`.
+        Two pairs of images and labels. The images are `float32[n, 64]`, with pixels from 0 (paper) to 1 (ink), row by
+        row. The labels are `int32[n]`, the digits from 0 to 9.
 
     Example:
         >>> (train_x, train_y), (valid_x, valid_y) = digits()
@@ -25,7 +29,7 @@ def digits() -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarra
 
     Source:
         Alpaydin and Kaynak (1998), Optical Recognition of Handwritten Digits, UCI Machine Learning Repository,
-        https://doi.org/10.24432/C50P49, CC BY 4.0. See digits_LICENSE.md beside this file.
+        https://doi.org/10.24432/C50P49, CC BY 4.0. See digits_LICENSE.md in the directory of this file.
     """
     with np.load(Path(__file__).with_name("digits.npz")) as stored:
         images, labels = stored["images"], stored["labels"]

@@ -1,33 +1,37 @@
-"""Wrappers around batch sources: prepare each batch (`map`), put it on a device (`place`)."""
+"""Wrappers around data sources that prepare each batch (`map`) or put it on a device (`place`)."""
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from fluxcb._errors import DeclarationError
+from fluxcb._calls import entry_point
+from fluxcb._errors import DataError, DeclarationError
+from fluxcb._interruptions import is_interruption
 from fluxcb._typing import Batch
 
-__all__ = ["MappedSource", "PlacedSource", "map", "place"]
+__all__ = ["FunctionSource", "MappedSource", "PlacedSource", "length_of", "map", "place"]
 
 
+@entry_point
 def map(fn: Callable[[Batch], Batch], source: Iterable[Batch]) -> "MappedSource":
-    """Apply a function to every batch of a source, while batches are fed and not while steps run.
+    """Apply a function to every batch of a source when the batch is fetched.
 
-    This is where batch preparation belongs (casting, augmentation, tokens to ids): a handler that changes the batch at
-    `StepBegin` would bound every window to one step.
+    Use it to prepare batches, for example with casts, augmentation or tokenization. A handler that changes the batch at
+    `StepBegin` has the same effect, but shortens every window to one step.
 
     Args:
-        fn: `fn(batch) -> batch`. It should return new arrays: what a source yielded must not change afterwards.
-        source: Anything that yields batches again when iterated again.
+        fn: `fn(batch) -> batch`. It should return new arrays, because the batches of a source must not change later.
+        source: Any object that yields batches each time it is iterated over.
 
     Returns:
-        A source of as many batches. `len` and `set_epoch` reach `source`, and iterators forward `get_state` and
-        `set_state`; `element_spec` does not, as `fn` may change it.
+        A source with the same number of batches. It forwards `len` and `set_epoch` to `source`, and its iterators
+        forward `get_state` and `set_state`. It does not forward `element_spec`, because `fn` may change the shapes.
 
     Raises:
-        DeclarationError: `fn` cannot be called, or `source` cannot be iterated over.
+        DeclarationError: `fn` is not callable, or `source` is not iterable.
 
     Example:
         >>> doubled = map(lambda batch: batch * 2, [1, 2, 3])
@@ -44,21 +48,71 @@ def map(fn: Callable[[Batch], Batch], source: Iterable[Batch]) -> "MappedSource"
     return MappedSource(source, fn)
 
 
-def place(source: Iterable[Batch], placement: Any) -> "PlacedSource":
-    """Put every batch of a source on a device, or spread it over several, before a step needs it.
+class FunctionSource:
+    """A data source that calls a function for the batches of each epoch.
 
     Args:
-        source: Anything that yields batches again when iterated again. One that is placed already is placed anew from
-            its own source, or returned as it is if the placement is the same.
-        placement: A `jax.Device` or a `jax.sharding.Sharding`. With a sharding that splits the batch, every batch has
-            to divide evenly: see `drop_last` of `ArrayLoader`.
+        function: `function()` returns an iterable of batches.
+        name: Name of the source, at the beginning of messages.
+    """
+
+    def __init__(self, function: Callable[[], Iterable[Batch]], name: str) -> None:
+        self.function = function
+        self._name = name
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Call the function, and iterate over its result.
+
+        Raises:
+            DataError: The result is not iterable.
+        """
+        batches = self.function()
+        if not hasattr(batches, "__iter__") or isinstance(batches, type | str | bytes):
+            raise DataError(
+                f"{self._name} is a function that returned {type(batches).__name__} instead of an iterable of batches.",
+                why="fluxcb calls the function once per epoch and iterates over the result",
+                fix="return an iterable of batches, or write a generator function with `yield`",
+            )
+        return iter(batches)
+
+    @classmethod
+    def of(cls, source: Any, name: str) -> Any:
+        """Return the source, or a `FunctionSource` if the source is a function.
+
+        Raises:
+            DataError: The function takes arguments.
+        """
+        if not callable(source) or isinstance(source, type) or hasattr(source, "__iter__"):
+            return source
+        try:
+            inspect.signature(source).bind()
+        except ValueError:  # a builtin without a signature
+            pass
+        except TypeError:
+            raise DataError(
+                f"{name} is a function with the parameters {inspect.signature(source)}; it must take no arguments.",
+                why="fluxcb calls the function once per epoch without arguments",
+                fix="pass a lambda that calls it: `lambda: batches(...)`",
+            ) from None
+        return cls(source, name)  # pyright: ignore[reportArgumentType]  # the result is checked after each call
+
+
+@entry_point
+def place(source: Iterable[Batch], placement: Any) -> "PlacedSource":
+    """Transfer every batch of a source to a device, or shard it over several devices, before a step needs it.
+
+    Args:
+        source: Any object that yields batches each time it is iterated over. If it is the result of `place` with
+            another placement, its original source is used.
+        placement: A `jax.Device` or a `jax.sharding.Sharding`. If a sharding splits the batch, every batch must divide
+            evenly; see `drop_last` of `ArrayLoader`.
 
     Returns:
-        A source of as many batches; `len`, `set_epoch`, `element_spec` and `fresh_batches` are those of `source`, and
-        iterators forward `get_state` and `set_state`.
+        A source with the same number of batches. It forwards `len`, `set_epoch`, `element_spec` and `fresh_batches` to
+        `source`, and its iterators forward `get_state` and `set_state`.
 
     Raises:
-        DeclarationError: `placement` is not a device or sharding, or `source` cannot be iterated over.
+        DeclarationError: `placement` is not a device or a sharding, or `source` is not iterable.
 
     Example:
         >>> import jax, numpy as np
@@ -73,7 +127,7 @@ def place(source: Iterable[Batch], placement: Any) -> "PlacedSource":
         raise DeclarationError(
             f"`placement` must be a device or a sharding, not of type `{type(placement).__name__}`.",
             where="fluxcb.data.place(source, placement)",
-            fix=["pass a device, as `jax.devices()[0]`", "pass a `jax.sharding.NamedSharding(mesh, spec)`"],
+            fix=["pass a device, e.g. `jax.devices()[0]`", "pass a `jax.sharding.NamedSharding(mesh, spec)`"],
         )
     if isinstance(source, PlacedSource):
         if source.placement == placement:
@@ -83,7 +137,10 @@ def place(source: Iterable[Batch], placement: Any) -> "PlacedSource":
 
 
 class _WrappedSource(ABC):
-    """Yields what `_prepare` makes of each batch; hands chosen attributes through, if the source has them."""
+    """Base class of sources that wrap another source and prepare its batches.
+
+    It forwards the attributes in `_forwarded` to the wrapped source.
+    """
 
     _forwarded: ClassVar[frozenset[str]]
 
@@ -97,11 +154,11 @@ class _WrappedSource(ABC):
         return _WrappedIterator(iter(self.source), self._prepare)
 
     def __len__(self) -> int:
-        # A source without a length: the TypeError of `len` is what `list` and others expect, and pass over.
+        # If the source has no length, this raises the TypeError that callers such as `list` expect and ignore.
         return len(self.source)  # pyright: ignore[reportArgumentType]
 
     def __bool__(self) -> bool:
-        return True  # not `len(self) > 0`: asking `if source:` of a stream must not raise
+        return True  # not `len(self) > 0`, because `if source:` must not raise an error for a source without a length
 
     def __getattr__(self, name: str) -> Any:
         if name in type(self)._forwarded:
@@ -110,12 +167,12 @@ class _WrappedSource(ABC):
 
 
 class MappedSource(_WrappedSource):
-    """A source whose batches went through a function; made by `map`."""
+    """A source that applies a function to each batch; see `map`."""
 
     _forwarded = frozenset({"set_epoch"})
 
     def __init__(self, source: Iterable[Batch], fn: Callable[[Batch], Batch]) -> None:
-        """Take what `map` was given."""
+        """Store the arguments of `map`."""
         super().__init__(source)
         self.fn = fn
 
@@ -123,20 +180,20 @@ class MappedSource(_WrappedSource):
         return self.fn(batch)
 
     def __repr__(self) -> str:
-        """Return the call that made it."""
+        """Return the call that created the source."""
         return f"map({getattr(self.fn, '__qualname__', self.fn)}, {self.source!r})"
 
 
 class PlacedSource(_WrappedSource):
-    """A source whose batches are on their device; made by `place`."""
+    """A source that transfers each batch to a device; see `place`."""
 
     _forwarded = frozenset({"set_epoch", "element_spec", "fresh_batches"})
 
     def __init__(self, source: Iterable[Batch], placement: Any) -> None:
-        """Take what `place` was given."""
+        """Store the arguments of `place`."""
         super().__init__(source)
         self.placement = placement
-        # JAX may take a NumPy array as it is, without copying it, and read it later than its loader writes to it again.
+        # JAX may use a NumPy array without copying it, and read it after the loader has overwritten it.
         self._copies = not (isinstance(source, Sequence) or getattr(source, "fresh_batches", False))
 
     def _prepare(self, batch: Batch) -> Batch:
@@ -147,12 +204,15 @@ class PlacedSource(_WrappedSource):
         return jax.device_put(batch, self.placement)
 
     def __repr__(self) -> str:
-        """Return the call that made it."""
+        """Return the call that created the source."""
         return f"place({self.source!r}, {self.placement})"
 
 
 class _WrappedIterator:
-    """Not a generator: iterators of Grain know their position, and a resume asks for it."""
+    """An iterator over prepared batches.
+
+    It is not a generator, because it must forward `get_state` and `set_state`, for example to a Grain iterator.
+    """
 
     def __init__(self, batches: Iterator[Batch], prepare: Callable[[Batch], Batch]) -> None:
         self._batches = batches
@@ -165,7 +225,7 @@ class _WrappedIterator:
         batch = next(self._batches)
         try:
             return self._prepare(batch)
-        except StopIteration as error:  # would end the epoch early, and silently
+        except StopIteration as error:  # otherwise, it would silently end the epoch early
             raise RuntimeError("the function of a mapped source raised StopIteration") from error
 
     def __getattr__(self, name: str) -> Any:
@@ -174,10 +234,20 @@ class _WrappedIterator:
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
 
+def length_of(source: Any) -> int | None:
+    """Return the number of batches of a source, or None if it is not known."""
+    try:
+        return len(source)
+    except TypeError as error:  # also raised by a wrapper if the wrapped source has no length
+        if is_interruption(error):
+            raise
+        return None
+
+
 def _require_iterable(source: Any, where: str) -> None:
     if not isinstance(source, Iterable):
         raise DeclarationError(
-            f"`source` must yield batches, but `{type(source).__name__}` cannot be iterated over.",
+            f"`source` must be an iterable of batches, but `{type(source).__name__}` is not iterable.",
             where=where,
             fix="pass a list of batches, a `fluxcb.data.ArrayLoader`, a Grain dataset, or another iterable",
         )

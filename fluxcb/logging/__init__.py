@@ -1,7 +1,7 @@
-"""Logging: what can be logged, where it goes, and the hub between callbacks and backends.
+"""Logging: the types of values that can be logged, the backends that write them, and the hub between the two.
 
-The callback `fluxcb.callbacks.Monitors` puts the hub into `cbstate.monitors`. Importing this package imports neither
-JAX nor the libraries of the services; a backend imports its own when it is made.
+The callback `fluxcb.callbacks.Monitors` creates the hub as `cbstate.monitors`. Importing this package imports neither
+JAX nor the libraries of logging services. Each backend imports its library when it is constructed.
 """
 
 from fluxcb.logging.backend import LoggerBackend, log_to

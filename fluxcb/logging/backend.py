@@ -1,4 +1,4 @@
-"""`LoggerBackend`: where values go, and `log_to`, which sends one there by hand."""
+"""`LoggerBackend`, the base class of logging backends, and `log_to`, which logs one value without callbacks."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fluxcb._calls import Constructed, entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.loggables import Loggable
 
 __all__ = ["LoggerBackend", "log_to"]
 
 
-class LoggerBackend(ABC):
-    """Base of what keeps or shows logged values: a file, a console, a service.
+class LoggerBackend(Constructed, ABC):
+    """Base class of logging backends, which write values to a file, a console or a service.
 
-    `Monitors` opens a backend when the first fit begins, hands it what was put, in order, and lets it flush now and
-    then, when an epoch ends and when the fit ends. A backend that raises is switched off with a warning, and training
-    goes on. Only `log` must be defined.
+    `Monitors` opens a backend when the first fit begins, and passes logged values to it in order. It flushes the
+    backend from time to time, at the end of each epoch, and at the end of the fit. If a backend raises an error,
+    `Monitors` disables it with a warning, and training continues. A subclass must define `log` only.
 
     Attributes:
-        loggables: The kinds that it takes; others are not handed to it.
-        name: What messages call it, and its state is saved under: it says where the values go.
+        loggables: The types that the backend accepts. Values of other types are not passed to it.
+        name: The name of the backend in messages and in saved state. It should contain the destination.
 
     Example:
         >>> from fluxcb.logging import Value, log_to
@@ -51,43 +52,43 @@ class LoggerBackend(ABC):
         """Return the paths of files and directories that are written, or the addresses of services as text."""
         return ()
 
-    def open(self, *, resumes: bool) -> None:  # noqa: B027 - optional, as are the others
-        """Get ready; called before the first `log`, and again after `close`.
+    def open(self, *, resumes: bool) -> None:
+        """Prepare for logging. Called before the first `log`, and again after `close`.
 
         Args:
-            resumes: Whether the run goes on that an existing log is of. If not, an existing log is an error.
+            resumes: Whether an existing log is the log of this run. If not, the backend must not overwrite it.
 
         Raises:
-            DeclarationError: The user has to decide something; anything else that is raised switches the backend off.
+            DeclarationError: The user has to make a decision. Any other exception disables the backend.
         """
 
     @abstractmethod
     def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
-        """Take one thing, of a kind in `loggables`; it may be held back until `flush`.
+        """Log one value of a type in `loggables`. The backend may delay writing it until `flush`.
 
         Args:
             name: Its name, e.g. `training/loss`.
-            loggable: The thing.
-            step: Finished training steps when it was put.
-            epoch: Number of the epoch in which it was put.
-            seconds: When it was put (Unix time, s).
+            loggable: The value.
+            step: Number of finished training steps when the value was logged.
+            epoch: Number of the epoch in which the value was logged.
+            seconds: When the value was logged (Unix time, s).
         """
 
-    def flush(self) -> None:  # noqa: B027
-        """Push what was taken to where it belongs: after this, a killed process does not lose it."""
+    def flush(self) -> None:
+        """Write all values to their destination, so that they are not lost if the process is killed."""
 
-    def end_epoch(self, epoch: int) -> None:  # noqa: B027
-        """Learn that an epoch's values are complete, validation included; called behind `flush`, and at a fit's end."""
+    def end_epoch(self, epoch: int) -> None:
+        """Handle the end of an epoch, including its validation. Called after `flush`, and at the end of a fit."""
 
-    def close(self) -> None:  # noqa: B027
-        """Let go of files and connections; called once after each `open`, also if the backend failed."""
+    def close(self) -> None:
+        """Close files and connections. Called once after each `open`, even if the backend failed."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to go on with the same log: where it ended, what a service called the run."""
+        """Return the state that is needed to continue the log: its end, or the run's id in a service."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027
-        """Take back what `state_dict` returned; the next `open` cuts off what was logged later, where it can."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that `state_dict` returned. The next `open` removes later values if the log allows it."""
 
     def __enter__(self) -> LoggerBackend:
         self.open(resumes=False)
@@ -101,6 +102,7 @@ class LoggerBackend(ABC):
         return self.name
 
 
+@entry_point
 def log_to(
     backends: LoggerBackend | Iterable[LoggerBackend],
     name: str,
@@ -109,17 +111,17 @@ def log_to(
     step: int,
     epoch: int = 0,
 ) -> None:
-    """Log one thing to each backend that takes its kind; each is open, e.g. by `with`.
+    """Log one value to each backend that accepts its type. The backends must be open, e.g. in a `with` block.
 
     Args:
-        backends: The backend, or several.
-        name: Its name.
-        loggable: The thing.
-        step: Finished training steps.
+        backends: One backend or several.
+        name: Name of the value.
+        loggable: The value.
+        step: Number of finished training steps.
         epoch: Number of the epoch.
 
     Raises:
-        DeclarationError: It is no loggable, or one of them no backend.
+        DeclarationError: `loggable` is not a `Loggable`, or one of `backends` is not a backend.
 
     Source:
         FluxTraining.jl, `log_to`.
@@ -129,16 +131,17 @@ def log_to(
     if not isinstance(loggable, Loggable):
         raise DeclarationError(
             f"`log_to` logs a Value, Text, Image or another loggable, not {type(loggable).__name__} {loggable!r}.",
-            fix="e.g. `log_to(backend, 'loss', Value(0.5), step=1)`",
+            fix="write e.g. `log_to(backend, 'loss', Value(0.5), step=1)`",
         )
     each = list(backends) if isinstance(backends, Iterable) else [backends]
     for backend in each:
         if not isinstance(backend, LoggerBackend):
             raise DeclarationError(
-                f"`log_to` logs to backends, and {backend!r} is none.", fix='e.g. `JSONLinesBackend("log.jsonl")`'
+                f"`log_to` logs to backends, but {backend!r} is not a backend.",
+                fix='write e.g. `JSONLinesBackend("log.jsonl")`',
             )
     if not isinstance(name, str) or not name:
-        raise DeclarationError(f"`log_to` logs under a name, not {name!r}.", fix='e.g. "loss"')
+        raise DeclarationError(f"`log_to` logs under a name, not {name!r}.", fix='write e.g. "loss"')
     for backend in each:
         if isinstance(loggable, backend.loggables):
             backend.log(name, loggable, step=step, epoch=epoch, seconds=time.time())

@@ -1,4 +1,4 @@
-"""`CometBackend`: an experiment of Comet."""
+"""`CometBackend`: logs to a Comet experiment."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["CometBackend"]
 
 
 class CometBackend(LoggerBackend):
-    """Log to an experiment of Comet, online or offline.
+    """Log to a Comet experiment, online or offline.
 
-    Texts and graphs are kept as texts, each behind its name. A run that resumes goes on under the same key; what was
-    logged after its checkpoint stays, because the service takes nothing back.
+    Texts and graphs are stored as texts that begin with their names. A resumed run continues under the same key. Values
+    that were logged after its checkpoint remain, because the service cannot delete them.
 
     Args:
         project_name: The project, or None for Comet's default.
-        offline_directory: Where to keep the experiment for a later upload, instead of sending it.
-        **options: Whatever else `comet_ml.Experiment` (or `OfflineExperiment`) takes: `api_key`, `workspace`.
+        offline_directory: Directory in which to store the experiment for a later upload, instead of sending it.
+        **options: Other arguments of `comet_ml.Experiment` (or `OfflineExperiment`), such as `api_key` and `workspace`.
 
     Raises:
         DeclarationError: comet-ml is not installed.
@@ -51,23 +51,23 @@ class CometBackend(LoggerBackend):
         return () if self._url is None else (self._url,)
 
     def open(self, *, resumes: bool) -> None:
-        """Begin an experiment, or go on with it."""
+        """Start an experiment, or continue it."""
         comet, options = self._comet, self._options
-        goes_on = resumes and self._key is not None
+        continues = resumes and self._key is not None
         if self._folder is not None:
             options = {**options, "offline_directory": self._folder}
-        if goes_on and self._folder is not None:
+        if continues and self._folder is not None:
             self._experiment = comet.ExistingOfflineExperiment(previous_experiment=self._key, **options)
-        elif goes_on:
+        elif continues:
             self._experiment = comet.ExistingExperiment(previous_experiment=self._key, **options)
         else:
-            made = comet.Experiment if self._folder is None else comet.OfflineExperiment
-            self._experiment = made(**options)
+            create = comet.Experiment if self._folder is None else comet.OfflineExperiment
+            self._experiment = create(**options)
         self._key = self._experiment.get_key()
         self._url = Path(self._folder) if self._folder is not None else self._experiment.url
 
     def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
-        """Log one thing; comet-ml sends it in the background."""
+        """Log one value, which comet-ml sends in the background."""
         experiment = self._experiment
         match loggable:
             case Value(data):
@@ -88,7 +88,7 @@ class CometBackend(LoggerBackend):
                 experiment.log_asset(str(data), file_name=name, step=step)
 
     def end_epoch(self, epoch: int) -> None:
-        """Note the epoch."""
+        """Log the number of the epoch."""
         self._experiment.log_epoch_end(epoch)
 
     def close(self) -> None:
@@ -98,9 +98,9 @@ class CometBackend(LoggerBackend):
             experiment.end()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the experiment's key."""
+        """Return the key of the experiment."""
         return {"key": self._key} if self._key is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the experiment's key back."""
+        """Restore the key of the experiment."""
         self._key = state.get("key")

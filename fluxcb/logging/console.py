@@ -1,4 +1,4 @@
-"""`ConsoleBackend`: the values of an epoch, on a line."""
+"""`ConsoleBackend`: one line of values per epoch or per step."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ __all__ = ["ConsoleBackend"]
 
 
 class ConsoleBackend(LoggerBackend):
-    """Print values and texts, sorted by name: a line per epoch, or per step.
+    """Print values and texts, sorted by name, in one line per epoch or per step.
 
-    A line has the last value that each name got; numbers have five digits. A live bar of the same file stays below.
+    A line contains the last value of each name. Numbers have five digits. A live bar on the same file stays below the
+    lines.
 
     Args:
-        include: Regular expressions; names in which one is found are printed. None for all names, `[]` for none.
-        exclude: Regular expressions; names in which one is found are not printed, whatever `include` says.
-        every_step: Whether there is a line for each step at which something was put.
-        file: Where to print; standard output by default.
+        include: Regular expressions. A name is printed if one of them matches a part of it. None prints all names, and
+            `[]` prints no names.
+        exclude: Regular expressions. A name is not printed if one of them matches a part of it, even if it is included.
+        every_step: Whether to print a line for each step that has values, instead of each epoch.
+        file: Output file. The default is standard output.
 
     Raises:
-        DeclarationError: A pattern is none.
+        DeclarationError: A pattern is not a regular expression.
 
     Example:
         >>> import sys
@@ -61,10 +63,10 @@ class ConsoleBackend(LoggerBackend):
         self.file = text_file(file, "ConsoleBackend")
         parts = {"include": include, "exclude": exclude or None, "every_step": every_step or None, "file": file}
         self.name = f"ConsoleBackend({', '.join(f'{k}={v!r}' for k, v in parts.items() if v is not None)})"
-        self._lines: dict[tuple[int, int], tuple[int, dict[str, str]]] = {}  # by epoch, and by step where each has one
+        self._lines: dict[tuple[int, int], tuple[int, dict[str, str]]] = {}  # by epoch, and by step if each has a line
 
     def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
-        """Keep a value for its line."""
+        """Keep a value until its line is printed."""
         if not self._wanted(name):
             return
         shown = f"{loggable.data:.5g}" if isinstance(loggable, Value) else str(getattr(loggable, "data", ""))
@@ -78,12 +80,12 @@ class ConsoleBackend(LoggerBackend):
         return included and not any(pattern.search(name) for pattern in self.exclude)
 
     def flush(self) -> None:
-        """Print the steps, if each has a line."""
+        """Print the lines of steps, if `every_step` is set."""
         if self.every_step:
             self._print()
 
     def end_epoch(self, epoch: int) -> None:
-        """Print the epoch."""
+        """Print the line of the epoch."""
         self._print()
 
     def _print(self) -> None:
@@ -93,15 +95,15 @@ class ConsoleBackend(LoggerBackend):
             print_line(console_for(self.file), f"epoch {epoch}, step {step}{shown}")
 
     def close(self) -> None:
-        """Print what has not been printed."""
+        """Print the remaining lines."""
         self._print()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what waits for the end of its epoch."""
+        """Return the values that are printed at the end of their epoch."""
         return {"lines": [[*key, step, dict(values)] for key, (step, values) in self._lines.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it back, to be printed when that epoch ends."""
+        """Restore these values."""
         self._lines = {(epoch, of): (step, dict(values)) for epoch, of, step, values in state.get("lines", ())}
 
 
@@ -113,4 +115,4 @@ def _patterns(given: Iterable[str], what: str) -> tuple[re.Pattern[str], ...]:
     try:
         return tuple(re.compile(pattern) for pattern in given)
     except (re.error, TypeError) as error:
-        raise DeclarationError(f"`{what}` of `ConsoleBackend` has a pattern that is none: {error}.") from error
+        raise DeclarationError(f"`{what}` of `ConsoleBackend` has an invalid pattern: {error}.") from error

@@ -1,4 +1,4 @@
-"""`CSVBackend`: a table with a row per step and a column per name."""
+"""`CSVBackend`: a table with one row per step and one column per name."""
 
 from __future__ import annotations
 
@@ -12,29 +12,33 @@ from typing import Any
 from fluxcb._errors import DeclarationError
 from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.loggables import Loggable, Value
-from fluxcb.logging.record_file import RecordFile
+from fluxcb.logging.record_file import RecordFile, locations
 from fluxcb.logging.rows import COUNTERS, Rows
 
 __all__ = ["CSVBackend"]
 
+# The characters that start a formula in a spreadsheet, and the character that escapes them.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "'")
+
 
 class CSVBackend(LoggerBackend):
-    """Write a table of the values: columns `step`, `epoch`, `time`, and one per name in the order of appearance.
+    """Write values to a table with the columns `step`, `epoch` and `time`, and one column per name.
 
-    A name that is new gives the file another column: the file is written anew beside the old one, which it then
-    replaces. Names usually all appear in the first epochs, while the file is small; where they do not,
-    `JSONLinesBackend` is cheaper. Otherwise rows are appended. Values that come again within a step get a row of their
-    own; NaN and infinities are `nan`, `inf` and `-inf`.
+    A new name adds a column at the end, for which the whole file is rewritten and replaced. Usually all names appear in
+    the first epochs, while the file is small. If names keep appearing later, `JSONLinesBackend` is cheaper. Otherwise,
+    rows are appended. If a name is logged twice within a step, its values are in separate rows. NaN and infinities are
+    written as `nan`, `inf` and `-inf`. Names that begin with `=`, `+`, `-`, `@` or `'` get a leading `'`, because
+    spreadsheets would run them as formulas.
 
-    A run that resumes has the rows and columns that were there when its checkpoint was written, and appends to them. A
-    new run does not write to a file that has rows.
+    A resumed run restores the rows and columns of its checkpoint, and appends to them. If
+    a new run finds a file that has rows, it first renames this file, for example to `log-1.csv`.
 
     Args:
         path: The file.
         append: Whether a new run may append to a file that has rows.
 
     Raises:
-        DeclarationError: It cannot be written there; or, when it is opened, it is no such table, or one of another run.
+        DeclarationError: The file cannot be written, or an existing file is not such a table.
 
     Example:
         >>> from pathlib import Path
@@ -56,16 +60,16 @@ class CSVBackend(LoggerBackend):
         self._rows = Rows()
         self._columns: list[str] = []
         self._count = 0
-        self._kept: tuple[int, list[str]] | None = None
+        self._restored: tuple[int, list[str]] | None = None
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return the file."""
-        return (self._file.path,)
+        """Return the path of the file."""
+        return locations(self._file.path, self._file.previous)
 
     def open(self, *, resumes: bool) -> None:
-        """Open the file, and read what it has; see `LoggerBackend`."""
+        """Open the file and read its columns; see `LoggerBackend`."""
         self._file.open(resumes=resumes)
-        lines = _lines(self._file.path)
+        lines = [] if self._file.starts_anew else _lines(self._file.path)
         self._columns = _cells(lines[0]) if lines else []
         self._count = max(len(lines) - 1, 0)
         if lines and tuple(self._columns[: len(COUNTERS)]) != COUNTERS:
@@ -73,12 +77,12 @@ class CSVBackend(LoggerBackend):
             raise DeclarationError(
                 f"{self.name}: the columns of {self._file.path} are {', '.join(self._columns[:5])}.",
                 why=f"a table of this backend begins with {', '.join(COUNTERS)}",
-                fix="name another file",
+                fix="use another file",
             )
-        kept, self._kept = self._kept, None
-        if kept is None or kept == (self._count, self._columns):
+        restored, self._restored = self._restored, None
+        if restored is None or restored == (self._count, self._columns):
             return
-        count, columns = kept
+        count, columns = restored
         if count > self._count or columns != self._columns[: len(columns)]:
             self._file.warn_of_change()
         elif count == 0:
@@ -88,12 +92,12 @@ class CSVBackend(LoggerBackend):
             self._replace(columns, [row[: len(columns)] for row in rows])
 
     def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
-        """Add a value to its step's row."""
+        """Add a value to the row of its step."""
         if isinstance(loggable, Value):
-            self._rows.add(name, loggable.data, step=step, epoch=epoch, seconds=seconds)
+            self._rows.add(_title(name), loggable.data, step=step, epoch=epoch, seconds=seconds)
 
     def flush(self) -> None:
-        """Append the rows to the file, in one write; with new names, write the file anew."""
+        """Append the rows to the file in one write. If there are new names, rewrite the file."""
         rows = self._rows.take()
         if not rows:
             return
@@ -108,6 +112,7 @@ class CSVBackend(LoggerBackend):
     def _replace(self, columns: list[str], rows: list[list[str]]) -> None:
         path = self._file.path
         fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
+        self._file.require_in_place()
         try:
             fresh.write_bytes(_text([columns, *rows]) if columns else b"")
             os.replace(fresh, path)
@@ -122,16 +127,24 @@ class CSVBackend(LoggerBackend):
         self._file.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many rows and which columns the table has."""
+        """Return the number of rows and the columns, or that the first row has not been written."""
+        if self._file.starts_anew:
+            return {"starts_anew": True}
         return {"rows": self._count, "columns": list(self._columns)} if self._file.is_open else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Remember what the table is to be cut back to."""
-        self._kept = (int(state["rows"]), list(state["columns"])) if state else None
+        """Store the number of rows and the columns that the next `open` restores."""
+        self._file.starts_anew = state.get("starts_anew", False)
+        self._restored = (int(state["rows"]), list(state["columns"])) if "rows" in state else None
+
+
+def _title(name: str) -> str:
+    """Return the title of a column, escaped so that a spreadsheet does not run it as a formula."""
+    return f"'{name}" if name.startswith(_FORMULA) else name
 
 
 def _lines(path: Path) -> list[str]:
-    # Names have no line breaks, and values are numbers, so a line is a row.
+    # Names have no line breaks and values are numbers, so each line is a row.
     return path.read_text(encoding="utf-8").splitlines()
 
 

@@ -1,4 +1,4 @@
-"""Images as PNG and audio as WAV, with the standard library alone."""
+"""Encoding of images as PNG and audio as WAV with the standard library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COLOUR_TYPES = {1: 0, 3: 2, 4: 6}  # by channels: grey, RGB, RGBA
 
 
 def png_of(image: Image) -> bytes:
-    """Return an image as a PNG file; several are put side by side."""
+    """Return an image as a PNG file. Several images are placed side by side."""
     import numpy as np
 
     tiled = np.concatenate(list(image.data), axis=1)

@@ -1,12 +1,13 @@
-"""`MonitorHub`: where callbacks put what is to be logged, and look up what was put."""
+"""`MonitorHub`: the object to which callbacks log values, and from which they read logged values."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
+from fluxcb._calls import Constructed
 from fluxcb._declare.access import Append, Permission, Read
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
@@ -18,14 +19,14 @@ __all__ = ["MonitorHub", "Put"]
 
 
 class Put(NamedTuple):
-    """Something that was put.
+    """A logged value.
 
     Attributes:
         name: Its name.
-        loggable: The thing.
-        step: Finished training steps then.
+        loggable: The value.
+        step: Number of finished training steps when it was logged.
         epoch: Number of the epoch.
-        seconds: When that was (Unix time, s).
+        seconds: When it was logged (Unix time, s).
     """
 
     name: str
@@ -36,35 +37,35 @@ class Put(NamedTuple):
 
 
 class _Series:
-    """What was put under one name: its kind, the latest, and for numbers the last ones with their steps."""
+    """The values of one name: their type, the latest value, and for numbers the last values with their steps."""
 
     def __init__(self, kind: type[Loggable]) -> None:
         self.kind = kind
         self.user: str | None = None  # the callback that logged it, if known
         self.latest: Any = None
-        # Lists, because a read-only view guards them, which it does not do with deques.
+        # Lists, because read-only views protect lists but not deques.
         self.steps: list[int] = []
         self.values: list[float] = []
 
     def __eq__(self, other: object) -> bool:
-        # By their texts, among which NaN is the same as NaN.
+        # Compare the reprs, in which NaN equals NaN.
         return isinstance(other, _Series) and (self.steps, repr(self.values)) == (other.steps, repr(other.values))
 
     def __hash__(self) -> int:
-        raise TypeError("a series changes, and cannot be hashed")
+        raise TypeError("a series is mutable, so it cannot be hashed")
 
 
-class MonitorHub:
-    """Take what callbacks put, and keep the latest of each name and the history of numbers.
+class MonitorHub(Constructed):
+    """Collect the values that callbacks log. Keep the latest value of each name and the history of numbers.
 
-    `Monitors` makes one, which is `cbstate.monitors`, and hands what was put to its backends. A callback that puts
-    declares `Append()` on `cbstate.monitors`, one that looks up declares `Read()`.
+    `Monitors` creates a hub as `cbstate.monitors`, and passes logged values to its backends. A callback that logs
+    values declares `Append()` on `cbstate.monitors`. A callback that reads values declares `Read()`.
 
-    All values under one name must be of the same kind. If a name is logged twice within a step, the history has both
-    values. If two callbacks log under the same name, there is a warning, once for each name.
+    All values under one name must be of the same type. If a name is logged twice within a step, the history has both
+    values. If two callbacks log under the same name, there is one warning for each name.
 
     Args:
-        limit: How many of the last values of a name `history` has at least; twice as many at most.
+        limit: Minimum number of values that `history` keeps for each name. The maximum is twice this number.
 
     Example:
         >>> hub = MonitorHub()
@@ -93,13 +94,13 @@ class MonitorHub:
         self._pending: list[Put] = []
         self._shared: set[str] = set()  # names for which a warning has been issued
 
-    # -- putting ----------------------------------------------------------------------------
+    # -- logging ----------------------------------------------------------------------------
 
     def put_scalar(self, name: str, value: Any) -> None:
-        """Put a number: a Python, numpy or JAX scalar, for which a device is waited for.
+        """Log a number: a Python, NumPy or JAX scalar. A JAX scalar is fetched, which waits for the device.
 
         Raises:
-            DeclarationError: It is no number, or the name is none, or was of another kind so far.
+            DeclarationError: `value` is not a number, `name` is invalid, or `name` has values of another type.
         """
         try:
             number = Value(value)
@@ -108,22 +109,22 @@ class MonitorHub:
         self.put(name, number)
 
     def put_text(self, name: str, text: str) -> None:
-        """Put a text."""
+        """Log a text."""
         self.put(name, _made(name, Text, text))
 
     def put_image(self, name: str, image: Any) -> None:
-        """Put an image, or several of one size; see `Image`."""
+        """Log an image, or several images of the same size; see `Image`."""
         self.put(name, _made(name, Image, image))
 
     def put_histogram(self, name: str, values: Any, bins: int = 64) -> None:
-        """Put the histogram of some numbers; those that are not finite are left out."""
+        """Log the histogram of some numbers. Numbers that are not finite are ignored."""
         self.put(name, _made(name, Histogram.of, values, bins))
 
     def put(self, name: str, loggable: Loggable) -> None:
-        """Put anything that can be logged.
+        """Log any `Loggable`.
 
         Raises:
-            DeclarationError: It is no loggable, or the name is none, or was of another kind so far.
+            DeclarationError: `loggable` is not a `Loggable`, `name` is invalid, or `name` has values of another type.
         """
         series = self._series.get(name) if isinstance(name, str) else None
         if series is None or series.kind is not type(loggable):
@@ -160,22 +161,22 @@ class MonitorHub:
         """Return this hub's methods for one name, for access to `cbstate.monitors.<name>`."""
         return self[name]
 
-    # -- looking up -------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------
 
     def latest(self, name: str) -> Any:
-        """Return what was put last under a name: a float, or a loggable of another kind.
+        """Return the latest value of a name: a float, or a `Loggable` if it is not a number.
 
         Raises:
-            MissingStateError: Nothing was put under that name.
+            MissingStateError: The name has no values.
         """
         return self._found(name).latest
 
     def history(self, name: str) -> list[tuple[int, float]]:
-        """Return the numbers that were put under a name, each with its step, oldest first.
+        """Return the numbers that were logged under a name, each with its step, oldest first.
 
         Raises:
-            MissingStateError: Nothing was put under that name.
-            DeclarationError: It is no number that was put.
+            MissingStateError: The name has no values.
+            DeclarationError: The values of the name are not numbers.
         """
         series = self._found(name)
         if series.kind is not Value:
@@ -185,16 +186,16 @@ class MonitorHub:
         return list(zip(series.steps, series.values, strict=True))
 
     def names(self) -> list[str]:
-        """Return the names under which something was put, the oldest first."""
+        """Return the names that have values, in the order in which they were first logged."""
         return list(self._series)
 
     def _found(self, name: str) -> _Series:
         if name not in self._series:
             known = ", ".join(f"`{n}`" for n in list(self._series)[:8]) or "nothing"
             raise MissingStateError(
-                f"Nothing was put under `{name}` yet.{did_you_mean(name, self._series)}",
-                why=f"so far there is {known}",
-                fix=f'ask before: `if "{name}" in learner.cbstate.monitors`',
+                f"No value has been logged as `{name}` yet.{did_you_mean(name, self._series)}",
+                why=f"logged so far: {known}",
+                fix=f'check first: `if "{name}" in learner.cbstate.monitors`',
             )
         return self._series[name]
 
@@ -203,7 +204,8 @@ class MonitorHub:
 
     def __getattr__(self, name: str) -> _Named:  # `monitors.loss`, for names that have been logged
         if name.startswith("_") or name not in self._series:
-            raise AttributeError(f"{type(self).__name__} has no `{name}`.")
+            logged = vars(self).get("_series", ())  # missing in a copy until its state is restored
+            raise _no_attribute("learner.cbstate.monitors", name, (*logged, *_public(MonitorHub)))
         return self[name]
 
     def __contains__(self, name: object) -> bool:
@@ -219,16 +221,16 @@ class MonitorHub:
         return isinstance(other, MonitorHub) and self._series == other._series
 
     def __hash__(self) -> int:
-        raise TypeError("a MonitorHub changes, and cannot be hashed")
+        raise TypeError("a MonitorHub is mutable, so it cannot be hashed")
 
     def __repr__(self) -> str:
         return f"<monitors: {', '.join(self._series) or 'nothing'}>"
 
-    # -- for the callback that owns it ------------------------------------------------------
+    # -- for the callback that owns the hub -------------------------------------------------
 
     @property
     def pending(self) -> list[Put]:
-        """What was put and not taken yet; always the same list."""
+        """The values that `take` has not returned yet. This is always the same list."""
         return self._pending
 
     def used_by(self, callback: str) -> MonitorHub:
@@ -245,14 +247,14 @@ class MonitorHub:
             series.user = None
 
     def follow(self, clock: Callable[[], tuple[int, int]]) -> None:
-        """Take step and epoch from a function from now on."""
+        """Use a function for the step and epoch of values that are logged from now on."""
         self._clock = clock
 
     def take(self, *, whole_steps: bool = False) -> list[Put]:
-        """Return what was put since it was last taken.
+        """Return the values that were logged since the last call.
 
         Args:
-            whole_steps: Leave what was put at the current step, to which more may come.
+            whole_steps: Whether to keep the values of the current step for later, because it may get more values.
         """
         pending = self._pending
         count = len(pending)
@@ -260,12 +262,12 @@ class MonitorHub:
             now = self._clock()[0]
             while count and pending[count - 1].step == now:
                 count -= 1
-        taken = pending[:count]
+        drained = pending[:count]
         pending[:count] = []
-        return taken
+        return drained
 
     def cut(self, step: int) -> None:
-        """Forget numbers that were put after a step, where the training was set back to it."""
+        """Delete numbers that were logged after a step, because the training was rewound to it."""
         for name in self.names():
             series = self._series[name]
             keep = len(series.steps)
@@ -280,7 +282,7 @@ class MonitorHub:
                 del self._series[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return by name: numbers as `{"steps": int64[n], "values": float64[n]}`, others as `{"latest": state}`."""
+        """Return numbers as `{"steps": int64[n], "values": float64[n]}`, others as `{"latest": state}`, by name."""
         import numpy as np
 
         found: dict[str, Any] = {}
@@ -293,7 +295,7 @@ class MonitorHub:
         return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` returned, in place of what is there."""
+        """Replace all values by those that `state_dict` returned."""
         self._series.clear()
         self._pending.clear()
         for name, saved in state.items():
@@ -308,17 +310,17 @@ class MonitorHub:
             series.latest = series.values[-1]
 
     def pending_state(self) -> list[dict[str, Any]]:
-        """Return what was put and not taken yet; without things of kinds that are not fluxcb's."""
+        """Return the pending values, except those of types that are not defined by fluxcb."""
         found = [(put, loggable_state(put.loggable)) for put in self._pending]
         return [{**put._asdict(), "loggable": state} for put, state in found if state is not None]
 
     def load_pending(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take back what `pending_state` returned, in place of what is there."""
+        """Replace the pending values by those that `pending_state` returned."""
         puts = [Put(**{**saved, "loggable": loggable_of(saved["loggable"])}) for saved in state]
         self._pending[:] = [put for put in puts if put.loggable is not None]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy, or what comes out of a pickle, belongs to no Learner.
+        # A copied or unpickled hub does not belong to a Learner.
         return {name: value for name, value in vars(self).items() if name != "_clock"}
 
 
@@ -336,6 +338,10 @@ class _Named:
 
     def __init__(self, hub: MonitorHub, name: str) -> None:
         self._hub, self.name = hub, name
+
+    def __getattr__(self, name: str) -> NoReturn:  # only called for names that do not exist
+        logged = vars(self).get("name")
+        raise _no_attribute(f"learner.cbstate.monitors[{logged!r}]", name, _public(_Named))
 
     def put_scalar(self, value: Any) -> None:
         self._hub.put_scalar(self.name, value)
@@ -362,6 +368,14 @@ class _Named:
         return f"<monitors: {self.name}>"
 
 
+def _no_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:
+    return AttributeError(f"`{owner}` has no `{name}`.{did_you_mean(name, known)}")
+
+
+def _public(cls: type) -> list[str]:
+    return [name for name in dir(cls) if not name.startswith("_")]
+
+
 def _made(name: str, make: Callable[..., Loggable], *args: Any) -> Loggable:
     try:
         return make(*args)
@@ -370,12 +384,12 @@ def _made(name: str, make: Callable[..., Loggable], *args: Any) -> Loggable:
 
 
 def _named(error: DeclarationError, name: str) -> DeclarationError:
-    """Return the error about a value with the name that it was put under."""
+    """Return an error about a value, extended by the name under which the value was logged."""
     return DeclarationError(error.what, where=(f"put as `{name}`", *error.where), why=error.why, fix=error.fix)
 
 
 def _require_fit(name: Any, loggable: Any, kind: type[Loggable] | None) -> None:
-    """Refuse a name that is none, and what does not go under this one."""
+    """Raise an error for an invalid name, and for a value whose type differs from earlier values of the name."""
     if not isinstance(loggable, Loggable):
         raise DeclarationError(
             f"`put` takes a Value, Text, Image or another loggable, not {type(loggable).__name__} {loggable!r}.",
@@ -385,17 +399,17 @@ def _require_fit(name: Any, loggable: Any, kind: type[Loggable] | None) -> None:
     if kind is not None:
         raise DeclarationError(
             f"`{name}` is {_article(kind)} so far, and {_article(type(loggable))} now.",
-            why="backends keep one kind of thing under a name",
+            why="backends store values of only one kind under a name",
             fix="use another name",
         )
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise DeclarationError(
-            f"A name to log under is a printable text, not {name!r}.", fix='e.g. "validation/accuracy"'
+            f"The name of a logged value must be a printable str, not {name!r}.", fix='write e.g. "validation/accuracy"'
         )
     if name in COUNTERS:
         raise DeclarationError(
-            f"Nothing can be put under `{name}`.",
-            why=f"{', '.join(f'`{c}`' for c in COUNTERS)} are noted beside every value",
+            f"No value can be logged as `{name}`.",
+            why=f"{', '.join(f'`{c}`' for c in COUNTERS)} are recorded with every value",
             fix=f'use another name, e.g. "train/{name}"',
         )
 

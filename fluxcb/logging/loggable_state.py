@@ -1,4 +1,4 @@
-"""Loggables as plain data and arrays, and back: what of a log a checkpoint holds."""
+"""Conversion of loggables to plain data and arrays for checkpoints, and back."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _KINDS = {kind.__name__: kind for kind in (Value, Text, Graph, Image, Audio, His
 
 
 def loggable_state(loggable: Loggable) -> dict[str, Any] | None:
-    """Return a loggable as plain data and arrays, or None for one of a kind that is not fluxcb's."""
+    """Return a loggable as plain data and arrays, or None if its type is not defined by fluxcb."""
     kind = type(loggable)
     if _KINDS.get(kind.__name__) is not kind:
         return None
-    held = {field.name: getattr(loggable, field.name) for field in fields(loggable)}
-    return {"kind": kind.__name__, **{name: str(x) if isinstance(x, Path) else x for name, x in held.items()}}
+    values = {field.name: getattr(loggable, field.name) for field in fields(loggable)}
+    return {"kind": kind.__name__, **{name: str(x) if isinstance(x, Path) else x for name, x in values.items()}}
 
 
 def loggable_of(state: Mapping[str, Any]) -> Loggable | None:
-    """Return the loggable of which this is the state, or None for a file that is gone."""
-    held = dict(state)
-    kind = _KINDS[held.pop("kind")]
+    """Return the loggable with this state, or None for a file that no longer exists."""
+    values = dict(state)
+    kind = _KINDS[values.pop("kind")]
     try:
-        return kind(**held)
+        return kind(**values)
     except DeclarationError:
         if kind is File:
             return None

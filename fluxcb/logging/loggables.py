@@ -1,4 +1,4 @@
-"""What can be logged: values, texts, images, audio, histograms, graphs and files, checked when they are made."""
+"""Types of values that can be logged: numbers, texts, images, audio, histograms, graphs and files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fluxcb._calls import Constructed
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
+from fluxcb._paths import why_impossible
 
 __all__ = ["Audio", "File", "Graph", "Histogram", "Image", "Loggable", "Text", "Value"]
 
@@ -16,19 +18,19 @@ _CHANNELS = (1, 3, 4)
 
 
 @dataclass(frozen=True)
-class Loggable:
-    """Base of what can be logged."""
+class Loggable(Constructed):
+    """Base class of values that can be logged. Values are checked when they are constructed."""
 
 
 @dataclass(frozen=True)
 class Value(Loggable):
-    """A number; NaN and infinities are numbers, too.
+    """A number, which may be NaN or infinite.
 
     Args:
-        data: A Python number, or a numpy or JAX array of shape `()`.
+        data: A Python number, or a NumPy or JAX array of shape `()`.
 
     Raises:
-        DeclarationError: It is no number.
+        DeclarationError: `data` is not a number.
 
     Example:
         >>> import numpy as np
@@ -51,7 +53,7 @@ class Text(Loggable):
         data: The text.
 
     Raises:
-        DeclarationError: It is no `str`.
+        DeclarationError: `data` is not a `str`.
     """
 
     data: str
@@ -62,13 +64,13 @@ class Text(Loggable):
 
 @dataclass(frozen=True)
 class Graph(Loggable):
-    """A graph, as a text.
+    """A graph in text form.
 
     Args:
         data: The graph, e.g. in the DOT language.
 
     Raises:
-        DeclarationError: It is no `str`.
+        DeclarationError: `data` is not a `str`.
     """
 
     data: str
@@ -79,14 +81,14 @@ class Graph(Loggable):
 
 @dataclass(frozen=True, eq=False)
 class Image(Loggable):
-    """One image, or several of one size.
+    """One image, or several images of the same size.
 
     Args:
         data: `uint8[...]` from 0 to 255, or `float[...]` from 0 to 1, of shape `[h, w]`, `[h, w, c]` or
-            `[n, h, w, c]`, with 1, 3 (RGB) or 4 (RGBA) channels. Kept as `uint8[n, h, w, c]`.
+            `[n, h, w, c]`, with 1, 3 (RGB) or 4 (RGBA) channels. Stored as `uint8[n, h, w, c]`.
 
     Raises:
-        DeclarationError: Another dtype, shape or range.
+        DeclarationError: The dtype, the shape or the range is different.
 
     Example:
         >>> import numpy as np
@@ -113,7 +115,7 @@ class Image(Loggable):
                     fix="`image.astype(numpy.uint8)`",
                 )
             lowest, highest = float(array.min()), float(array.max())
-            if not (lowest >= 0 and highest <= 1):  # NaN fails, too
+            if not (lowest >= 0 and highest <= 1):  # also true for NaN
                 raise DeclarationError(
                     f"A floating-point image has values from 0 to 1, not from {lowest:g} to {highest:g}.",
                     fix=["scale it", "give values from 0 to 255 as uint8"],
@@ -125,15 +127,15 @@ class Image(Loggable):
 
 @dataclass(frozen=True, eq=False)
 class Audio(Loggable):
-    """A sound.
+    """An audio clip.
 
     Args:
-        data: `float[samples]` or `float[samples, channels]` from -1 to 1, with 1 or 2 channels. Kept as
+        data: `float[samples]` or `float[samples, channels]` from -1 to 1, with 1 or 2 channels. Stored as
             `float32[samples, channels]`.
         rate: Samples per second (Hz).
 
     Raises:
-        DeclarationError: Another dtype, shape or range, or a rate that is no positive whole number.
+        DeclarationError: The dtype, the shape or the range is different, or `rate` is not a positive integer.
     """
 
     data: Any
@@ -151,7 +153,9 @@ class Audio(Loggable):
             )
         loudest = float(np.abs(array).max())
         if not loudest <= 1:
-            raise DeclarationError(f"Audio has values from -1 to 1; here is one of size {loudest:g}.", fix="scale it")
+            raise DeclarationError(
+                f"Audio has values from -1 to 1, but the largest magnitude is {loudest:g}.", fix="scale it"
+            )
         object.__setattr__(self, "data", _frozen(array.reshape(len(array), -1).astype(np.float32)))
         object.__setattr__(self, "rate", positive(self.rate, "The rate of audio (Hz)"))
 
@@ -161,14 +165,14 @@ _SOUNDS = ((), (1,), (2,))
 
 @dataclass(frozen=True, eq=False)
 class Histogram(Loggable):
-    """How often values fall between edges; `Histogram.of(values)` counts them.
+    """The number of values in each bin. `Histogram.of(values)` counts them.
 
     Args:
         counts: `float[bins]`, not negative.
         edges: `float[bins + 1]`, increasing.
 
     Raises:
-        DeclarationError: They do not fit together.
+        DeclarationError: The two do not match, or violate these conditions.
 
     Example:
         >>> import numpy as np
@@ -206,48 +210,48 @@ class Histogram(Loggable):
 
     @classmethod
     def of(cls, values: Any, bins: int = 64) -> Histogram:
-        """Count values in bins of equal width; those that are not finite are left out.
+        """Count values in bins of equal width. Values that are not finite are ignored.
 
         Args:
             values: Numbers, of any shape.
-            bins: How many bins.
+            bins: Number of bins.
         """
         import numpy as np
 
         array = _array(values, "A histogram")
         if array.dtype.kind not in "biuf":
             raise DeclarationError(
-                f"A histogram counts real numbers, not {array.dtype}.", fix="give its real part, or its size"
+                f"A histogram counts real numbers, not {array.dtype}.", fix="pass its real part or its magnitude"
             )
         numbers = array.astype(np.float64).ravel()
         numbers = numbers[np.isfinite(numbers)]
         try:
             with np.errstate(all="raise", under="ignore"):
                 counts, edges = np.histogram(numbers, positive(bins, "`bins` of a histogram"))
-        except (ValueError, FloatingPointError):  # too close together, or too far apart, for so many bins in float64
+        except (ValueError, FloatingPointError):  # the range is too small or too large for this many bins in float64
             counts, edges = np.array([len(numbers)]), _around(numbers.min(), numbers.max())
         return cls(counts, edges)
 
 
 @dataclass(frozen=True)
 class File(Loggable):
-    """A file that is kept with the log.
+    """A file that is stored with the log.
 
     Args:
-        data: Its path.
+        data: Path of the file.
 
     Raises:
-        DeclarationError: There is no such file.
+        DeclarationError: The file does not exist.
     """
 
     data: Path
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, str | os.PathLike):
-            raise DeclarationError(f"`File` takes a path, not {self.data!r}.", fix='e.g. `File("model.txt")`')
+            raise DeclarationError(f"`File` takes a path, not {self.data!r}.", fix='write e.g. `File("model.txt")`')
         path = Path(self.data)
-        if not path.is_file():
-            raise DeclarationError(f"There is no file at {path}.", fix="write it before it is logged")
+        if why_impossible(path) or not path.is_file():
+            raise DeclarationError(f"There is no file at {path}.", fix="write the file before you log it")
         object.__setattr__(self, "data", path)
 
 
@@ -261,7 +265,7 @@ def _number(value: Any) -> float:
             if "trace" in str(error).lower():
                 raise DeclarationError(
                     f"A value to log must be a number, not {value!r}.",
-                    why="inside a traced handler there are no numbers yet",
+                    why="values are not known yet inside a traced handler",
                     fix="log it from a host handler, e.g. at StepEnd",
                 ) from None
     what = f"an array of shape {shape}" if shape else f"{type(value).__name__} {value!r}"
@@ -280,7 +284,7 @@ def _require_text(loggable: Loggable, data: Any) -> None:
 
 
 def _around(low: Any, high: Any) -> Any:
-    """Return two edges with these numbers between them."""
+    """Return two edges that enclose these numbers."""
     import numpy as np
 
     most = np.finfo(np.float64).max
@@ -288,20 +292,20 @@ def _around(low: Any, high: Any) -> Any:
 
 
 def _array(value: Any, what: str) -> Any:
-    """Return a numpy array of one's own; bfloat16 and its like become float32, which numpy knows."""
+    """Return a new NumPy array. bfloat16 and similar dtypes become float32, which NumPy supports."""
     import numpy as np
 
     try:
         array = np.array(value)
     except Exception as error:
         raise DeclarationError(
-            f"{what} is made of an array, not {type(value).__name__}: {error}", fix="give an array"
+            f"{what} takes an array, not {type(value).__name__}: {error}", fix="give an array"
         ) from error
     if array.dtype.kind == "V" and array.dtype.names is None:
         array = array.astype(np.float32)
     if array.dtype.kind in "OSU":
         raise DeclarationError(
-            f"{what} is made of numbers, not {type(value).__name__} {value!r}.", fix="give an array of numbers"
+            f"{what} takes numbers, not {type(value).__name__} {value!r}.", fix="give an array of numbers"
         )
     return array
 

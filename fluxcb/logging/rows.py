@@ -1,4 +1,4 @@
-"""Values as rows: those of one step together."""
+"""Logged values as table rows, one row per step."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 __all__ = ["COUNTERS", "Rows"]
 
 COUNTERS = ("step", "epoch", "time")
-"""What a row has besides values; no value may be called so."""
+"""The columns of a row besides values. These names cannot be used for values."""
 
 
 class Rows:
-    """Gather values as rows: one per step and epoch, and one more where a name comes again within them.
+    """Collect values as rows, one per step and epoch. A repeated name in the same step starts another row.
 
     Example:
         >>> rows = Rows()
@@ -36,6 +36,6 @@ class Rows:
         row[name] = value
 
     def take(self) -> list[dict[str, Any]]:
-        """Return the rows, and begin anew."""
+        """Return the rows and remove them from this object."""
         rows, self._rows = self._rows, []
         return rows

@@ -1,4 +1,4 @@
-"""`WandbBackend`: a run of Weights & Biases."""
+"""`WandbBackend`: logs to a Weights & Biases run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["WandbBackend"]
 
 
 class WandbBackend(LoggerBackend):
-    """Log to a run of Weights & Biases, online or offline.
+    """Log to a Weights & Biases run, online or offline.
 
-    Charts have the training step on their axis; `step` and `epoch` are logged beside the values. A run that resumes
-    goes on under the same id; what was logged after its checkpoint stays, because the service takes nothing back.
+    Charts have the training step on their horizontal axis. `step` and `epoch` are logged together with the values. A
+    resumed run continues under the same id. Values that were logged after its checkpoint remain, because the service
+    cannot delete them.
 
     Args:
-        project: The project, or None for wandb's default.
-        **init: Whatever else `wandb.init` takes: `name`, `config`, `mode="offline"`, `dir`.
+        project: The project, or None for the default of wandb.
+        **init: Other arguments of `wandb.init`, such as `name`, `config`, `mode="offline"` and `dir`.
 
     Raises:
         DeclarationError: wandb is not installed.
@@ -48,16 +49,16 @@ class WandbBackend(LoggerBackend):
         return () if self._url is None else (self._url,)
 
     def open(self, *, resumes: bool) -> None:
-        """Begin a run, or go on with it."""
+        """Start a run, or continue it."""
         going_on = {"id": self._id, "resume": "allow"} if resumes and self._id is not None else {}
         self._run = self._wandb.init(**{**self._init, **going_on})
         self._id, self._url = self._run.id, self._run.url  # an offline run has no address
         self._sounds = tempfile.TemporaryDirectory()
-        # The service's own count must not go back, which a resumed run's step does.
+        # Log the step as a value, because the service's own step counter must not decrease, as it does after a resume.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, name: str, loggable: Loggable, *, step: int, epoch: int, seconds: float) -> None:
-        """Add something to its step's row; a file is kept with the run's files."""
+        """Add a value to the row of its step. A file is stored with the files of the run."""
         if isinstance(loggable, File):
             self._run.save(str(loggable.data.resolve()), base_path=str(loggable.data.resolve().parent), policy="now")
         else:
@@ -68,14 +69,14 @@ class WandbBackend(LoggerBackend):
             return self._wandb.Histogram(np_histogram=(loggable.counts.tolist(), loggable.edges.tolist()))
         if isinstance(loggable, Image):
             return [self._wandb.Image(one[..., 0] if one.shape[-1] == 1 else one) for one in loggable.data]
-        if isinstance(loggable, Audio):  # from a file: of an array, wandb makes one with another library
+        if isinstance(loggable, Audio):  # as a file, because wandb needs another library for arrays
             path = Path(self._sounds.name, f"{len(os.listdir(self._sounds.name))}.wav")
             path.write_bytes(wav_of(loggable))
             return self._wandb.Audio(str(path))
         return getattr(loggable, "data", None)
 
     def flush(self) -> None:
-        """Log the rows; wandb sends them in the background."""
+        """Log the rows, which wandb sends in the background."""
         for row in self._rows.take():
             del row["time"]
             self._run.log(row)
@@ -88,9 +89,9 @@ class WandbBackend(LoggerBackend):
             self._sounds.cleanup()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's id."""
+        """Return the id of the run."""
         return {"id": self._id} if self._id is not None else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the run's id back."""
+        """Restore the id of the run."""
         self._id = state.get("id")

@@ -1,9 +1,9 @@
-"""Models of any library, as the training step sees them.
+"""Adapters that connect models of different libraries to the training step.
 
-In comes what the user calls a model; out comes a `ModelAdapter`: `init` gives the arrays of the carry as plain pytrees,
-`apply` is a pure function of them, `rebuild` turns them back into a model of the user's kind. `adapt` chooses; `nnx`,
-`linen`, `equinox` and `pair` choose by hand and take options. A library is imported when one of its models is adapted,
-not before. The user's own module and its arrays are never changed.
+A `ModelAdapter` has three main methods. `init` returns the arrays of the model as plain pytrees, `apply` is a pure
+function of these arrays, and `rebuild` turns them back into a model of the user's library. `adapt` selects the adapter
+for a model. `nnx`, `linen`, `equinox` and `pair` create a specific adapter and accept options. A library is imported
+only when one of its models is adapted. The user's module and its arrays are never changed.
 """
 
 from fluxcb._typing import ModelAdapter

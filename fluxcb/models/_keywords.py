@@ -1,4 +1,4 @@
-"""Which keywords a model's call understands: read from its signature, once, when the adapter is made."""
+"""Keyword arguments of a model's call, read from its signature once, when the adapter is created."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -7,22 +7,22 @@ from typing import Any, NamedTuple
 from fluxcb._errors import DeclarationError, did_you_mean
 
 TRAIN_FLAGS = {"train": False, "training": False, "is_training": False, "deterministic": True}
-"""Keywords that tell a model whether it is being trained, and whether True means that it is not."""
+"""Keywords that select training mode, and for each whether True means evaluation instead."""
 
 
 class TrainFlag(NamedTuple):
-    """The keyword by which a call is told that it is part of training."""
+    """The keyword argument of a call that selects training mode."""
 
     name: str
     inverted: bool
 
     def keywords(self, train: bool) -> dict[str, bool]:
-        """Return the keyword argument that says `train`."""
+        """Return the keyword argument with the value for `train`."""
         return {self.name: train is not self.inverted}
 
 
 def accepted_keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the names that `function` spells out and takes by keyword; `**kwargs` names nothing."""
+    """Return the names of the parameters that `function` accepts by keyword, except those matched by `**kwargs`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # builtins and some callables written in C have no signature
@@ -32,7 +32,7 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def fits_call(function: Callable[..., Any], count: int, keywords: Iterable[str]) -> bool:
-    """Tell whether `function` can be called with so many arguments and these keywords; without a signature, it can."""
+    """Return whether `function` accepts `count` arguments and these keywords. True if there is no signature."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -45,26 +45,29 @@ def fits_call(function: Callable[..., Any], count: int, keywords: Iterable[str])
 
 
 def train_flag(function: Callable[..., Any], requested: str | None, *, adapter: str, where: str) -> TrainFlag | None:
-    """Return the train flag of `function`: the requested one, or the only well-known one, or None.
+    """Return the train flag of `function`: the requested one, the only well-known one, or None.
 
     Args:
         function: The model's call.
-        requested: The name the user gave, or None to look for one.
+        requested: The name that the user requested, or None to search for one.
         adapter: Name of the adapter in `fluxcb.models`, for messages.
-        where: Where the call is, for messages.
+        where: The location of the call, for messages.
 
     Raises:
-        DeclarationError: `function` does not take the requested keyword, or takes several that could be meant.
+        DeclarationError: `function` does not take the requested keyword, or takes several possible ones.
     """
     accepted = accepted_keywords(function)
     if requested is not None:
         if requested not in accepted and not _takes_any_keyword(function):
             raise DeclarationError(
-                f"`train_argument` is {requested!r}, but the model's call takes no such keyword."
+                f"`train_argument` is {requested!r}, but the model's call has no such keyword."
                 f"{did_you_mean(requested, accepted)}",
                 where=where,
-                why="the model would be told nothing about whether it is being trained",
-                fix=["name a keyword of the call", "leave `train_argument` out if the model behaves alike in both"],
+                why="the model would not know whether it is being trained",
+                fix=[
+                    "name a keyword of the call",
+                    "leave `train_argument` out if the model behaves the same in training and evaluation",
+                ],
             )
         return TrainFlag(requested, TRAIN_FLAGS.get(requested, False))
     found = [name for name in TRAIN_FLAGS if name in accepted]
@@ -72,7 +75,7 @@ def train_flag(function: Callable[..., Any], requested: str | None, *, adapter: 
         raise DeclarationError(
             f"The model's call takes {_listed(found)}, and each of them could be its train flag.",
             where=where,
-            why="the adapter sets one keyword, True or False, by whether the step trains",
+            why="the adapter sets one keyword to True if the step trains, and to False otherwise",
             fix=[f'name it: `fluxcb.models.{adapter}(module, train_argument="{name}")`' for name in found],
         )
     return TrainFlag(found[0], TRAIN_FLAGS[found[0]]) if found else None

@@ -1,8 +1,9 @@
-"""Find the adapter for whatever the user calls a model, importing no model library."""
+"""Select the adapter for a model without importing a model library."""
 
 import inspect
 from typing import Any, cast
 
+from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import ModelAdapter
 from fluxcb.models.equinox import equinox
@@ -15,16 +16,17 @@ __all__ = ["adapt"]
 _MODULES = {"flax.nnx": nnx, "flax.linen": linen, "equinox": equinox}
 
 
+@entry_point
 def adapt(model: Any) -> ModelAdapter:
-    """Return the adapter for a model, chosen by what the model is.
+    """Return the adapter for a model, selected by its type.
 
     Args:
         model: A Flax NNX or Linen module, an Equinox module (or `(module, state)` from `eqx.nn.make_with_state`), a
-            pair `(init(key, xs), apply(params, xs))`, a model that `learner.model` returned, or an object with `init`,
-            `apply` and `rebuild`, which is already an adapter and is returned unchanged.
+            pair `(init(key, xs), apply(params, xs))`, a model that `learner.model` returned, or an adapter (an object
+            with `init`, `apply` and `rebuild`), which is returned unchanged.
 
     Returns:
-        The adapter, with its options at their defaults; call `fluxcb.models.linen(...)` and its siblings for others.
+        The adapter with default options. To set options, call `fluxcb.models.linen(...)` or one of the other functions.
 
     Raises:
         DeclarationError: `model` is none of these.
@@ -51,12 +53,12 @@ def adapt(model: Any) -> ModelAdapter:
             return pair(first, second)
     if isinstance(model, PairModel):
         return model.adapter.holding(model.params, model.model_state)
-    # Asked last: Linen modules have `init` and `apply` too, and mean something else by them.
+    # Tested last, because Linen modules also have `init` and `apply`, with a different meaning.
     if _is_adapter(model):
         return cast(ModelAdapter, model)
     raise DeclarationError(
         f"`model` is {_described(model)}, which fluxcb cannot train.",
-        why="the step needs something it can initialise and apply to a batch of inputs",
+        why="the step needs a model that it can initialize and apply to a batch of inputs",
         fix=[
             "pass a Flax NNX or Linen module, or an Equinox module",
             "pass `(module, state)` as `eqx.nn.make_with_state(make_module)(...)` returns it",
@@ -68,7 +70,7 @@ def adapt(model: Any) -> ModelAdapter:
 
 
 def _library(model: Any) -> str | None:
-    """Return the library whose `Module` class `model` descends from; flax.nnx also has Rngs, Optimizer, ..."""
+    """Return the library whose `Module` class is a base of the model's class. flax.nnx also has Rngs, Optimizer, ..."""
     for base in type(model).__mro__:
         if base.__name__ == "Module":
             for library in _MODULES:
@@ -82,13 +84,13 @@ def _is_equinox_state(value: Any) -> bool:
 
 
 def _is_pair(model: tuple[Any, Any]) -> bool:
-    # A named pair must say so: optax's GradientTransformation(init, update) is a tuple of two functions as well.
+    # Only plain tuples, because Optax's GradientTransformation(init, update) is also a tuple of two functions.
     fields = getattr(model, "_fields", ("init", "apply"))
     return fields == ("init", "apply") and all(callable(entry) and _library(entry) is None for entry in model)
 
 
 def _is_adapter(model: Any) -> bool:
-    # Statically: an nnx.Rngs makes a stream of any name it is asked for.
+    # A static lookup, because an nnx.Rngs creates a stream for any attribute name.
     return all(callable(inspect.getattr_static(model, name, None)) for name in ("init", "apply", "rebuild"))
 
 

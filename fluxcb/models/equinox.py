@@ -1,43 +1,51 @@
 """Equinox modules, with or without state."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
-from fluxcb._typing import PyTree
+from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords
+from fluxcb.models._shapes import shape_of
 
 __all__ = ["EquinoxAdapter", "equinox"]
 
 
+@entry_point
 def equinox(module: Any, *, vmap: bool = True, axis_name: str = "batch") -> "EquinoxAdapter":
-    """Adapt an Equinox module to what the training step needs.
+    """Adapt an Equinox module to the training step.
 
-    Equinox modules take one example. The adapter maps them over axis 0 of the batch; where the call spells out `key`,
-    each example gets a key of its own, split from the step's.
+    Equinox modules take one example, so the adapter maps them over axis 0 of the batch. If the call has a parameter
+    named `key`, each example gets its own key, split from the key of the step.
 
-    `params` is the module with everything but its floating-point and complex arrays taken out (None in their place),
-    so `params.layers[0].weight` works. The rest (functions, flags, integer and bool arrays) stays in the adapter and
-    does not change. In evaluation the module is `eqx.nn.inference_mode(module)`; in training it is as it was given, so
-    a layer built with `inference=True` stays frozen.
+    `params` is the module with only its floating-point and complex arrays. Everything else is replaced by None, so
+    `params.layers[0].weight` works. The rest (functions, flags, integer and bool arrays) stays in the adapter and
+    does not change. Evaluation uses `eqx.nn.inference_mode(module)`. Training uses the module as it was passed, so
+    a layer built with `inference=True` stays in inference mode.
+
+    A loss function `loss_fn(model, batch)` receives the module itself, so it maps the module over the batch:
+    `jax.vmap(model)(xs)`. If the module has state, the loss function also takes `model_state`, an `eqx.nn.State`, and
+    returns the new state last.
 
     `learner.model` is in inference mode. To continue training it in your own loop, call
     `eqx.nn.inference_mode(model, False)` first. If you pass it to a Learner, the Learner trains it like the original
     module: only layers that were built with `inference=True` stay in inference mode.
 
     Args:
-        module: The module, or `(module, state)` from `eqx.nn.make_with_state(...)(...)` if some layers keep state.
-        vmap: Whether to map the module over the batch. False passes the whole batch and one key.
-        axis_name: Name of the mapped axis, as given to layers that look across the batch
+        module: The module, or `(module, state)` from `eqx.nn.make_with_state(...)(...)` if some layers have state.
+        vmap: Whether to map the module over the batch. With False, the adapter passes the whole batch and one key.
+        axis_name: Name of the mapped axis, which layers that aggregate over the batch also need
             (`eqx.nn.BatchNorm(..., axis_name="batch")`).
 
     Returns:
         The adapter.
 
     Raises:
-        DeclarationError: The module cannot be called, or keeps state that was not given.
+        DeclarationError: The module cannot be called, or has state that was not passed.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp
@@ -51,10 +59,10 @@ def equinox(module: Any, *, vmap: bool = True, axis_name: str = "batch") -> "Equ
 
 
 class EquinoxAdapter:
-    """Runs an Equinox module as a model; made by `equinox`."""
+    """Runs an Equinox module as a model. `equinox` returns it."""
 
     def __init__(self, module: Any, state: Any, vmap: bool, axis_name: str) -> None:
-        """Take apart what `equinox` was given."""
+        """Split the module into its arrays and the rest."""
         import equinox as eqx
 
         if not callable(module):
@@ -79,7 +87,7 @@ class EquinoxAdapter:
         _, inference = eqx.partition(eqx.nn.inference_mode(module), eqx.is_inexact_array)
         self._static = {True: static, False: inference}
         self._rebuilt = _with_flags(static, _in_result)
-        # `eqx.nn.State` may be used once only, so the carry holds a dict, and every call gets a State of its own.
+        # An `eqx.nn.State` can only be used once, so the carry holds a dict, and every call creates a new State.
         values, self._state_keys = ((), None) if state is None else state.tree_flatten()
         self._state = dict(zip(self._state_names(), values, strict=True))
 
@@ -89,12 +97,31 @@ class EquinoxAdapter:
         return self._params, dict(self._state)
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the `(params, model_state)` the module came with; neither argument is looked at."""
+        """Return the initial `(params, model_state)` of the module. Both arguments are ignored."""
         del key, xs
         return self.held
 
+    def released(self, model: Any) -> "tuple[EquinoxAdapter, Any]":
+        """Return this adapter and the model that the user passed, with their arrays replaced by shapes.
+
+        Args:
+            model: The module, `(module, state)`, or this adapter.
+        """
+        import equinox as eqx
+
+        def with_shapes(tree: Any) -> Any:
+            return jax.tree.map(lambda leaf: shape_of(leaf) if eqx.is_inexact_array(leaf) else leaf, tree)
+
+        other = copy.copy(self)
+        other._params, other._state = with_shapes(self._params), with_shapes(self._state)
+        if model is self:
+            return other, other
+        if self._state_keys is None:
+            return other, with_shapes(model)
+        return other, (with_shapes(model[0]), other._as_state(other._state))
+
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
-        """Return `(outputs, new_model_state)`; the state is left alone where `train` is False."""
+        """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         import equinox as eqx
 
         module = eqx.combine(params, self._static[train])
@@ -114,8 +141,30 @@ class EquinoxAdapter:
             outputs, new_state = call(xs, state, key)
         if not (train and stateful):
             return outputs, model_state
-        values, _ = new_state.tree_flatten()
-        return outputs, dict(zip(self._state_names(), values, strict=True))
+        return outputs, self._new_state(new_state, model_state)
+
+    def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
+        """Return the module with these arrays, in training or inference mode, for a loss function to call."""
+        import equinox as eqx
+
+        del key  # the loss function passes a key for each example itself
+        module = eqx.combine(params, self._static[train])
+        return BoundModel(module, lambda state: self._new_state(state, model_state), self._as_state(model_state))
+
+    def _new_state(self, state: Any, model_state: PyTree) -> PyTree:
+        import equinox as eqx
+
+        if self._state_keys is None:
+            return model_state
+        if not isinstance(state, eqx.nn.State):
+            raise DeclarationError(
+                f"The loss function returned {type(state).__name__} as the new state of the module.",
+                where=self._name,
+                why="the layers of the module keep their running values in an `eqx.nn.State`",
+                fix="return the state that the call of the module returned, as the last of the returned values",
+            )
+        values, _ = state.tree_flatten()
+        return dict(zip(self._state_names(), values, strict=True))
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """Return the module in inference mode with these arrays, or `(module, state)` if the model was such a pair."""
@@ -125,7 +174,7 @@ class EquinoxAdapter:
         return module if self._state_keys is None else (module, self._as_state(model_state))
 
     def _state_names(self) -> tuple[str, ...]:
-        # make_with_state names each entry by its place in the module; a bare State(module) has anonymous objects.
+        # make_with_state names each entry by its position in the module. A plain State(module) has anonymous objects.
         keys = self._state_keys or ()
         return tuple(key if isinstance(key, str) else str(number) for number, key in enumerate(keys))
 
@@ -138,7 +187,7 @@ class EquinoxAdapter:
         return eqx.nn.State.tree_unflatten(self._state_keys, values)
 
     def __repr__(self) -> str:
-        """Return the call that made it, in short."""
+        """Return a short form of the call that created the adapter."""
         return f"equinox({self._name})"
 
 

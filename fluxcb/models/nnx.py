@@ -1,5 +1,6 @@
 """Flax NNX modules."""
 
+import copy
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -7,43 +8,50 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
-from fluxcb._typing import PyTree
+from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords, train_flag
+from fluxcb.models._shapes import shape_of
 
 __all__ = ["NNXAdapter", "nnx"]
 
 _Path = tuple[Any, ...]
 
 
+@entry_point
 def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
-    """Adapt a Flax NNX module to what the training step needs.
+    """Adapt a Flax NNX module to the training step.
 
-    The module is read once, here, and never changed: **training does not train the object you hold**. Ask for the
-    trained one (`learner.model`), or copy it back with `nnx.update(module, nnx.state(learner.model))`.
+    The adapter reads the module once, when it is created, and never changes it. **Training does not change your
+    module.** Get the trained module from `learner.model`, or copy the trained state into your module with
+    `nnx.update(module, nnx.state(learner.model))`.
 
     `learner.model` is in evaluation mode, as after `module.eval()`. To continue training it in your own loop, call
     `model.train()` first. You can pass it to a Learner unchanged, because training steps set the mode themselves.
 
-    `nnx.Param`s become `params`, and every other variable (`BatchStat`, your own types) becomes `model_state`: nested
-    dicts, as `nnx.to_pure_dict` makes them. Training and evaluation run the module as `module.train()` and
-    `module.eval()` leave it. Random streams are in neither dict: each call seeds them from the step's key, so outputs
-    depend on the key and nothing else. Variables that a call creates are dropped.
+    `nnx.Param`s become `params`, and all other variables (`BatchStat`, your own types) become `model_state`. Both are
+    nested dicts, in the format of `nnx.to_pure_dict`. Training runs the module as after `module.train()`, and
+    evaluation runs it as after `module.eval()`. Random streams are in neither dict. Each call seeds them from the key
+    of the step, so the outputs depend only on this key. Variables that are created during a call are dropped.
 
-    A call that spells out `rngs` is given an `nnx.Rngs`.
+    If the module's call has a parameter named `rngs`, the adapter passes an `nnx.Rngs`.
+
+    A loss function `loss_fn(model, batch)` receives a module of your class, and passes the flags and `rngs` of the call
+    itself. After the call, it can read variables that the call created, such as those of `sow`: `nnx.pop(model, Loss)`.
 
     Args:
-        module: The module, with its variables made.
-        train_argument: The keyword of the module's call that says whether it is being trained, if it has one. None
-            takes whichever of `train`, `training`, `is_training` and `deterministic` the call spells out;
-            `deterministic` is True where the others are False.
+        module: The module, with initialized variables.
+        train_argument: The keyword argument of the module's call that selects training mode. With None, the adapter
+            looks for `train`, `training`, `is_training` or `deterministic` among the parameters of the call.
+            `deterministic` is True during evaluation, the others are True during training.
 
     Returns:
         The adapter.
 
     Raises:
-        DeclarationError: The module cannot be called, its call does not take `train_argument`, or several keywords
-            could be meant.
+        DeclarationError: The module cannot be called, its call does not take `train_argument`, or several keywords are
+            possible.
 
     Example:
         >>> from flax import nnx as flax_nnx
@@ -57,10 +65,10 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
 
 
 class NNXAdapter:
-    """Runs an NNX module as a model; made by `nnx`."""
+    """Runs an NNX module as a model. `nnx` returns it."""
 
     def __init__(self, module: Any, train_argument: str | None) -> None:
-        """Take apart what `nnx` was given."""
+        """Split the module into its structure and its arrays."""
         from flax import nnx as flax_nnx
 
         kind = type(module)
@@ -87,13 +95,36 @@ class NNXAdapter:
         """The initial `(params, model_state)` of the module."""
         return _as_dict(self._params), _as_dict(self._state)
 
+    def annotations(self) -> dict[_Path, Any]:
+        """Return the `PartitionSpec` of each parameter that the module annotates, by its path."""
+        from flax import nnx as flax_nnx
+
+        specs = flax_nnx.get_partition_spec(flax_nnx.from_flat_state(self._params))
+        flat = dict(flax_nnx.to_flat_state(specs))
+        return {tuple(map(str, path)): spec for path, leaf in flat.items() if (spec := _raw(leaf))}
+
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
-        """Return the `(params, model_state)` the module came with; neither argument is looked at."""
+        """Return the initial `(params, model_state)` of the module. Both arguments are ignored."""
         del key, xs
         return self.held
 
+    def released(self, model: Any) -> "tuple[NNXAdapter, Any]":
+        """Return this adapter and the model that the user passed, with their arrays replaced by shapes.
+
+        Args:
+            model: The module, or this adapter.
+        """
+        from flax import nnx as flax_nnx
+
+        other = copy.copy(self)
+        other._params, other._state = _with_shapes(self._params), _with_shapes(self._state)
+        if model is self:
+            return other, other
+        graphdef, state = flax_nnx.split(model)
+        return other, flax_nnx.merge(graphdef, jax.tree.map(shape_of, state))
+
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
-        """Return `(outputs, new_model_state)`; the state is left alone where `train` is False."""
+        """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
         module = self._merge(self._graphdefs[train], params, model_state, key)
@@ -106,6 +137,19 @@ class NNXAdapter:
         after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
         return outputs, _as_dict({path: after[path] for path in self._state})
 
+    def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
+        """Return a new module with these arrays, in training or evaluation mode, for a loss function to call."""
+        from flax import nnx as flax_nnx
+
+        module = self._merge(self._graphdefs[train], params, model_state, key)
+
+        def new_state(_: Any) -> PyTree:
+            after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
+            # A variable that the loss function removed with `nnx.pop` keeps its value.
+            return _as_dict({p: after.get(p, _filled(leaf, _at(model_state, p))) for p, leaf in self._state.items()})
+
+        return BoundModel(module, new_state)
+
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """Return a new module with these arrays, in evaluation mode, with the original random streams."""
         return self._merge(self._graphdefs[False], params, model_state, None)
@@ -113,14 +157,14 @@ class NNXAdapter:
     def _merge(self, graphdef: Any, params: PyTree, model_state: PyTree, key: Any) -> Any:
         from flax import nnx as flax_nnx
 
-        # Variables are made anew on every call: NNX refuses to mutate one that was made outside the running trace.
+        # Every call creates new variables, because NNX does not allow mutation of variables from outside the trace.
         leaves = {path: _filled(leaf, _at(params, path)) for path, leaf in self._params.items()}
         leaves |= {path: _filled(leaf, _at(model_state, path)) for path, leaf in self._state.items()}
         leaves |= {path: _seeded(path, leaf, key) for path, leaf in self._random.items()}
         return flax_nnx.merge(graphdef, flax_nnx.from_flat_state(leaves))
 
     def __repr__(self) -> str:
-        """Return the call that made it, in short."""
+        """Return a short form of the call that created the adapter."""
         return f"nnx({self._name})"
 
 
@@ -136,7 +180,7 @@ def _graphdef(module: Any, train: bool) -> Any:
 
 
 def _seeded(path: _Path, variable: Any, key: Any) -> Any:
-    """Return one variable of a random stream: seeded from `key` by its place, or as the module had it."""
+    """Return one variable of a random stream: seeded from `key` and its path, or the module's own."""
     from flax import nnx as flax_nnx
 
     if key is None:
@@ -146,13 +190,22 @@ def _seeded(path: _Path, variable: Any, key: Any) -> Any:
     if not isinstance(variable, flax_nnx.RngKey):
         return variable.copy()
     seed = _stream_key(key, "/".join(map(str, path)))
-    shape = variable.get_raw_value().shape  # a stream made under nnx.vmap holds a key per layer
+    shape = variable.get_raw_value().shape  # a stream that was created under nnx.vmap holds one key per layer
     return variable.copy(jax.random.split(seed, shape) if shape else seed)
 
 
 def _stream_key(key: Any, name: str) -> Any:
-    # By name, not by number: a new layer leaves the streams of the others as they were.
+    # Derived from the name instead of an index, so that adding a layer does not change the streams of other layers.
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
+
+
+def _with_shapes(leaves: Mapping[_Path, Any]) -> dict[_Path, Any]:
+    from flax import nnx as flax_nnx
+
+    def value(leaf: Any) -> Any:
+        return leaf.get_raw_value() if isinstance(leaf, flax_nnx.Variable) else leaf
+
+    return {path: _filled(leaf, jax.tree.map(shape_of, value(leaf))) for path, leaf in leaves.items()}
 
 
 def _filled(leaf: Any, value: PyTree) -> Any:
@@ -164,15 +217,18 @@ def _filled(leaf: Any, value: PyTree) -> Any:
 def _as_dict(leaves: Mapping[_Path, Any]) -> dict[Any, Any]:
     from flax import nnx as flax_nnx
 
-    # The raw values: hooks (`on_get_value`) belong to the module's own reads.
-    def raw(leaf: Any) -> Any:
-        return leaf.get_raw_value() if isinstance(leaf, flax_nnx.Variable) else leaf
+    return flax_nnx.to_pure_dict(flax_nnx.from_flat_state(leaves), _raw)
 
-    return flax_nnx.to_pure_dict(flax_nnx.from_flat_state(leaves), raw)
+
+def _raw(leaf: Any) -> Any:
+    """Return the raw value of a variable, because hooks (`on_get_value`) are meant for the module's own reads."""
+    from flax import nnx as flax_nnx
+
+    return leaf.get_raw_value() if isinstance(leaf, flax_nnx.Variable) else leaf
 
 
 def _at(tree: Any, path: _Path) -> Any:
     for key in path:
-        # Layers in lists have int keys, which checkpoints in JSON and orbax give back as strings.
+        # Layers in lists have int keys, which JSON checkpoints and Orbax restore as strings.
         tree = tree[key] if key in tree else tree[str(key)]
     return tree

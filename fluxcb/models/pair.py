@@ -5,26 +5,30 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+
+from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
-from fluxcb._typing import PyTree
+from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords, fits_call
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
 
+@entry_point
 def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool = False) -> "PairAdapter":
-    """Adapt two functions to what the training step needs.
+    """Adapt two functions to the training step.
 
-    Where `apply` spells out a keyword `key`, it is given the step's PRNG key; where it spells out `train`, it is told
-    whether the step trains. With neither it is called as it stands, so transforms of other libraries fit:
-    `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku,
+    If `apply` has a parameter named `key`, it receives the PRNG key of the step. If it has a parameter named `train`,
+    it receives whether the step trains. Without these parameters, it is called with the two arrays only, so the
+    functions of other libraries can be used: `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku, and
     `pair(lambda key, xs: init(key, xs.shape)[1], apply)` for stax.
 
     Args:
-        init: `init(key, xs) -> params`, with `xs` an example of the input.
-        apply: `apply(params, xs) -> outputs`, and optionally the keywords `key` and `train`.
-        stateful: Whether the model keeps state beside its params. If so, `init` returns `(params, model_state)`, and
-            `apply(params, model_state, xs)` returns `(outputs, new_model_state)`.
+        init: `init(key, xs) -> params`, where `xs` is an example of the input.
+        apply: `apply(params, xs) -> outputs`, with optional keywords `key` and `train`.
+        stateful: Whether the model has state in addition to its params. If so, `init` returns `(params, model_state)`,
+            and `apply(params, model_state, xs)` returns `(outputs, new_model_state)`.
 
     Returns:
         The adapter.
@@ -64,7 +68,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
 
 
 class PairAdapter:
-    """Runs a pair of functions as a model; made by `pair`.
+    """Runs a pair of functions as a model. `pair` returns it.
 
     Attributes:
         held: The `(params, model_state)` of the trained pair that this adapter was created from, or None.
@@ -77,7 +81,7 @@ class PairAdapter:
         stateful: bool,
         held: tuple[PyTree, PyTree] | None = None,
     ) -> None:
-        """Take what `pair` was given."""
+        """Store the functions, and the arrays of a trained pair."""
         self.held = held
         self._init = init
         self._apply = apply
@@ -85,7 +89,7 @@ class PairAdapter:
         self._accepted = accepted_keywords(apply) & {"key", "train"}
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
-        """Return `(params, model_state)` for inputs like `xs`; the state of a stateless pair is `{}`."""
+        """Return `(params, model_state)` for inputs like `xs`. The state of a stateless pair is `{}`."""
         if self.held is not None:
             return self.held
         made = self._init(key, xs)
@@ -100,12 +104,17 @@ class PairAdapter:
         return made[0], made[1]
 
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
-        """Return `(outputs, new_model_state)`; the state is left alone where `train` is False."""
+        """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         keywords = {name: value for name, value in (("key", key), ("train", train)) if name in self._accepted}
         if not self._stateful:
             return self._apply(params, xs, **keywords), model_state
         outputs, new_model_state = self._apply(params, model_state, xs, **keywords)
         return outputs, new_model_state if train else model_state
+
+    def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
+        """Return a callable with these arrays for a loss function. `model(xs, ...)` passes its arguments to `apply`."""
+        model = BoundPair(self._apply, params, model_state, self._stateful, {"key": key, "train": train})
+        return BoundModel(model, lambda _: model.model_state)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> "PairModel":
         """Return a callable `model(xs)` that holds these arrays."""
@@ -116,13 +125,47 @@ class PairAdapter:
         return PairAdapter(self._init, self._apply, self._stateful, (params, model_state))
 
     def __repr__(self) -> str:
-        """Return the call that made it, in short."""
+        """Return a short form of the call that created the adapter."""
         return f"pair({_name(self._init)}, {_name(self._apply)})"
+
+
+class BoundPair:
+    """A pair of functions in the form that a loss function receives: `model(xs, ...)` is `apply(params, xs, ...)`.
+
+    If `apply` takes the keywords `key` and `train`, a call may omit them.
+
+    Attributes:
+        params: The parameters.
+        model_state: The state after the last call.
+    """
+
+    def __init__(
+        self, apply: Callable[..., Any], params: PyTree, model_state: PyTree, stateful: bool, defaults: dict[str, Any]
+    ) -> None:
+        """Store the arrays, and the keywords of `apply` for calls that omit them."""
+        self.params = params
+        self.model_state = model_state
+        self._apply = apply
+        self._stateful = stateful
+        accepted = accepted_keywords(apply)
+        self._defaults = {name: value for name, value in defaults.items() if name in accepted}
+        self._calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PyTree:
+        """Return the outputs. The first argument is usually a batch of inputs."""
+        keywords = {**self._defaults, **kwargs}
+        if self._calls and "key" not in kwargs and keywords.get("key") is not None:
+            keywords["key"] = jax.random.fold_in(keywords["key"], self._calls)
+        self._calls += 1
+        if not self._stateful:
+            return self._apply(self.params, *args, **keywords)
+        outputs, self.model_state = self._apply(self.params, self.model_state, *args, **keywords)
+        return outputs
 
 
 @dataclass(frozen=True)
 class PairModel:
-    """A trained pair: `model(xs)` is `apply` with the trained params, in evaluation.
+    """A trained pair. `model(xs)` calls `apply` with the trained params, in evaluation mode.
 
     If you pass it to a Learner, training starts with these params.
     """
@@ -132,7 +175,7 @@ class PairModel:
     adapter: PairAdapter = field(repr=False)
 
     def __call__(self, xs: PyTree, *, key: Any = None) -> PyTree:
-        """Return the outputs for a batch of inputs; `key` reaches an `apply` that takes one."""
+        """Return the outputs for a batch of inputs. `key` is passed to `apply` if `apply` takes a key."""
         return self.adapter.apply(self.params, self.model_state, xs, train=False, key=key)[0]
 
 

@@ -1,7 +1,7 @@
-"""Curves: schedules before a training, metrics after it, and any other points.
+"""Plots of schedules before a training, of metrics after it, and of other curves.
 
-They are drawn with matplotlib (`pip install 'fluxcb[plots]'`), or where that is not installed, printed to the terminal.
-Importing this package imports neither matplotlib nor JAX.
+Curves are drawn with matplotlib (`pip install 'fluxcb[plots]'`). If matplotlib is not installed, they are printed to
+the terminal. Importing this package imports neither matplotlib nor JAX.
 """
 
 from fluxcb.plots.curves import plot_curves

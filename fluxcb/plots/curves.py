@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fluxcb._calls import entry_point
 from fluxcb._errors import DataError, DeclarationError, did_you_mean
+from fluxcb._terminal import escape_line
 from fluxcb.plots.chart import Line, chart
 from fluxcb.plots.panel import COLORS, DOTTED, Panel, Points, shared_x
 from fluxcb.plots.picture import Picture
@@ -24,6 +26,7 @@ _MARKERS = "ox+*#@"
 _WIDTH, _HEIGHT = 100, 12
 
 
+@entry_point
 def plot_curves(
     curves: Mapping[str, Points],
     *,
@@ -36,11 +39,11 @@ def plot_curves(
     """Draw curves over common axes, with matplotlib, as an SVG image, or in the terminal.
 
     Args:
-        curves: Points `(x, y)` by name. A point that is not finite leaves a gap; a terminal chart skips it.
+        curves: Points `(x, y)` by name. A point that is not finite leaves a gap. A terminal chart skips it.
         x_label: Name of the horizontal axis, with its unit.
         y_label: Name of the vertical axis, with its unit. The terminal shows only the names of the curves.
         log_x: Whether the horizontal axis is logarithmic.
-        marks: Places on the horizontal axis, by name. Each is drawn as a vertical line.
+        marks: Positions on the horizontal axis, by name. Each is drawn as a vertical line.
         ax: The matplotlib axes to draw into, or the rich console to print to. The default is a new matplotlib figure.
             If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
@@ -50,7 +53,7 @@ def plot_curves(
 
     Raises:
         DataError: A curve has no point that can be drawn.
-        DeclarationError: `ax` is something else.
+        DeclarationError: `ax` is neither axes nor a console.
 
     Example:
         >>> from rich.console import Console
@@ -77,7 +80,8 @@ def plot_curves(
         return None
     if not callable(getattr(ax, "plot", None)):
         raise DeclarationError(
-            f"`ax` takes matplotlib axes or a rich console, not {ax!r}.", fix="e.g. `ax=plt.figure().add_subplot()`"
+            f"`ax` takes matplotlib axes or a rich console, not {ax!r}.",
+            fix="write e.g. `ax=plt.figure().add_subplot()`",
         )
     return _draw_with_matplotlib(panel, ax, legend_above=False)
 
@@ -93,7 +97,7 @@ def matplotlib_axes(number: int) -> list[Any] | None:
         return None
     axes = list(plt.figure(layout="constrained").subplots(number, sharex=True, squeeze=False)[:, 0])
     for each in axes:
-        each.xaxis.get_major_locator().set_params(integer=True)  # there is no epoch 2.5
+        each.xaxis.get_major_locator().set_params(integer=True)  # epochs and steps are integers
     return axes
 
 
@@ -158,7 +162,7 @@ def _print_chart(panel: Panel, console: Console) -> None:
         width=min(console.width, _WIDTH),
         height=_HEIGHT,
         x=panel.horizontal,
-        x_label=panel.x_label,
+        x_label=escape_line(panel.x_label),
     )
     for text in [*_legend(entries, console.width), *texts]:
         console.print(text, soft_wrap=True, highlight=False)
@@ -170,7 +174,7 @@ def _legend(entries: Sequence[tuple[str, str, str]], width: int) -> list[Text]:
 
     rows: list[Text] = []
     for sign, name, color in entries:
-        entry = Text.assemble((sign, color), f" {name}")
+        entry = Text.assemble((sign, color), f" {escape_line(name)}")
         if rows and rows[-1].cell_len + 3 + entry.cell_len <= width:
             rows[-1].append("   ").append_text(entry)
         else:
@@ -182,15 +186,15 @@ def _legend(entries: Sequence[tuple[str, str, str]], width: int) -> list[Text]:
 
 
 def chosen(curves: Mapping[str, Points], names: Sequence[str], owner: str) -> dict[str, Points]:
-    """Return the curves that patterns fit, as those of file names; without a pattern, all losses, or all.
+    """Return the curves whose names match patterns (shell-style). Without patterns, return all losses, or all curves.
 
     Args:
-        curves: The curves by name, with slashes in it.
-        names: Patterns of whole names, or of what follows the phase.
-        owner: What has the curves, for messages.
+        curves: The curves by name, which contains slashes.
+        names: Patterns for whole names, or for the part after the phase.
+        owner: The object that has the curves, for messages.
 
     Raises:
-        DataError: A pattern fits none.
+        DataError: A pattern matches no name.
     """
     if not names:
         losses = {name: points for name, points in curves.items() if name.split("/")[-1].endswith("loss")}

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fluxcb.plots.scale import Scale, spanning
 
-__all__ = ["COLORS", "DOTTED", "Panel", "Points", "shared_x"]
+__all__ = ["COLORS", "DOTTED", "LARGEST", "Panel", "Points", "shared_x"]
 
 Points = Sequence[tuple[float, float]]
 
 # Okabe and Ito's palette, which people with color vision deficiencies can tell apart.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+LARGEST = 1e300
+"""Numbers beyond this magnitude are not drawn, because the length of their axis could overflow."""
 DOTTED = 40
 """Curves with at most this many points have a dot at each point, because a line of one point would be invisible."""
 
@@ -27,7 +28,7 @@ class Panel:
         x_label: Name of the horizontal axis, with its unit.
         y_label: Name of the vertical axis, with its unit.
         log_x: Whether the horizontal axis is logarithmic.
-        marks: Places on the horizontal axis, by name.
+        marks: Positions on the horizontal axis, by name.
         x_scale: The horizontal axis, or None to derive it from the panel's own points.
     """
 
@@ -41,7 +42,7 @@ class Panel:
     def has_place(self, point: tuple[float, float]) -> bool:
         """Return whether a point can be drawn."""
         x, y = point
-        return math.isfinite(x) and math.isfinite(y) and (x > 0 or not self.log_x)
+        return abs(x) <= LARGEST and abs(y) <= LARGEST and (x > 0 or not self.log_x)
 
     def drawable(self) -> dict[str, list[tuple[float, float]]]:
         """Return the points of each curve that can be drawn."""

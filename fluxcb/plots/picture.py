@@ -13,7 +13,7 @@ __all__ = ["Picture"]
 
 
 class Picture:
-    """Curves as an SVG image: a notebook displays it, and `save` writes it to a file.
+    """Curves as an SVG image, which a notebook displays and `save` writes to a file.
 
     Args:
         *panels: The panels to show, one below the other.
@@ -36,7 +36,7 @@ class Picture:
         path = Path(path)
         if path.suffix != ".svg":
             raise DeclarationError(
-                f"{path} is no SVG file, and nothing else can be written.", fix="name a file `*.svg`"
+                f"Plots can only be saved as SVG files, not as {path}.", fix="use a file name that ends in `.svg`"
             )
         path.write_text(self._repr_svg_(), encoding="utf-8")
 

@@ -14,8 +14,8 @@ class Scale:
     """One axis of a chart.
 
     Attributes:
-        low: The value at its beginning.
-        high: The value at its end.
+        low: The value at the start of the axis.
+        high: The value at the end of the axis.
         ticks: The values that have a label, in ascending order.
         log: Whether the axis is logarithmic.
     """
@@ -53,11 +53,11 @@ def spanning(values: Iterable[float], *, log: bool = False) -> Scale:
         return Scale(low, high, (low,), log)
     if log:
         powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
-        every = max(1, math.ceil(len(powers) / 8))  # more labels would overlap
+        every = max(1, math.ceil(len(powers) / 8))  # at most 8 labels, because more would overlap
         found = [float(f"1e{power}") for power in powers][::every]
         return Scale(low, high, tuple(found) if len(found) > 1 else (low, high), log=True)
-    whole = all(float(value).is_integer() for value in values)
-    found = [tick for tick in ticks(low, high, 8) if low <= tick <= high and (not whole or tick.is_integer())]
+    all_integers = all(float(value).is_integer() for value in values)
+    found = [tick for tick in ticks(low, high, 8) if low <= tick <= high and (not all_integers or tick.is_integer())]
     return Scale(low, high, tuple(found) if len(found) > 1 else (low, high))
 
 

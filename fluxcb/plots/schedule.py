@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb.plots.curves import matplotlib_axes, plot_curves, show_panels
@@ -12,18 +13,19 @@ from fluxcb.plots.panel import Panel, Points
 
 __all__ = ["plot_schedule"]
 
-_MOST = 2000  # points; more than there are dots across a screen
+_MOST = 2000  # maximum number of points, which is more than the width of a screen in pixels
 
 
+@entry_point
 def plot_schedule(
     schedule: Callable[[Any], Any] | float | Mapping[Any, Callable[[Any], Any] | float], steps: int, *, ax: Any = None
 ) -> Any:
     """Draw a schedule over the steps of a training, before it begins.
 
     Args:
-        schedule: What `Scheduler` takes, a mapping such as `{LearningRate: schedule}`; or one schedule: of optax, any
-            other `schedule(step) -> float[]` in `jax.numpy`, or a number.
-        steps: How many steps to draw, from step 0 on (steps). Of many, 2000 are computed.
+        schedule: The argument of `Scheduler`, a mapping such as `{LearningRate: schedule}`, or a single schedule. A
+            schedule is an Optax schedule, another `schedule(step) -> float[]` in `jax.numpy`, or a number.
+        steps: Number of steps to draw, starting at step 0 (steps). At most 2000 points are computed.
         ax: The matplotlib axes to draw into, or the rich console to print to. The default is a new matplotlib figure.
             If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
@@ -32,9 +34,9 @@ def plot_schedule(
         matplotlib, an object that a notebook displays as an SVG image, or None in a terminal; see `plot_curves`.
 
     Raises:
-        DeclarationError: There is no schedule, a key names no hyperparameter, a schedule returns something else than
-            one number, or `steps` is no whole number of at least 1.
-        TraceError: A schedule decides in Python by the step, and so could not be compiled.
+        DeclarationError: There is no schedule, a key is not a hyperparameter, a schedule does not return a single
+            number, or `steps` is not an integer of at least 1.
+        TraceError: A schedule has Python control flow that depends on the step, so it cannot be compiled.
 
     Example:
         >>> import optax
@@ -57,7 +59,7 @@ def plot_schedule(
         curves = {"schedule": _points(schedule, steps, "The schedule")}
     if ax is not None or len(curves) == 1:
         return plot_curves(curves, x_label="step", y_label=_label(curves), ax=ax)
-    axes = matplotlib_axes(len(curves))  # on the axes of a momentum, a learning rate would be a flat line
+    axes = matplotlib_axes(len(curves))  # separate axes, because a learning rate would look flat next to a momentum
     if axes is None:
         return show_panels([Panel({name: points}, "step", _label([name])) for name, points in curves.items()])
     for (name, points), each in zip(curves.items(), axes, strict=True):
@@ -76,20 +78,20 @@ def _named(schedules: Mapping[Any, Any]) -> dict[str, Any]:
         name = key if isinstance(key, str) else getattr(key, "name", None)  # a `HyperParameter` has one
         if not isinstance(name, str) or not name or name in named:
             raise DeclarationError(
-                f"`plot_schedule` was given a schedule for {key!r}, which names no hyperparameter, or one that has a "
+                f"`plot_schedule` was given a schedule for {key!r}, which is not a hyperparameter or already has a "
                 "schedule.",
                 fix="use LearningRate, a subclass of HyperParameter with a `name`, or a name, each once",
             )
         named[name] = schedule
     if not named:
         raise DeclarationError(
-            "`plot_schedule` was given no schedule.", fix="e.g. `plot_schedule({LearningRate: schedule}, 1000)`"
+            "`plot_schedule` was given no schedule.", fix="write e.g. `plot_schedule({LearningRate: schedule}, 1000)`"
         )
     return named
 
 
 def _points(schedule: Any, steps: int, what: str) -> Points:
-    """Return the values at steps, computed as `Scheduler` does: traced."""
+    """Return the values at some steps, computed by tracing the schedule, as `Scheduler` does."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -102,7 +104,7 @@ def _points(schedule: Any, steps: int, what: str) -> Points:
             kind = f"a {type(found).__name__}" if shape is None else f"an array of shape {shape}"
             raise DeclarationError(
                 f"{what} must be a number, or a function that returns one for a step, not {kind}.",
-                fix="e.g. `optax.cosine_decay_schedule(1e-3, 1000)`",
+                fix="write e.g. `optax.cosine_decay_schedule(1e-3, 1000)`",
             )
         return jnp.asarray(found, jnp.float32)
 
@@ -111,9 +113,9 @@ def _points(schedule: Any, steps: int, what: str) -> Points:
         values = jax.vmap(value)(jnp.asarray(at))
     except jax.errors.JAXTypeError as error:
         raise TraceError(
-            f"{what} cannot be compiled: it decides in Python by the step.",
+            f"{what} cannot be compiled, because Python control flow depends on the step.",
             where=str(error).partition("\n")[0],
-            why="`Scheduler` runs it inside the compiled step, where the step is no number yet",
-            fix="write it in `jax.numpy`, e.g. `jnp.where(step < 100, 0.1, 0.01)` in the place of an `if`",
+            why="`Scheduler` traces it into the compiled step, where the step has no concrete value",
+            fix="write it in `jax.numpy`, e.g. `jnp.where(step < 100, 0.1, 0.01)` instead of `if`",
         ) from error
     return list(zip(at.tolist(), np.asarray(values, np.float64).tolist(), strict=True))

@@ -1,13 +1,12 @@
-"""Criteria for stopping: what a series of losses must do for a training to end.
+"""Stopping criteria, which decide from a series of losses when a training should stop.
 
-In come losses, one at a time; out comes whether to stop, and why. A criterion is a frozen value without a memory of its
-own: `update(state, loss)` returns the next state, which is plain data (None, numbers, lists and dicts of them), so a
-training that is saved and resumed stops where it would have stopped. `fluxcb.callbacks.EarlyStopping` feeds them the
-metrics of a fit; `stopping_time` a list of losses. Importing this package does not import JAX.
+A criterion is a frozen value without state of its own. `update(state, loss)` returns the next state, which is plain
+data (None, numbers, lists and dicts of these), so a training that is saved and resumed stops at the same loss as an
+uninterrupted one. `fluxcb.callbacks.EarlyStopping` applies a criterion to the metrics of a fit, and `stopping_time`
+applies it to a list of losses. Importing this package does not import JAX.
 """
 
-from fluxcb.stopping.criterion import ComparingCriterion, Criterion
-from fluxcb.stopping.disjunction import Disjunction
+from fluxcb.stopping.criterion import ComparingCriterion, Criterion, Disjunction
 from fluxcb.stopping.limits import InvalidValue, Never, NumberLimit, Threshold, TimeLimit
 from fluxcb.stopping.prechelt import GL, PQ
 from fluxcb.stopping.progress import NumberSinceBest, Patience

@@ -1,33 +1,31 @@
-"""What a criterion is: an initial state of None, and pure functions of the state."""
+"""`Criterion`, the base class of stopping criteria, and its combinations."""
 
 from __future__ import annotations
 
 import math
 import operator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
+from fluxcb._calls import Constructed
 from fluxcb._errors import DeclarationError
 
-if TYPE_CHECKING:
-    from fluxcb.stopping.disjunction import Disjunction
-
-__all__ = ["ComparingCriterion", "Criterion", "Mode", "State", "above_zero", "count_of_epochs", "whole"]
+__all__ = ["ComparingCriterion", "Criterion", "Disjunction", "Mode", "State", "above_zero", "count_of_epochs", "whole"]
 
 State = Any
-"""What a criterion has seen: None at first, then plain data that JSON can hold."""
+"""The state of a criterion: None at first, then plain data that JSON can hold."""
 
 Mode = Literal["min", "max"]
 
 
-class Criterion:
-    """Base class of criteria: derive, and define `update` and `done`.
+class Criterion(Constructed):
+    """Base class of stopping criteria. A subclass defines `update` and `done`.
 
-    Losses are *out-of-sample* (of a validation) or *training* ones. Criteria ignore training losses unless they say
-    otherwise. `a | b` stops where `a` or `b` does.
+    A loss is either *out-of-sample* (from validation) or a *training* loss. Criteria ignore training losses unless
+    documented otherwise. `a | b` stops when `a` or `b` stops.
 
     Attributes:
-        needs_training: Whether it cannot decide without training losses.
+        needs_training: Whether the criterion requires training losses.
 
     Example:
         >>> from dataclasses import dataclass
@@ -46,25 +44,25 @@ class Criterion:
     needs_training: ClassVar[bool] = False
 
     def start(self, state: State) -> State:
-        """Return the state with which a training begins or goes on; only clocks have anything to do here."""
+        """Return the state at the start or resume of a training. Only criteria with a clock override this method."""
         return state
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
         """Return the state after one more loss.
 
         Args:
-            state: The state before, None at first; it is not changed.
+            state: The previous state, None at first. It is not changed.
             loss: The loss.
-            training: Whether it is a training loss.
+            training: Whether the loss is a training loss.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is updated")
+        raise NotImplementedError(f"{type(self).__name__} does not define how it is updated")
 
     def done(self, state: State) -> bool:
-        """Tell whether it is time to stop."""
-        raise NotImplementedError(f"{type(self).__name__} does not say when it is done")
+        """Return whether training should stop."""
+        raise NotImplementedError(f"{type(self).__name__} does not define when it is done")
 
     def message(self, state: State) -> str:
-        """Return the reason to stop, for a state for which `done` is true; one value counts as one epoch."""
+        """Return the reason to stop, for a state for which `done` is true. One value counts as one epoch."""
         del state
         return f"{self!r} is met"
 
@@ -73,39 +71,124 @@ class Criterion:
         del mode
         return self
 
+    def with_default_mode(self, mode: Mode) -> Criterion:
+        """Return the same criterion with this mode, unless a mode was passed to its constructor."""
+        del mode
+        return self
+
     def __or__(self, other: object) -> Disjunction:
         if not isinstance(other, Criterion):
             return NotImplemented
-        from fluxcb.stopping.disjunction import Disjunction
-
         return Disjunction(self, other)
 
     def __repr__(self) -> str:
         own = fields(self) if is_dataclass(self) else ()
-        given = [(f.name, getattr(self, f.name)) for f in own if getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given)})"
+        changed = [(f.name, getattr(self, f.name)) for f in own if getattr(self, f.name) != f.default]
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed)})"
+
+
+@dataclass(frozen=True, init=False)
+class Disjunction(Criterion):
+    """Stop when any of several criteria stops. `a | b` is `Disjunction(a, b)`.
+
+    Nested disjunctions are flattened, and duplicate criteria are removed. Without criteria, it never stops.
+
+    Args:
+        *criteria: Criteria.
+
+    Attributes:
+        criteria: The flattened criteria without duplicates.
+
+    Raises:
+        DeclarationError: One of them is not a criterion.
+
+    Example:
+        >>> from fluxcb.stopping import InvalidValue, NumberLimit, stopping_time
+        >>> either = NumberLimit(4) | InvalidValue()
+        >>> stopping_time(either, [3.0, 2.0, float("nan")]), stopping_time(either, [3.0, 2.0, 1.0, 0.5])
+        (3, 4)
+
+    Source:
+        EarlyStopping.jl, `Disjunction`.
+    """
+
+    criteria: tuple[Criterion, ...]
+
+    def __init__(self, *criteria: Criterion) -> None:
+        flat: list[Criterion] = []
+        for criterion in criteria:
+            if not isinstance(criterion, Criterion):
+                raise DeclarationError(
+                    f"`Disjunction` takes criteria, not {criterion!r}.",
+                    fix="write e.g. `Disjunction(GL(2), TimeLimit(60))`",
+                )
+            flat += criterion.criteria if isinstance(criterion, Disjunction) else (criterion,)
+        object.__setattr__(self, "criteria", tuple(c for i, c in enumerate(flat) if c not in flat[:i]))
+
+    @property
+    def needs_training(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the parts
+        """Whether one of the criteria requires training losses."""
+        return any(criterion.needs_training for criterion in self.criteria)
+
+    def _states(self, state: State) -> list[Any]:
+        return [None] * len(self.criteria) if state is None else state
+
+    def start(self, state: State) -> State:
+        """Return the states of all criteria at the start or resume of a training."""
+        return [c.start(s) for c, s in zip(self.criteria, self._states(state), strict=True)]
+
+    def update(self, state: State, loss: float, training: bool = False) -> State:
+        """Return the states of all criteria after one more loss."""
+        return [c.update(s, loss, training) for c, s in zip(self.criteria, self._states(state), strict=True)]
+
+    def done(self, state: State) -> bool:
+        """Return whether one of the criteria is done."""
+        return any(c.done(s) for c, s in zip(self.criteria, self._states(state), strict=True))
+
+    def message(self, state: State) -> str:
+        """Return the reasons of the criteria that are done."""
+        parts = zip(self.criteria, self._states(state), strict=True)
+        return "; ".join(c.message(s) for c, s in parts if c.done(s))
+
+    def with_mode(self, mode: Mode) -> Disjunction:
+        """Return the disjunction of the same criteria with another mode."""
+        return Disjunction(*(criterion.with_mode(mode) for criterion in self.criteria))
+
+    def with_default_mode(self, mode: Mode) -> Disjunction:
+        """Return the disjunction of the same criteria, with this mode for those constructed without a mode."""
+        return Disjunction(*(criterion.with_default_mode(mode) for criterion in self.criteria))
+
+    def __repr__(self) -> str:
+        return f"Disjunction({', '.join(map(repr, self.criteria))})"
+
+
+class _DefaultMode(str):
+    """The mode of a criterion that was constructed without a mode. It equals the plain string."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, repr=False)
 class ComparingCriterion(Criterion):
     """Base class of criteria that compare values.
 
-    NaN is worse than every number, and equal values are not better than each other.
+    NaN is worse than every number. Equal values are not better than each other.
 
     Args:
-        mode: `min` if low values are good, as losses are; `max` if high ones are.
+        mode: `min` if low values are good, such as losses, or `max` if high values are good. The default is `min`.
+            `EarlyStopping` changes the default to `max` for metrics with a name such as `accuracy`.
 
     Raises:
-        DeclarationError: `mode` is neither.
+        DeclarationError: `mode` is neither `min` nor `max`.
     """
 
-    mode: Mode = field(default="min", kw_only=True)
+    mode: Mode = field(default=cast("Mode", _DefaultMode("min")), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.mode not in ("min", "max"):
             raise DeclarationError(
                 f'`mode` of `{type(self).__name__}` must be "min" or "max", not {self.mode!r}.',
-                why="it says whether low or high values are good",
+                why="it determines whether lower or higher values are better",
                 fix='leave it out for losses, and write `mode="max"` for accuracies',
             )
 
@@ -113,8 +196,12 @@ class ComparingCriterion(Criterion):
         """Return the same criterion with another mode."""
         return replace(self, mode=mode)
 
+    def with_default_mode(self, mode: Mode) -> ComparingCriterion:
+        """Return the same criterion with this mode if it was constructed without a mode."""
+        return self.with_mode(mode) if isinstance(self.mode, _DefaultMode) else self
+
     def better(self, value: float, other: float) -> bool:
-        """Tell whether a value is better than another one."""
+        """Return whether a value is better than another value."""
         return self._badness(value) < self._badness(other)
 
     def _badness(self, value: float) -> tuple[bool, float]:
@@ -127,7 +214,7 @@ def count_of_epochs(number: int) -> str:
 
 
 def whole(value: Any, what: str, least: int = 1) -> int:
-    """Return `value` if it is a whole number of at least `least`.
+    """Return `value` if it is an integer of at least `least`.
 
     Raises:
         DeclarationError: It is not.

@@ -1,4 +1,4 @@
-"""Criteria that need no history: a number of values, a time, a value itself."""
+"""Criteria that do not compare values over time: a number of values, a duration, a threshold, an invalid value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Never(Criterion):
     """
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return None: nothing is remembered."""
+        """Return None, because this criterion needs no state."""
 
     def done(self, state: State) -> bool:
         """Return False."""
@@ -35,7 +35,7 @@ class Never(Criterion):
 
 @dataclass(frozen=True, repr=False)
 class InvalidValue(Criterion):
-    """Stop at the first value, also a training loss, that is NaN or infinite.
+    """Stop at the first value that is NaN or infinite, including training losses.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -47,11 +47,11 @@ class InvalidValue(Criterion):
     """
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return the first bad value, as text: JSON has no NaN."""
+        """Return the first invalid value, as text because JSON has no NaN."""
         return state if state is not None or math.isfinite(loss) else str(float(loss))
 
     def done(self, state: State) -> bool:
-        """Tell whether there was a bad value."""
+        """Return whether a value was invalid."""
         return state is not None
 
     def message(self, state: State) -> str:
@@ -64,10 +64,10 @@ class NumberLimit(Criterion):
     """Stop after `n` values.
 
     Args:
-        n: How many out-of-sample values there may be.
+        n: Maximum number of out-of-sample values.
 
     Raises:
-        DeclarationError: `n` is no whole number of at least 1.
+        DeclarationError: `n` is not an integer of at least 1.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -84,11 +84,11 @@ class NumberLimit(Criterion):
         whole(self.n, "`n` of `NumberLimit` (values)")
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return how many values there were."""
+        """Return the number of values."""
         return state if training else (state or 0) + 1
 
     def done(self, state: State) -> bool:
-        """Tell whether there were enough."""
+        """Return whether the number of values has reached the limit."""
         return state is not None and state >= self.n
 
     def message(self, state: State) -> str:
@@ -101,11 +101,11 @@ class Threshold(ComparingCriterion):
     """Stop at the first value that is better than a threshold: below it, or above it with `mode="max"`.
 
     Args:
-        value: The threshold; to reach it is not enough.
+        value: The threshold. A value that equals the threshold does not stop.
         mode: Whether low (`min`) or high (`max`) values are good.
 
     Raises:
-        DeclarationError: `value` is no number, or `mode` is unknown.
+        DeclarationError: `value` is not a number, or `mode` is unknown.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -124,7 +124,7 @@ class Threshold(ComparingCriterion):
         super().__post_init__()
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or math.isnan(self.value):
             raise DeclarationError(
-                f"`value` of `Threshold` must be a number, not {self.value!r}.", fix="e.g. `Threshold(0.1)`"
+                f"`value` of `Threshold` must be a number, not {self.value!r}.", fix="write e.g. `Threshold(0.1)`"
             )
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
@@ -132,26 +132,27 @@ class Threshold(ComparingCriterion):
         return state if training else float(loss)
 
     def done(self, state: State) -> bool:
-        """Tell whether the latest value is better than the threshold."""
+        """Return whether the latest value is better than the threshold."""
         return state is not None and self.better(state, self.value)
 
     def message(self, state: State) -> str:
-        """Give the value and the threshold."""
+        """Return the reason, which names the value and the threshold."""
         return f"{state:.6g} is {'below' if self.mode == 'min' else 'above'} {self.value:.6g}"
 
 
 @dataclass(frozen=True, repr=False)
 class TimeLimit(Criterion):
-    """Stop at the first value after a time (seconds; EarlyStopping.jl counts hours).
+    """Stop at the first value after a duration (seconds; EarlyStopping.jl uses hours).
 
-    The clock starts at `start`, or at the first value, and measures the time of training: after a save and a resume,
-    `start` makes it go on from what had passed when the last value came. It alone is no function of the losses.
+    The clock starts at `start`, or at the first value, and measures the duration of the training. After a save and a
+    resume, `start` continues from the duration at the last value. Unlike the other criteria, this one does not depend
+    on the losses.
 
     Args:
-        seconds: The time (seconds).
+        seconds: The duration (seconds).
 
     Raises:
-        DeclarationError: `seconds` is no finite number above 0.
+        DeclarationError: `seconds` is not a finite number above 0.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -168,20 +169,20 @@ class TimeLimit(Criterion):
         above_zero(self.seconds, "`seconds` of `TimeLimit`")
 
     def start(self, state: State) -> State:
-        """Start the clock, or let it go on."""
+        """Start the clock, or continue it after a resume."""
         return {"elapsed": 0.0 if state is None else state["elapsed"], "at": monotonic()}
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return the time that has passed (seconds), and when that was."""
+        """Return the elapsed duration (seconds), and the time at which it was measured."""
         now = monotonic()
         if state is None:
             return {"elapsed": 0.0, "at": now}
         return {"elapsed": state["elapsed"] + now - state["at"], "at": now}
 
     def done(self, state: State) -> bool:
-        """Tell whether the limit was passed when the last value came."""
+        """Return whether the limit had passed at the last value."""
         return state is not None and state["elapsed"] > self.seconds
 
     def message(self, state: State) -> str:
-        """Give the time and the limit."""
+        """Return the reason, which names the duration and the limit."""
         return f"{state['elapsed']:.1f} s have passed (limit {self.seconds:g} s)"

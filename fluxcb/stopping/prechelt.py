@@ -14,7 +14,7 @@ __all__ = ["GL", "PQ"]
 
 
 class _Generalization(ComparingCriterion):
-    """What both measure."""
+    """The measures that both criteria use."""
 
     def generalization_loss(self, value: float, best: float) -> float:
         """Return how much worse a value is than the best one (percent)."""
@@ -25,7 +25,7 @@ class _Generalization(ComparingCriterion):
         return 100 * abs(value - best) / abs(best)
 
     def progress(self, training: Sequence[float]) -> float:
-        """Return how much worse the mean of the training losses is than their best (per mille)."""
+        """Return how much worse the mean of the training losses is than the best of them (per mille)."""
         mean = sum(training) / len(training)
         best = min(training) if self.mode == "min" else max(training)
         if mean == best:
@@ -46,7 +46,7 @@ class GL(_Generalization):
         mode: Whether low (`min`) or high (`max`) values are good.
 
     Raises:
-        DeclarationError: `alpha` is no finite number above 0, or `mode` is unknown.
+        DeclarationError: `alpha` is not a finite number above 0, or `mode` is unknown.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -54,8 +54,8 @@ class GL(_Generalization):
         4
 
     Source:
-        Prechelt (1998), Early Stopping - But When?, criterion GL_alpha; EarlyStopping.jl, `GL`, whose code has another
-        formula than its documentation where losses are negative.
+        Prechelt (1998), Early Stopping - But When?, criterion GL_alpha; EarlyStopping.jl, `GL`, whose code differs from
+        its documentation for negative losses.
     """
 
     alpha: float = 2.0
@@ -65,7 +65,7 @@ class GL(_Generalization):
         above_zero(self.alpha, "`alpha` of `GL` (percent)")
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return the latest value and the best."""
+        """Return the latest value and the best value."""
         if training:
             return state
         if state is None or self.better(loss, state["best"]):
@@ -73,31 +73,32 @@ class GL(_Generalization):
         return {"last": float(loss), "best": state["best"]}
 
     def done(self, state: State) -> bool:
-        """Tell whether the generalization loss exceeds the limit."""
+        """Return whether the generalization loss exceeds the limit."""
         return state is not None and self.generalization_loss(state["last"], state["best"]) > self.alpha
 
     def message(self, state: State) -> str:
-        """Give the generalization loss, and what it comes from."""
+        """Return the reason, which names the generalization loss and the values that it was computed from."""
         loss = self.generalization_loss(state["last"], state["best"])
         return f"{state['last']:.6g} is {loss:.4g} % worse than the best, {state['best']:.6g} (limit {self.alpha:g} %)"
 
 
 @dataclass(frozen=True, repr=False)
 class PQ(_Generalization):
-    """Stop where the generalization loss is large measured by the training's progress, or the training stalls.
+    """Stop when the generalization loss is large relative to the training progress, or when training stalls.
 
     The progress is `1000 |M - m| / |m|` of the last `k` training losses, where `M` is their mean and `m` their best.
-    It stops at an out-of-sample value, once there are `k` training losses, if the generalization loss (see `GL`) over
-    the progress exceeds `alpha`, or the progress is not above `tol` (nor a number).
+    The criterion stops at an out-of-sample value if there have been at least `k` training losses, and one of two
+    conditions holds: the generalization loss (see `GL`) divided by the progress exceeds `alpha`, or the progress is not
+    above `tol` (or NaN).
 
     Args:
         alpha: The limit (percent per per mille).
-        k: How many training losses progress is measured over, at least 2.
+        k: Number of training losses over which progress is measured, at least 2.
         tol: Progress at which training has stalled (per mille).
-        mode: Whether low (`min`) or high (`max`) values are good, in training, too.
+        mode: Whether low (`min`) or high (`max`) values are good, also for training losses.
 
     Raises:
-        DeclarationError: A number is not positive, `k` no whole number of at least 2, or `mode` is unknown.
+        DeclarationError: A number is not positive, `k` is not an integer of at least 2, or `mode` is unknown.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -123,7 +124,7 @@ class PQ(_Generalization):
         above_zero(self.tol, "`tol` of `PQ` (per mille)")
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return the last training losses, the latest value, the best, and whether a training loss came last."""
+        """Return the last training losses, the latest and best values, and whether a training loss came last."""
         old = state or {"training": [], "last": None, "best": None}
         if training:
             return {**old, "training": [*old["training"], float(loss)][-self.k :], "waiting": True}
@@ -131,14 +132,14 @@ class PQ(_Generalization):
         return {**old, "last": float(loss), "best": float(loss) if better else old["best"], "waiting": False}
 
     def done(self, state: State) -> bool:
-        """Tell whether it stalls, or the quotient exceeds the limit."""
+        """Return whether training stalls, or the quotient exceeds the limit."""
         if state is None or state["waiting"] or len(state["training"]) < self.k:
             return False
         progress = self.progress(state["training"])
         return not progress > self.tol or self._quotient(state) > self.alpha
 
     def message(self, state: State) -> str:
-        """Give the quotient or say that training stalls."""
+        """Return the reason, which names the quotient or states that training stalls."""
         progress = self.progress(state["training"])
         if not progress > self.tol:
             return f"training makes no progress: its last {self.k} values are {state['training']}"

@@ -1,4 +1,4 @@
-"""Criteria that wait for progress: `Patience`, `NumberSinceBest`."""
+"""Criteria that wait for improvement: `Patience` and `NumberSinceBest`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["NumberSinceBest", "Patience"]
 class Patience(ComparingCriterion):
     """Stop at the `n`-th value in a row that is worse than the one before it.
 
-    One that is equal or better starts the count anew, so a loss that goes up and down never stops it: see
+    A value that is equal or better resets the count. A loss that alternates therefore never stops the training: see
     `NumberSinceBest`.
 
     Args:
-        n: How many values in a row may be worse.
+        n: Number of consecutive worse values at which to stop.
         mode: Whether low (`min`) or high (`max`) values are good.
 
     Raises:
-        DeclarationError: `n` is no whole number of at least 1, or `mode` is unknown.
+        DeclarationError: `n` is not an integer of at least 1, or `mode` is unknown.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -39,7 +39,7 @@ class Patience(ComparingCriterion):
         whole(self.n, "`n` of `Patience` (values)")
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return the latest value and how many in a row were worse."""
+        """Return the latest value and the number of consecutive worse values."""
         if training:
             return state
         if state is None or not self.better(state["last"], loss):
@@ -47,26 +47,27 @@ class Patience(ComparingCriterion):
         return {"last": float(loss), "worse": state["worse"] + 1}
 
     def done(self, state: State) -> bool:
-        """Tell whether `n` in a row were worse."""
+        """Return whether `n` consecutive values were worse."""
         return state is not None and state["worse"] >= self.n
 
     def message(self, state: State) -> str:
         """Return the reason, which names the number of worse values and the last value."""
         return (
-            f"worse than the epoch before for {count_of_epochs(state['worse'])}; the last value is {state['last']:.6g}"
+            f"worse than the previous epoch for {count_of_epochs(state['worse'])}; the last value is "
+            f"{state['last']:.6g}"
         )
 
 
 @dataclass(frozen=True, repr=False)
 class NumberSinceBest(ComparingCriterion):
-    """Stop at the `n`-th value after the best one; what other systems call patience.
+    """Stop at the `n`-th value after the best one. Other libraries call this patience.
 
     Args:
-        n: How many values there may be since the best one.
+        n: Number of values after the best one at which to stop.
         mode: Whether low (`min`) or high (`max`) values are good.
 
     Raises:
-        DeclarationError: `n` is no whole number of at least 1, or `mode` is unknown.
+        DeclarationError: `n` is not an integer of at least 1, or `mode` is unknown.
 
     Example:
         >>> from fluxcb.stopping import stopping_time
@@ -84,7 +85,7 @@ class NumberSinceBest(ComparingCriterion):
         whole(self.n, "`n` of `NumberSinceBest` (values)")
 
     def update(self, state: State, loss: float, training: bool = False) -> State:
-        """Return the best value and how many there were since."""
+        """Return the best value and the number of values since then."""
         if training:
             return state
         if state is None or self.better(loss, state["best"]):
@@ -92,7 +93,7 @@ class NumberSinceBest(ComparingCriterion):
         return {"best": state["best"], "since": state["since"] + 1}
 
     def done(self, state: State) -> bool:
-        """Tell whether there were `n` since the best."""
+        """Return whether there were `n` values since the best one."""
         return state is not None and state["since"] >= self.n
 
     def message(self, state: State) -> str:

@@ -31,7 +31,7 @@ def losses_of(learner, phase="training"):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
-def test_the_updates_are_those_of_large_batches_of_any_sizes(build, make_batches, steps_per_call):
+def test_updates_equal_those_of_large_batches(build, make_batches, steps_per_call):
     small = make_batches([4, 4, 2, 4, 4, 2, 4, 1, 4])
     large = [joined(small[i : i + 3]) for i in (0, 3, 6)]
     adam = fluxcb.inject(optax.adam, learning_rate=0.1)
@@ -48,12 +48,12 @@ def test_the_updates_are_those_of_large_batches_of_any_sizes(build, make_batches
     assert not ours.cbstate["accumulation"]["grads"]["w"].any()
 
 
-def test_for_batches_of_one_size_it_is_multisteps(build, make_batches):
+def test_equal_batch_sizes_match_optax_multisteps(build, make_batches):
     batches, schedule = make_batches([4] * 7), optax.linear_schedule(0.5, 0.1, 3)  # counts updates
     ours = build([AccumulateGradients(2)], data=batches, optimizer=optax.adam(schedule))
     multi = optax.MultiSteps(optax.adam(schedule), 2).gradient_transformation()
     theirs = build([], data=batches, optimizer=multi)
-    for _ in range(3):  # what is left over goes on into the next epoch
+    for _ in range(3):  # the remaining gradients of an epoch are carried into the next epoch
         ours.fit(1)
         theirs.fit(1)
         np.testing.assert_allclose(ours.params["w"], theirs.params["w"], rtol=1e-5)
@@ -61,18 +61,18 @@ def test_for_batches_of_one_size_it_is_multisteps(build, make_batches):
     assert ours.cbstate["accumulation"]["steps"] == theirs.state["opt_state"].mini_step == 1
 
 
-def test_every_step_counts_in_the_metrics(build, make_batches, reference):
+def test_metrics_include_every_step(build, make_batches, reference):
     batches = make_batches([4, 4, 2])
     learner = build([AccumulateGradients(3), Metrics()], data=batches)
     learner.fit(1)
-    expected = [reference.look(*batch)[0] for batch in batches]  # all before the first update
+    expected = [reference.look(*batch)[0] for batch in batches]  # before the first update
     np.testing.assert_allclose(losses_of(learner), expected, rtol=1e-6)
     assert learner.cbstate["metrics_epoch"]["training"].last("loss") == pytest.approx(
         np.average(expected, weights=[4, 4, 2]), rel=1e-6
     )
 
 
-def test_what_is_clipped_is_the_mean(build, make_batches):
+def test_the_mean_gradient_is_clipped(build, make_batches):
     batches = make_batches([4] * 4)
     ours = build([ClipGradients(0.05), AccumulateGradients(2)], data=batches)
     chain = optax.MultiSteps(optax.chain(optax.clip_by_global_norm(0.05), optax.sgd(0.1)), 2)
@@ -82,7 +82,7 @@ def test_what_is_clipped_is_the_mean(build, make_batches):
     np.testing.assert_allclose(ours.params["w"], theirs.params["w"], rtol=1e-6)
 
 
-def test_the_order_of_those_who_change_gradients_is_always_the_same():
+def test_gradient_callbacks_run_in_the_same_order_in_any_list():
     sets = [ClipGradients(1.0), GradientNoise(0.1), AccumulateGradients(2), SkipNonFinite()]
     for items in (sets, sets[::-1]):
         order = fluxcb.check(items, default_callbacks=False).order(BackwardEnd, TrainingPhase)
@@ -106,7 +106,7 @@ def test_a_skipped_step_adds_nothing_and_does_not_count(build, make_batches):
     assert ours.cbstate["non_finite"]["skipped"] == 2
 
 
-def test_half_precision_is_summed_in_single():
+def test_float16_gradients_are_summed_in_float32():
     def loss_fn(params, batch, key):
         return params["w"] * batch[0]
 
@@ -129,7 +129,7 @@ def test_half_precision_is_summed_in_single():
     assert grads[-1] == np.float16(2002 / 3)  # 64 * 2000 is beyond float16
 
 
-def test_a_sum_that_is_not_complete_goes_on_where_the_state_is_taken_up(build, make_batches):
+def test_a_partial_sum_is_saved_and_restored(build, make_batches):
     def make():
         callbacks = [AccumulateGradients(3), DynamicLossScale(8.0, period=2), StochasticWeightAveraging(2)]
         return build(callbacks, data=make_batches([4] * 4))

@@ -13,6 +13,7 @@ from fluxcb._run import programs
 from fluxcb.callbacks import Checkpointer, ClipGradients, CustomCallback, Metrics, MetricsPrinter, ProgressBar
 from fluxcb.events import EpochBegin, FitBegin, StepEnd, Trigger
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
+from tests.changed_callbacks import changes_arguments
 
 
 class Look(Callback):
@@ -156,6 +157,7 @@ def resumable(folder, *callbacks):
     [(StepEnd, 2, 1), (Trigger, 4, 2)],
     ids=["in an epoch", "between epochs"],
 )
+@changes_arguments("callbacks.Pause.event", "callbacks.Pause.step")
 def test_a_resumed_fit_says_so_before_it_begins(tmp_path, compilations, event, step, epoch):
     begun = []
 
@@ -174,6 +176,7 @@ def test_a_resumed_fit_says_so_before_it_begins(tmp_path, compilations, event, s
     assert titles == [first, *(f"epoch {number}/2 training: 4/4 steps" for number in range(epoch, 3))]
 
 
+@changes_arguments("callbacks.Pause.event", "callbacks.Pause.step")
 def test_a_resumed_fit_prints_the_header_first(tmp_path):
     def paused(file, *at):
         return resumable(tmp_path, Pause(*at), ProgressBar(file), Metrics(), MetricsPrinter(file))

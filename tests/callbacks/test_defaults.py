@@ -30,7 +30,7 @@ from fluxcb.logging import JSONLinesBackend
 
 
 class QuietBar(ProgressBar):
-    """A subclass takes the default's place."""
+    """A subclass replaces the default."""
 
 
 def test_defaults_are_new_instances():
@@ -39,7 +39,7 @@ def test_defaults_are_new_instances():
     assert not {id(c) for c in first} & {id(c) for c in second}
 
 
-def test_defaults_are_added_behind_and_only_where_missing():
+def test_missing_defaults_are_appended():
     given = [every(MetricsPrinter(), epochs=2), in_order(QuietBar(), Metrics(accuracy)), ParameterEMA()]
     added = with_defaults(given)
     assert added[:3] == given
@@ -62,7 +62,7 @@ def test_a_log_has_the_metrics_by_default(given, added):
     fluxcb.check(given)
 
 
-def test_one_line_logs_the_metrics(build, tmp_path):
+def test_monitors_alone_log_the_metrics(build, tmp_path):
     learner = build([Monitors(JSONLinesBackend(tmp_path / "log.jsonl"))], default_callbacks=True)
     learner.fit(1)
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -74,7 +74,7 @@ def test_one_line_logs_the_metrics(build, tmp_path):
     assert records[-1]["training/loss"] == metrics.last("loss")
 
 
-def test_a_log_that_would_be_empty_is_a_warning(build, tmp_path):
+def test_an_empty_log_is_a_warning(build, tmp_path):
     backend = JSONLinesBackend(tmp_path / "log.jsonl")
     text = (
         f"Monitors({backend!r}) has backends, but no callback logs anything, so the log will be empty. "
@@ -88,33 +88,35 @@ def test_a_log_that_would_be_empty_is_a_warning(build, tmp_path):
 
 
 @pytest.mark.parametrize("bad", [3, "Recorder", Recorder, Recorder(), None])
-def test_what_is_no_list_comes_back_for_the_check_to_report(bad):
+def test_an_argument_that_is_not_a_list_is_returned_unchanged(bad):
     assert with_defaults(bad) is bad
     with pytest.raises(
-        DeclarationError, match=r"`callbacks` must be a list of callback instances|no callback instance"
+        DeclarationError, match=r"`callbacks` must be a list of callback instances|not a callback instance"
     ):
         fluxcb.check(bad)
 
 
-def test_what_is_no_callback_comes_back_for_the_check_to_report():
+def test_a_list_with_other_objects_is_returned_unchanged():
     assert with_defaults([Recorder, 3]) == [Recorder, 3]
-    with pytest.raises(DeclarationError, match=r"The callbacks list contains .*Recorder'>, which is no callback"):
+    with pytest.raises(
+        DeclarationError, match="The callbacks list contains the class `Recorder`, which is not a callback"
+    ):
         fluxcb.check([Recorder])
 
 
-def test_the_default_set_bounds_windows_at_fetches_only(build):
+def test_the_default_callbacks_end_windows_only_at_fetches(build):
     learner = build([], default_callbacks=True)
     learner.fit(1)
-    plan = learner._parts.engine.steps(learner.phases[0]).caller.plan
+    plan = learner._core.engine.step_loop(learner.phases[0]).runner.plan
     assert [(bound.call.handler.name, bound.blocks) for bound in plan.bounds] == [("fetch_step_values", False)]
     assert (list(plan.fetch.each), list(plan.fetch.last)) == ([("step", "loss")], [])
-    # The table's header is printed first, and the summary last.
+    # The header of the table is printed first, and the summary last.
     printing = ["MetricsPrinter()", "ProgressBar()", "FitSummary()"]
     assert set(learner.graph.edges) == set(itertools.combinations(printing, 2))
-    assert len(learner._state.carry["cbstate"]) == 1
+    assert len(learner._state.train.carry["cbstate"]) == 1
 
 
-def test_shared_state_has_the_providers_that_messages_name(build):
+def test_messages_name_the_providers_of_shared_state(build):
     callbacks = [
         Metrics(),
         Recorder(),

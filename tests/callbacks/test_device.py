@@ -44,7 +44,7 @@ def build(callbacks):
 
 
 def where(learner):
-    leaves = jax.tree.leaves({k: v for k, v in learner._state.carry.items()})
+    leaves = jax.tree.leaves({k: v for k, v in learner._state.train.carry.items()})
     return {tuple(sorted(d.id for d in leaf.devices())) for leaf in leaves}
 
 
@@ -61,7 +61,7 @@ reference = build([])
 reference.fit(3)
 first, second = jax.devices()
 moved = build([ToDevice(second)])
-batch_devices = {x.devices().pop().id for batch in moved._parts.feeds["validation"].source for x in batch}
+batch_devices = {x.devices().pop().id for batch in moved._core.streams["validation"].source for x in batch}
 moved.fit(3)
 assert (where(moved), batch_devices) == ({(1,)}, {1}), (where(moved), batch_devices)
 assert same(moved, reference)

@@ -1,4 +1,4 @@
-"""ProcessArrays, PrintArrays, DumpArrays and DumpImages: which values, when, and what is in the files."""
+"""ProcessArrays, PrintArrays, DumpArrays and DumpImages: which values they process and when, and what they write."""
 
 import io
 import struct
@@ -54,13 +54,13 @@ def test_a_function_gets_the_values_of_each_step_in_the_order_of_the_names(steps
     assert seen == [(2.0, 1.0), (4.0, 2.0), (6.0, 3.0), (8.0, 4.0), (10.0, 5.0)]
 
 
-def test_only_what_is_named_leaves_the_device():
+def test_only_named_values_are_fetched():
     learner = counting(ProcessArrays(["step.aux.double", "step.aux.row"], lambda double, row: None))
-    fetch = learner._parts.window_plan(learner.phases[0]).fetch
+    fetch = learner._core.window_plan(learner.phases[0]).fetch
     assert sorted(fetch.each) == [("step", "aux", "double"), ("step", "aux", "row")]
 
 
-def test_parts_of_the_train_state_alone_are_processed_at_trigger():
+def test_paths_into_the_train_state_are_processed_at_trigger():
     seen = []
     params = {"layers": [{"w": jnp.arange(3.0)}, {"w": jnp.arange(2.0)}]}
     callback = ProcessArrays(["params.layers.1.w", "params"], lambda w, whole: seen.append((w.tolist(), len(whole))))
@@ -69,7 +69,7 @@ def test_parts_of_the_train_state_alone_are_processed_at_trigger():
     assert [handler.title() for handler in callback.handlers()] == ["(Trigger, AbstractTrainingPhase)"]
 
 
-def test_what_the_function_raises_ends_the_training():
+def test_an_error_in_the_function_ends_the_training():
     def fails(loss):
         if loss == 3:
             raise RuntimeError("three")
@@ -79,28 +79,26 @@ def test_what_the_function_raises_ends_the_training():
         learner.fit(1)
 
 
-TAKES = (
-    "takes paths of values, which begin with `step`, `params`, `model_state`, `opt_state`, `hyperparams` or `cbstate`"
-)
+TAKES = "expects paths that begin with `step`, `params`, `model_state`, `opt_state`, `hyperparams` or `cbstate`"
 
 
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ("loss", f"`ProcessArrays` {TAKES}, not 'loss'.\n"
-         '  fix:   for a value of the step, `"step.loss"`\n     or: e.g. `"params.w"`'),
-        ("prams.w", f"`ProcessArrays` {TAKES}, not 'prams.w'. Did you mean `params`?\n"
-         '  fix:   e.g. `"step.loss"`\n     or: e.g. `"params.w"`'),
-        ("step", f"`ProcessArrays` {TAKES}, not 'step'.\n"
-         '  fix:   e.g. `"step.loss"`\n     or: e.g. `"params.w"`'),
-        ((), f"`ProcessArrays` {TAKES}, not ().\n"
-         '  fix:   e.g. `"step.loss"`\n     or: e.g. `"params.w"`'),
-        (3, f"`ProcessArrays` {TAKES}, not 3.\n"
-         '  fix:   e.g. `"step.loss"`\n     or: e.g. `"params.w"`'),
-        (["step.loss"] * 2, "`ProcessArrays` is given `step.loss` twice.\n  fix:   name each value once"),
+        ("loss", f"`ProcessArrays` {TAKES}; got 'loss'.\n"
+         '  fix:   for a value of the step, write `"step.loss"`\n     or: write e.g. `"params.w"`'),
+        ("prams.w", f"`ProcessArrays` {TAKES}; got 'prams.w'. Did you mean `params`?\n"
+         '  fix:   write e.g. `"step.loss"`\n     or: write e.g. `"params.w"`'),
+        ("step", f"`ProcessArrays` {TAKES}; got 'step'.\n"
+         '  fix:   write e.g. `"step.loss"`\n     or: write e.g. `"params.w"`'),
+        ((), f"`ProcessArrays` {TAKES}; got ().\n"
+         '  fix:   write e.g. `"step.loss"`\n     or: write e.g. `"params.w"`'),
+        (3, f"`ProcessArrays` {TAKES}; got 3.\n"
+         '  fix:   write e.g. `"step.loss"`\n     or: write e.g. `"params.w"`'),
+        (["step.loss"] * 2, "`ProcessArrays` received the path `step.loss` twice.\n  fix:   name each value once"),
     ],
 )  # fmt: skip
-def test_names_that_are_none(refused, given, text):
+def test_invalid_paths_are_rejected(refused, given, text):
     with refused(DeclarationError, text):
         ProcessArrays(given, print)
 
@@ -109,17 +107,17 @@ def takes_one(value):
     return value
 
 
-def test_a_function_that_does_not_take_the_values(refused):
+def test_a_function_with_the_wrong_number_of_parameters_is_rejected(refused):
     with refused(
         DeclarationError,
-        f"`ProcessArrays` calls its function with 2 values, one per name; {takes_one!r} does not fit.\n"
+        f"`ProcessArrays` calls its function with 2 values, one per name; {takes_one!r} does not take them.\n"
         "  why:   too many positional arguments\n"
-        "  fix:   take one argument per name, in their order",
+        "  fix:   write a function that takes one argument per name, in the same order",
     ):
         ProcessArrays(["step.loss", "step.ys"], takes_one)
 
 
-def test_values_that_do_not_exist_are_errors_when_the_learner_is_built():
+def test_missing_values_are_errors_when_the_learner_is_built():
     # tensorpack fetches None for a name without ":0"
     with pytest.raises(UnknownStateError, match=r"`step.los`, which no phase provides.*Did you mean `loss`"):
         testlearner(ProcessArrays("step.los", print))
@@ -128,14 +126,15 @@ def test_values_that_do_not_exist_are_errors_when_the_learner_is_built():
     with pytest.raises(DeclarationError) as caught:
         counting(ProcessArrays("params.layers.2.w", print), params={"layers": [{"w": jnp.zeros(1)}]})
     assert str(caught.value) == (
-        "`params.layers` has no `2`.\n  where: named as `params.layers.2.w`\n  fix:   name what there is"
+        "`params.layers` has no `2`.\n  where: the path `params.layers.2.w`\n"
+        "  fix:   use the whole value: `params.layers`"
     )
 
 
 # --- PrintArrays ------------------------------------------------------------------------------------------------------
 
 
-def test_lines_have_the_step_and_the_names_of_parts():
+def test_printed_lines_have_the_step_and_the_paths():
     file = io.StringIO()
     counting(every(PrintArrays(["step.loss", "step.aux"], file), steps=3), batches=6).fit(1)
     assert file.getvalue() == (
@@ -144,7 +143,7 @@ def test_lines_have_the_step_and_the_names_of_parts():
     )
 
 
-def test_matrices_begin_on_a_line_of_their_own_and_long_ones_are_shortened():
+def test_matrices_begin_on_a_new_line_and_long_ones_are_shortened():
     file = io.StringIO()
     params = {"long": jnp.zeros(1000), "matrix": jnp.eye(2)}
     counting(PrintArrays("params", file), params=params).fit(1)
@@ -157,7 +156,7 @@ def test_matrices_begin_on_a_line_of_their_own_and_long_ones_are_shortened():
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
-def test_a_file_per_step_with_the_values_under_their_names(tmp_path, steps_per_call):
+def test_each_step_has_a_file_with_the_values_by_path(tmp_path, steps_per_call):
     folder = tmp_path / "new" / "dumps"
     counting(DumpArrays(["step.loss", "step.aux", "params"], folder), steps_per_call=steps_per_call).fit(1)
     assert names(folder) == [f"arrays-0000000{step}.npz" for step in (1, 2, 3, 4)]
@@ -173,13 +172,13 @@ def test_bfloat16_is_written_as_float32(tmp_path):
     assert (found.dtype, found.tolist()) == (np.float32, [1.5, 3.0])
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_the_newest_files_are_kept(tmp_path):
     (tmp_path / "notes.npz").touch()
     counting(every(DumpArrays("step.loss", tmp_path, prefix="loss", keep=2), steps=3), batches=13).fit(1)
     assert names(tmp_path) == ["loss-00000009.npz", "loss-00000012.npz", "notes.npz"]
 
 
-def test_a_run_that_was_set_back_writes_its_files_anew(tmp_path):
+def test_a_rewound_run_writes_its_files_again(tmp_path):
     dump = DumpArrays("step.loss", tmp_path, keep=3)
     learner = counting(dump, batches=2)
     learner.fit(1)
@@ -200,10 +199,10 @@ def test_files_of_another_run_are_not_replaced(tmp_path, refused):
     before = (tmp_path / "arrays-00000004.npz").read_bytes()
     with refused(
         DeclarationError,
-        f"`DumpArrays` is to write to `{tmp_path}`, where there are files of another run.\n"
+        f"`DumpArrays` would write to `{tmp_path}`, which contains files of another run.\n"
         f"  where: {tmp_path / 'arrays-00000004.npz'}\n"
-        "  why:   this run is a new one, and would replace them\n"
-        "  fix:   give another folder, e.g. one per run\n"
+        "  why:   this is a new run, which would overwrite them\n"
+        "  fix:   use another folder, e.g. one per run\n"
         "     or: move the old files away",
     ):
         counting(DumpArrays("params", tmp_path)).fit(1)
@@ -211,7 +210,7 @@ def test_files_of_another_run_are_not_replaced(tmp_path, refused):
     counting(DumpArrays("params", tmp_path, prefix="others")).fit(1)
 
 
-def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
+def test_an_incomplete_file_is_removed(tmp_path, monkeypatch):
     def full(file, **arrays):
         file.write(b"PK")
         raise OSError(28, "No space left on device")
@@ -223,21 +222,21 @@ def test_a_file_that_cannot_be_finished_leaves_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == []
 
 
-def test_bad_arguments_of_files(tmp_path, refused):
+def test_dump_arrays_rejects_invalid_arguments(tmp_path, refused):
     file = tmp_path / "file"
     file.touch()
     with refused(
         DeclarationError,
         f"`DumpArrays` cannot write to the folder `{file / 'dumps'}`.\n"
-        f"  why:   `{file}` is no folder that can be written to\n"
-        "  fix:   give another folder",
+        f"  why:   `{file}` is not a writable folder\n"
+        "  fix:   use another folder",
     ):
         DumpArrays("params", file / "dumps")
     with refused(DeclarationError, f"`keep` of `DumpArrays` must be a whole number of at least 1, not 0.\n{PERIODS}"):
         DumpArrays("params", tmp_path, keep=0)
     with refused(
         DeclarationError,
-        "`prefix` of `DumpArrays` must be the beginning of a file's name, not 'a/b'.\n  fix:   e.g. \"samples\"",
+        "`prefix` of `DumpArrays` must be the beginning of a file name, not 'a/b'.\n  fix:   write e.g. `\"samples\"`",
     ):
         DumpArrays("params", tmp_path, prefix="a/b")
 
@@ -262,7 +261,7 @@ def pixels(path):
     return rows[:, 1:].reshape(height, width, channels)
 
 
-def test_pixels_are_scaled_clipped_and_put_as_they_are_written(tmp_path):
+def test_pixels_are_scaled_and_clipped_and_the_same_image_is_logged(tmp_path):
     params = {"image": jnp.array([[0.0, 0.5, 1.0], [2.0, -1.0, jnp.nan]])}
     learner = counting(DumpImages("params.image", tmp_path), Monitors(), params=params)
     learner.fit(1)
@@ -272,7 +271,7 @@ def test_pixels_are_scaled_clipped_and_put_as_they_are_written(tmp_path):
     assert learner.cbstate["monitors"].latest("params.image").data[0, ..., 0].tolist() == expected
 
 
-def test_several_images_are_numbered_and_colours_are_red_green_blue(tmp_path):
+def test_several_images_are_numbered_and_colors_are_rgb(tmp_path):
     params = {"images": jnp.array([[[[10, 20, 30]]], [[[40, 50, 60]]]], jnp.float32)}  # [2, 1, 1, 3]
     counting(DumpImages("params.images", tmp_path, prefix="two", scale=1), params=params).fit(1)
     assert names(tmp_path) == ["two-00000004-0.png", "two-00000004-1.png"]
@@ -291,7 +290,7 @@ def test_a_function_may_return_a_list_of_images(tmp_path):
     assert learner.cbstate["monitors"].latest("a").data.shape == (2, 2, 2, 1)
 
 
-def test_images_of_different_sizes_are_put_one_by_one_and_the_newest_steps_are_kept(tmp_path):
+def test_images_of_different_sizes_are_logged_separately_and_the_newest_steps_are_kept(tmp_path):
     def two(loss):
         return [np.zeros((1, 1)), np.zeros((2, 2))]
 
@@ -301,7 +300,7 @@ def test_images_of_different_sizes_are_put_one_by_one_and_the_newest_steps_are_k
     assert learner.cbstate["monitors"].names() == ["a/0", "a/1"]
 
 
-def test_what_is_no_image(tmp_path):
+def test_values_that_are_not_images_are_rejected(tmp_path):
     learner = counting(DumpImages("params.w", tmp_path))
     with pytest.raises(DeclarationError, match=r"^An image has the shape \[h, w\], .* not uint8 of shape \(\)\."):
         learner.fit(1)
@@ -315,9 +314,9 @@ def test_what_is_no_image(tmp_path):
         ({"scale": 0}, "`scale` of `DumpImages` must be a number above 0, not 0.\n"
 "  fix:   give a finite number above 0"),
         ({"map_fn": 3}, "`map_fn` of `DumpImages` must be a function of the value, not 3.\n"
-         "  fix:   e.g. `lambda kernel: kernel.transpose(3, 0, 1, 2)`"),
+         "  fix:   write e.g. `lambda kernel: kernel.transpose(3, 0, 1, 2)`"),
     ],
 )  # fmt: skip
-def test_bad_arguments_of_images(tmp_path, refused, arguments, text):
+def test_dump_images_rejects_invalid_arguments(tmp_path, refused, arguments, text):
     with refused(DeclarationError, text):
         DumpImages(**{"name": "params.w", "folder": tmp_path, **arguments})

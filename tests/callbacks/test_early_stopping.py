@@ -1,4 +1,4 @@
-"""EarlyStopping: the epoch at which a fit ends, and what it says."""
+"""EarlyStopping: the epoch at which a fit ends, and the reason."""
 
 import json
 
@@ -16,7 +16,7 @@ from fluxcb.stopping import GL, PQ, InvalidValue, Never, NumberLimit, NumberSinc
 
 
 def series(validation, training=None):
-    """Return data of which epoch n's loss is the n-th number: the loss of a batch is its mean."""
+    """Return data for which the loss of epoch n is the n-th number. The loss of a batch is its mean."""
 
     class Numbers:
         fresh_batches = True
@@ -56,7 +56,7 @@ ZIGZAG = [10.0, 9, 8, 9, 10, 7, 10, 10, 10, 10, 10]
     [
         (2, 5, "validation/loss: no improvement on 8 for 2 epochs"),
         (NumberSinceBest(3), 9, "validation/loss: no improvement on 7 for 3 epochs"),
-        (Patience(2), 5, "validation/loss: worse than the epoch before for 2 epochs; the last value is 10"),
+        (Patience(2), 5, "validation/loss: worse than the previous epoch for 2 epochs; the last value is 10"),
         (GL(24), 5, "validation/loss: 10 is 25 % worse than the best, 8 (limit 24 %)"),
         (NumberLimit(4), 4, "validation/loss: 4 epochs with a value (limit 4)"),
         (Threshold(8.5), 3, "validation/loss: 8 is below 8.5"),
@@ -75,7 +75,7 @@ def test_the_fit_ends_at_the_epoch_of_the_criterion(criterion, epoch, said):
     assert (trained.epoch, trained.stop_reason) == (epoch, said)
 
 
-def test_training_losses_go_before_those_of_validation():
+def test_training_losses_precede_validation_values():
     # Progress 1000 (3.5 - 3) / 3 = 166.7 and GL 0; then 1000 (3 - 3) / 3 = 0: a stall.
     trained = learner([5.0, 5.0, 5.0, 9.0], EarlyStopping(PQ(0.1, k=2)), training=[4.0, 3.0, 3.0, 3.0])
     trained.fit(4)
@@ -92,13 +92,13 @@ def test_the_quotient_of_prechelt():
     )
 
 
-def test_nan_in_training_is_seen_by_those_who_look():
+def test_a_nan_training_loss_is_seen_by_criteria_that_check_it():
     trained = learner([1.0] * 4, EarlyStopping(InvalidValue()), training=[1.0, np.nan, 1.0, 1.0])
     trained.fit(4)
     assert (trained.epoch, trained.stop_reason) == (2, "validation/loss: the value is nan")
 
 
-def test_high_values_may_be_the_good_ones():
+def test_high_values_can_be_good():
     trained = learner([0.1, 0.5, 0.4, 0.5, 0.6], EarlyStopping(2, metric="score", mode="max"))
     trained.fit(5)
     assert (trained.epoch, trained.stop_reason) == (4, "validation/score: no improvement on 0.5 for 2 epochs")
@@ -121,7 +121,10 @@ ACCURACY = Metric(lambda batch: batch.mean(), name="accuracy", needs=("batch",))
         (lambda: EarlyStopping(2, metric="accuracy", mode="max"), 4, "0.5"),
         (lambda: EarlyStopping(2, metric="accuracy", mode="min"), 3, "0.25"),
         (lambda: EarlyStopping(("accuracy", NumberSinceBest(2, mode="min"))), 3, "0.25"),
-        (lambda: EarlyStopping(NumberSinceBest(2), metric="accuracy"), 3, "0.25"),  # the mode of the criterion
+        (lambda: EarlyStopping(NumberSinceBest(2), metric="accuracy"), 4, "0.5"),
+        (lambda: EarlyStopping(("accuracy", NumberSinceBest(2))), 4, "0.5"),
+        (lambda: EarlyStopping(NumberSinceBest(2, mode="min"), metric="accuracy"), 3, "0.25"),
+        (lambda: EarlyStopping(Never() | NumberSinceBest(2), metric="accuracy"), 4, "0.5"),
     ],
 )
 def test_high_accuracies_are_good_unless_a_mode_is_given(stop, epoch, best):
@@ -133,14 +136,14 @@ def test_high_accuracies_are_good_unless_a_mode_is_given(stop, epoch, best):
     )
 
 
-def test_each_plain_number_follows_the_name_of_its_metric():
+def test_each_criterion_without_a_mode_follows_the_name_of_its_metric():
     stop = EarlyStopping(3, ("accuracy", 4), ("training/auc", 5), GL(5), ("f1", GL(5)))
     assert stop.criteria == (
         NumberSinceBest(3, mode="min"),
         NumberSinceBest(4, mode="max"),
         NumberSinceBest(5, mode="max"),
         GL(5, mode="min"),
-        GL(5, mode="min"),
+        GL(5, mode="max"),
     )
     assert EarlyStopping(3, ("loss", 4), metric="accuracy", mode="min").criteria == (
         NumberSinceBest(3, mode="min"),
@@ -156,8 +159,8 @@ def test_a_mode_that_applies_to_no_criterion_is_an_error_whose_fixes_work(refuse
     with refused(
         DeclarationError,
         '`EarlyStopping` was given `mode="min"`, which applies to none of its criteria.\n'
-        "  why:   it is the mode of `metric`, and every criterion is in a pair with a metric of its own\n"
-        '  fix:   give the criterion its mode: `EarlyStopping(("accuracy", NumberSinceBest(3, mode="min")))`\n'
+        "  why:   it is the mode of `metric`, but every criterion is in a pair with its own metric\n"
+        '  fix:   give the criterion a mode: `EarlyStopping(("accuracy", NumberSinceBest(3, mode="min")))`\n'
         '     or: name the metric outside the pair: `EarlyStopping(3, metric="accuracy", mode="min")`',
     ):
         EarlyStopping(("accuracy", 3), mode="min")
@@ -172,8 +175,8 @@ def test_an_unknown_mode_is_an_error_whose_fixes_work(refused):
         DeclarationError,
         '`mode` of `EarlyStopping` must be "min", "max" or "auto", not \'best\'.\n'
         "  why:   it says whether low or high values of the metric are good\n"
-        '  fix:   write `mode="max"` if high values are good, `mode="min"` if low values are good\n'
-        "     or: leave it out: the name of the metric then decides",
+        '  fix:   write `mode="max"` if high values are good, or `mode="min"` if low values are good\n'
+        "     or: leave it out, so that the name of the metric decides",
     ):
         EarlyStopping(1, mode="best")
     EarlyStopping(1, mode="max")
@@ -191,11 +194,11 @@ def test_several_metrics_each_with_its_criterion():
         "EarlyStopping(('validation/half', NumberSinceBest(mode='max', n=2)), "
         "('validation/half', NumberSinceBest(n=4)), NumberLimit(n=6))"
     )
-    trained.fit(1)  # the criteria go on
+    trained.fit(1)  # the criteria keep their state
     assert trained.stop_reason is not None
 
 
-def test_all_reasons_of_an_epoch_are_told():
+def test_all_reasons_of_an_epoch_are_reported():
     trained = learner([1.0, 2.0], EarlyStopping(1, ("score", NumberLimit(2))))
     trained.fit(2)
     assert trained.stop_reason == (
@@ -203,7 +206,7 @@ def test_all_reasons_of_an_epoch_are_told():
     )
 
 
-def test_training_may_be_what_is_watched():
+def test_a_training_metric_can_be_watched():
     trained = learner([1.0] * 4, EarlyStopping(1, phase=TrainingPhase), training=[3.0, 2.0, 2.5, 1.0])
     trained.fit(4)
     assert (trained.epoch, trained.stop_reason) == (3, "training/loss: no improvement on 2 for 1 epoch")
@@ -217,23 +220,24 @@ def test_a_phase_is_a_class_an_instance_or_a_name(phase):
 @pytest.mark.parametrize(
     "stop", [EarlyStopping(1, metric="training/loss"), EarlyStopping(("training/loss", 1))], ids=["metric", "pair"]
 )
-def test_a_metric_may_be_named_as_it_is_logged(stop):
+def test_a_metric_can_be_named_as_in_logs(stop):
     trained = learner([1.0] * 4, stop, training=[3.0, 2.0, 2.5, 1.0])
     trained.fit(4)
     assert (trained.epoch, trained.stop_reason) == (3, "training/loss: no improvement on 2 for 1 epoch")
     assert repr(stop) == "EarlyStopping(('training/loss', NumberSinceBest(n=1)))"
 
 
-def test_each_criterion_may_look_at_another_phase():
-    stop = EarlyStopping(3, ("training/loss", 2))  # the best of validation is the last, of training the second
+def test_each_criterion_can_watch_another_phase():
+    # The best validation value is the last one, and the best training value is the second one.
+    stop = EarlyStopping(3, ("training/loss", 2))
     trained = learner([5.0, 4, 3, 2, 1], stop, training=[3.0, 2.0, 2.5, 2.5, 1.0])
     trained.fit(5)
     assert (trained.epoch, trained.stop_reason) == (4, "training/loss: no improvement on 2 for 2 epochs")
 
 
-def test_training_losses_may_be_named_as_they_are_logged():
+def test_training_losses_can_be_named_as_in_logs():
     # The generalization loss is 100 (8 / 4 - 1) percent at the third value. The last two training losses are 4 and 2:
-    # a progress of 1000 (3 / 2 - 1) per mille, and 100 / 500 = 0.2.
+    # the progress is 1000 (3 / 2 - 1) per mille, and 100 / 500 = 0.2.
     for arguments in ({}, {"train_metric": "training/loss"}, {"train_metric": "loss", "train_phase": "training"}):
         trained = learner([8.0, 4, 8], EarlyStopping(PQ(0.15, k=2), **arguments), training=[6.0, 4.0, 2.0])
         trained.fit(3)
@@ -242,7 +246,7 @@ def test_training_losses_may_be_named_as_they_are_logged():
         )
 
 
-def test_what_else_is_done_at_trigger_is_done_first(capsys):
+def test_other_handlers_at_trigger_run_first(capsys):
     class Seen(Callback):
         def __init__(self):
             self.epochs = []
@@ -258,18 +262,18 @@ def test_what_else_is_done_at_trigger_is_done_first(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_a_later_fit_goes_on_with_what_was_seen():
+def test_a_later_fit_continues_from_the_state_of_the_criteria():
     trained = learner([3.0, 4.0, 5.0, 6.0, 1.0, 2.0, 3.0], EarlyStopping(2))
     trained.fit(7)
     assert trained.epoch == 3
-    trained.fit(7)  # 6 is no reason to go on
+    trained.fit(7)  # 6 is not an improvement
     assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: no improvement on 3 for 3 epochs")
-    trained.fit(3)  # but 1 is
+    trained.fit(3)  # 1 is an improvement
     assert (trained.epoch, trained.stop_reason) == (7, "validation/loss: no improvement on 1 for 2 epochs")
 
 
 @pytest.mark.parametrize("saved_at", range(1, 9))
-def test_a_training_that_is_saved_and_resumed_ends_where_it_would_have(saved_at):
+def test_a_resumed_run_ends_at_the_same_epoch(saved_at):
     make = lambda: EarlyStopping(3, GL(1000), PQ(1e9, k=2), ("score", Patience(4)))  # noqa: E731
     falling = [20.0 - n for n in range(11)]
     straight = learner(ZIGZAG, make(), training=falling)
@@ -296,13 +300,13 @@ def test_epochs_without_a_validation_do_not_count():
     assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: no improvement on 1 for 1 epoch")
 
 
-def test_a_period_around_it_makes_it_look_less_often():
+def test_a_period_makes_checks_less_frequent():
     trained = learner([3.0, 1.0, 2.0, 0.5, 3.0, 0.7, 0.1, 0.1], every(EarlyStopping(1), epochs=2))
     trained.fit(8)
     assert (trained.epoch, trained.stop_reason) == (6, "validation/loss: no improvement on 0.5 for 1 epoch")
 
 
-def test_a_loop_written_by_hand_is_told_by_the_cancel():
+def test_a_hand_written_loop_gets_the_cancel():
     trained = learner([1.0, 2.0, 3.0], EarlyStopping(1))
     training, validation = trained.phases
     trained.run_epoch(training)
@@ -334,7 +338,7 @@ def test_the_clock_of_a_time_limit_starts_with_the_fit(monkeypatch):
     assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: 40.0 s have passed (limit 35 s)")
 
 
-# --- mistakes -------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_metric_that_does_not_exist_is_an_error_at_construction(refused):
@@ -343,7 +347,7 @@ def test_a_metric_that_does_not_exist_is_an_error_at_construction(refused):
         "EarlyStopping(('validation/scor', NumberSinceBest(n=1))) watches `validation/scor`, which no callback "
         "provides. Did you mean `validation/score`?\n"
         "  where: the callbacks provide `training/loss`, `training/score`, `validation/loss`, `validation/score`\n"
-        "  why:   a metric that never has a value decides nothing\n"
+        "  why:   the metric would never have a value, so the callback would have no effect\n"
         '  fix:   write "validation/score" as the metric\n'
         '     or: add the metric: `Metrics(Metric(fn, name="scor"))`',
     ):
@@ -373,19 +377,19 @@ def test_a_phase_without_data_is_an_error_at_construction(refused):
     with refused(
         MissingStateError,
         "EarlyStopping(NumberSinceBest(n=3)) watches `validation/loss`, but the Learner has no data for validation.\n"
-        "  why:   a metric that never has a value decides nothing\n"
+        "  why:   the metric would never have a value, so the callback would have no effect\n"
         "  fix:   give the Learner data for it: `data=(training, validation)`\n"
         '     or: write "training/loss" as the metric, without `phase=`',
     ):
         build("loss", data=batches)
-    # each of the fixes, and the sets in which the data comes from elsewhere
+    # each fix, and callbacks that provide the data themselves
     build("loss", data=(batches, batches)).fit(1)
     build("training/loss", data=batches).fit(1)
     build("loss", GivesData(), data=batches).fit(2)
-    build("loss", data=None)  # for loops written by hand
+    build("loss", data=None)  # for hand-written loops
 
 
-def test_without_metrics_the_learner_is_not_built():
+def test_a_learner_without_metrics_is_an_error():
     with pytest.raises(MissingStateError, match=r"`cbstate\.metrics_epoch`"):
         fluxcb.testing.testlearner(EarlyStopping(1))
 
@@ -393,7 +397,7 @@ def test_without_metrics_the_learner_is_not_built():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: EarlyStopping(), "`EarlyStopping` was given no criterion."),
+        (lambda: EarlyStopping(), "`EarlyStopping` has no criterion."),
         (lambda: EarlyStopping(0), "`n` of `NumberSinceBest` (values) must be a whole number of at least 1, not 0."),
         (lambda: EarlyStopping(True), "`EarlyStopping` takes criteria and numbers of epochs, not True."),
         (lambda: EarlyStopping("loss"), "`EarlyStopping` takes criteria and numbers of epochs, not 'loss'."),
@@ -414,44 +418,44 @@ def test_without_metrics_the_learner_is_not_built():
         ),
         (
             lambda: EarlyStopping(PQ(), phase=TrainingPhase),
-            "PQ() needs training losses beside the values it judges, and `EarlyStopping` was told to judge those of "
-            "training.",
+            "PQ() needs training losses in addition to the values that it watches, but `EarlyStopping` watches "
+            "the training phase itself.",
         ),
         (
             lambda: EarlyStopping(PQ(), metric="training/loss"),
-            "PQ() needs training losses beside the values it judges, and `EarlyStopping` was told to judge those of "
-            "training.",
+            "PQ() needs training losses in addition to the values that it watches, but `EarlyStopping` watches "
+            "the training phase itself.",
         ),
         (
             lambda: EarlyStopping(("training/loss", 1), phase=ValidationPhase),
-            '`EarlyStopping` was given the metric "training/loss" and beside it the phase validation.',
+            '`EarlyStopping` was given the metric "training/loss" and the phase validation.',
         ),
         (
             lambda: EarlyStopping(1, train_metric="validation/loss", train_phase=TrainingPhase),
-            '`EarlyStopping` was given the metric "validation/loss" and beside it the phase training.',
+            '`EarlyStopping` was given the metric "validation/loss" and the phase training.',
         ),
         (
             lambda: EarlyStopping(1, 2).load_state_dict({"states": [None]}),
-            "EarlyStopping(NumberSinceBest(n=1), NumberSinceBest(n=2)) has 2 criteria; the saved state is that of 1.",
+            "EarlyStopping(NumberSinceBest(n=1), NumberSinceBest(n=2)) has 2 criteria, but the saved state has 1.",
         ),
     ],
 )
-def test_mistakes_are_told_at_construction(make, said):
+def test_bad_arguments(make, said):
     with pytest.raises(DeclarationError) as caught:
         make()
     assert caught.value.what == said
     assert caught.value.fix
 
 
-def test_a_missing_training_metric_is_an_error_for_those_who_need_it():
+def test_a_missing_training_metric_is_an_error_if_a_criterion_needs_it():
     stop = EarlyStopping(PQ(k=2), train_metric="los")
     match = r"EarlyStopping\(PQ\(k=2\)\) watches `training/los`, .* Did you mean `training/loss`\?"
     with pytest.raises(MissingStateError, match=match):
         learner([1.0], stop)
-    learner([1.0], EarlyStopping(2, train_metric="los")).fit(1)  # these need none
+    learner([1.0], EarlyStopping(2, train_metric="los")).fit(1)  # this criterion needs no training losses
 
 
-def test_no_writer_of_the_metrics_comes_behind_it():
+def test_writers_of_metrics_run_first():
     class Late(Callback):
         def stateaccess(self):
             return {"cbstate": {"metrics_epoch": Write()}}

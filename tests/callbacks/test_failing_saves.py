@@ -1,4 +1,4 @@
-"""A save that fails beside the training: the error comes at the next event, names the step, and is never swallowed."""
+"""A save that fails in the background raises its error at the next event, names the step, and is never lost."""
 
 import errno
 import os
@@ -12,9 +12,9 @@ import optax
 import pytest
 
 from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, on
-from fluxcb.callbacks import Checkpointer, CustomCallback
-from fluxcb.checkpoints.run_folder import entries_of, whole
-from fluxcb.checkpoints.saving import manifest_of
+from fluxcb.callbacks import Checkpointer, CustomCallback, Metrics, MinSaver
+from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
+from fluxcb.checkpoints.saving import make_manifest
 from fluxcb.events import FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 
@@ -26,17 +26,17 @@ class Disk:
         self.folder, self.steps = str(folder), steps
         self.goes_on = threading.Event()
         self.goes_on.set()
-        monkeypatch.setattr("fluxcb.checkpoints.saving.manifest_of", self)
+        monkeypatch.setattr("fluxcb.checkpoints.saving.make_manifest", self)
 
     def __call__(self, snapshot, run, value, folder):
         if snapshot.step in self.steps and str(folder).startswith(self.folder):
-            assert self.goes_on.wait(60)
+            assert self.goes_on.wait(600)
             raise OSError(errno.EIO, "as ordered")
-        return manifest_of(snapshot, run, value, folder)
+        return make_manifest(snapshot, run, value, folder)
 
 
 def message(folder, step):
-    return f"The checkpoint of step {step} could not be written to {folder}: {os.strerror(errno.EIO)}."
+    return f"Cannot write the checkpoint of step {step} to {folder}: {os.strerror(errno.EIO)}."
 
 
 def training(*callbacks, batches=4):
@@ -66,7 +66,7 @@ class Bounds(Callback):
 
 
 def there(folder):
-    return [whole(entry.path).step for entry in entries_of(folder)]
+    return [verify_checkpoint(entry.path).step for entry in entries_of(folder)]
 
 
 def failed(disk, saver):
@@ -75,7 +75,7 @@ def failed(disk, saver):
     wait([saver._pending], 60)
 
 
-def test_it_comes_at_the_next_event(tmp_path, monkeypatch):
+def test_the_error_is_raised_at_the_next_event(tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path, 3)
     disk.goes_on.clear()
     saver, ended = Checkpointer(tmp_path, steps=3), []
@@ -88,14 +88,14 @@ def test_it_comes_at_the_next_event(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError) as raised:
         learner.fit(steps=9)
     assert raised.value.what == message(tmp_path, 3)
-    assert raised.value.why == "older checkpoints are as they were"
+    assert raised.value.why == "older checkpoints are unchanged"
     assert (learner.step, ended, there(tmp_path)) == (5, [5], [0])
     note = raised.value.__notes__[0]
-    assert note.startswith(f"raised by {saver!r} in Checkpointer.look  ")
+    assert note.startswith(f"raised by {saver!r} in Checkpointer.check  ")
     assert ", at StepEnd x LossTrainingPhase, epoch 1, step 5 (5 in this epoch)" in note
 
 
-def test_the_next_fit_saves_again_and_knows_nothing_of_it(tmp_path, monkeypatch):
+def test_the_next_fit_saves_again_without_the_error(tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path, 2)
     learner = training(Checkpointer(tmp_path, steps=2))
     with pytest.raises(CheckpointError):
@@ -103,6 +103,44 @@ def test_the_next_fit_saves_again_and_knows_nothing_of_it(tmp_path, monkeypatch)
     disk.steps = ()
     learner.fit(steps=2)
     assert (learner.step, learner.stop_reason, there(tmp_path)) == (4, None, [0, 4, 4])
+
+
+def test_the_fix_continues_from_the_newest_checkpoint(tmp_path, monkeypatch):
+    disk = Disk(monkeypatch, tmp_path, 4)
+    with pytest.raises(CheckpointError) as raised:
+        training(Checkpointer(tmp_path, steps=2)).fit(steps=4)
+    fix = "continue later from the newest checkpoint: `learner.fit(..., resume=True)`"
+    assert raised.value.fix == ("free some space, or use another directory", fix)
+    disk.steps = ()
+    learner = training(Checkpointer(tmp_path, steps=2))
+    learner.fit(steps=6, resume=True)
+    assert (learner.step, there(tmp_path)) == (6, [4, 6, 6])  # three are kept
+
+
+def test_the_fix_of_a_saver_without_a_checkpointer_is_to_restore(tmp_path, monkeypatch):
+    def made():
+        return training(Metrics(), MinSaver(tmp_path, "training/loss"))
+
+    folder = tmp_path / "min-training-loss"
+    disk = Disk(monkeypatch, folder, 8)
+    with pytest.raises(CheckpointError) as raised:
+        made().fit(3)
+    call = f"learner.restore({str(folder)!r})"
+    fix = f"continue later from the newest checkpoint: call `{call}` before `fit`"
+    assert raised.value.fix == ("free some space, or use another directory", fix)
+    disk.steps = ()
+    learner = made()
+    learner.restore(str(folder))
+    assert learner.step == 4
+    learner.fit(2)
+    assert (learner.step, there(folder)) == (12, [12])
+
+
+def test_without_a_checkpoint_the_fix_does_not_promise_to_continue(tmp_path, monkeypatch):
+    Disk(monkeypatch, tmp_path, 4)
+    with pytest.raises(CheckpointError) as raised:
+        training(Metrics(), MinSaver(tmp_path, "training/loss")).fit(1)
+    assert raised.value.fix == ("free some space, or use another directory",)
 
 
 def nothing(step):
@@ -120,7 +158,7 @@ def terminate(step):
 
 
 @pytest.mark.parametrize(("act", "steps", "last"), [(nothing, 2, 2), (cancel, 8, 3), (terminate, 8, 3)])
-def test_it_is_not_lost_where_the_fit_ends_right_away(tmp_path, monkeypatch, default_handlers, act, steps, last):
+def test_the_error_is_raised_if_the_fit_ends_right_away(tmp_path, monkeypatch, default_handlers, act, steps, last):
     Disk(monkeypatch, tmp_path, last)
     learner = training(Bounds(act), Checkpointer(tmp_path, epochs=100))
     with pytest.raises(CheckpointError) as raised:
@@ -151,7 +189,7 @@ def press(step):
 
 
 @pytest.mark.parametrize(("act", "kind", "step"), [(fail, ValueError, 2), (press, KeyboardInterrupt, 3)])
-def test_beside_another_exception_it_is_a_note(tmp_path, monkeypatch, default_handlers, act, kind, step):
+def test_the_error_is_a_note_of_another_exception(tmp_path, monkeypatch, default_handlers, act, kind, step):
     disk = Disk(monkeypatch, tmp_path, step)
     disk.goes_on.clear()
     learner = training(
@@ -166,7 +204,7 @@ def test_beside_another_exception_it_is_a_note(tmp_path, monkeypatch, default_ha
     assert there(tmp_path) == [0]
 
 
-def test_one_that_fails_does_not_keep_another_from_saving(tmp_path, monkeypatch):
+def test_a_failing_saver_does_not_prevent_another_from_saving(tmp_path, monkeypatch):
     Disk(monkeypatch, tmp_path / "one", 4)
     savers = [Checkpointer(tmp_path / name, steps=4, keep_last=9) for name in ("one", "two")]
     learner = training(*savers)
@@ -179,7 +217,7 @@ def test_one_that_fails_does_not_keep_another_from_saving(tmp_path, monkeypatch)
     assert there(tmp_path / "two")[:2] == [0, 4]
 
 
-def test_who_waits_for_a_save_that_failed_does_not_keep_another_from_saving(tmp_path, monkeypatch):
+def test_waiting_for_a_failed_save_does_not_prevent_another_saver_from_saving(tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path / "one", 4)
     disk.goes_on.clear()
     savers = [Checkpointer(tmp_path / name, steps=4, keep_last=9) for name in ("one", "two")]
@@ -193,7 +231,7 @@ def test_who_waits_for_a_save_that_failed_does_not_keep_another_from_saving(tmp_
     assert (there(tmp_path / "one"), there(tmp_path / "two")) == ([0], [0, 4, 8])
 
 
-def test_several_that_fail_are_all_told(tmp_path, monkeypatch):
+def test_all_failing_savers_are_reported(tmp_path, monkeypatch):
     disk = Disk(monkeypatch, tmp_path, 2)
     disk.goes_on.clear()
     savers = [Checkpointer(tmp_path / name, steps=100) for name in ("one", "two")]
@@ -206,7 +244,7 @@ def test_several_that_fail_are_all_told(tmp_path, monkeypatch):
     ]
 
 
-def test_outside_of_a_fit_it_comes_at_once(tmp_path, monkeypatch):
+def test_outside_a_fit_the_error_is_raised_immediately(tmp_path, monkeypatch):
     Disk(monkeypatch, tmp_path, 0)
     learner = training(Checkpointer(tmp_path))
     with pytest.raises(CheckpointError) as raised:

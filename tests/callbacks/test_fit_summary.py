@@ -1,6 +1,7 @@
-"""`FitSummary`: the last lines of a fit say how it ended, where its files are, and what can be done next."""
+"""`FitSummary`: the last lines of a fit show how it ended, where its files are, and what to do next."""
 
 import io
+import math
 import os
 import re
 import signal
@@ -17,6 +18,7 @@ from fluxcb.callbacks import (
     CustomCallback,
     EarlyStopping,
     FitSummary,
+    Metric,
     Metrics,
     Monitors,
     SkipNonFinite,
@@ -113,7 +115,7 @@ def test_a_callback_gives_advice(file):
     assert lines(file) == ["Training stopped in epoch 1 of 5, after step 4: no disk space.", "Next: delete old runs."]
 
 
-def test_early_stopping_says_so(file):
+def test_early_stopping_is_the_reason(file):
     learner = testlearner(Metrics(), EarlyStopping(1), FitSummary(file), learning_rate=1.5)  # diverges from epoch 1 on
     learner.fit(5)
     best = learner.history["validation/loss"][0]
@@ -129,7 +131,7 @@ def test_early_stopping_says_so(file):
         (lambda: SkipNonFinite(2), "loss or gradients were not finite at 2 steps in a row, up to step 3"),
     ],
 )
-def test_a_loss_that_is_not_finite_is_a_warning_too(file, callback, reason):
+def test_a_non_finite_loss_also_warns(file, callback, reason):
     learner = testlearner(callback(), FitSummary(file), learning_rate=1e30)
     with pytest.warns(RuntimeWarning, match=f"^Training stopped: {reason}.$") as caught:
         learner.fit(5)
@@ -137,6 +139,67 @@ def test_a_loss_that_is_not_finite_is_a_warning_too(file, callback, reason):
     step = reason.split()[-1]
     assert lines(file) == [f"Training stopped in epoch 1 of 5, after step {step}: {reason}.", DIVERGED]
     assert learner.stop_reason == reason
+
+
+def with_validation(value, *callbacks, **keywords):
+    """Return a Learner whose validation loss is a given value, or that of a batch; its training loss is finite."""
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        lambda params, batch, key: jnp.mean(params["w"] * batch),
+        optax.sgd(0.1),
+        data=([np.ones(2, np.float32)], [value if isinstance(value, np.ndarray) else np.full(2, value, np.float32)]),
+        callbacks=list(callbacks),
+        default_callbacks=False,
+        **keywords,
+    )
+
+
+@pytest.mark.parametrize(("value", "shown"), [(math.nan, "nan"), (math.inf, "inf"), (-math.inf, "-inf")])
+def test_a_non_finite_validation_loss_is_printed_and_warns(file, value, shown):
+    learner = with_validation(value, Metrics(), FitSummary(file))
+    with pytest.warns(RuntimeWarning) as caught:
+        learner.fit(1)
+    text = f"validation/loss was {shown} in epoch 1."
+    assert [(str(warning.message), warning.filename) for warning in caught] == [(text, __file__)]
+    end = "Training finished after epoch 1, step 1 (0.0 s)."
+    assert lines(file) == [end, f"Warning: {text}", PARAMS]
+
+
+def test_non_finite_epochs_are_counted_per_fit(file):
+    batch = np.ones(2, np.float32)
+    learner = with_validation(batch, Metrics(), FitSummary(file))
+    learner.fit(2)
+    batch[:] = math.nan
+    with pytest.warns(RuntimeWarning, match=r"^validation/loss was not finite in 3 of 3 epochs, first in epoch 3\.$"):
+        learner.fit(3)
+    batch[:] = 1.0
+    learner.fit(1)
+    assert [line for line in lines(file) if line.startswith("Warning")] == [
+        "Warning: validation/loss was not finite in 3 of 3 epochs, first in epoch 3."
+    ]
+
+
+def test_another_non_finite_metric_is_printed_without_a_warning(file):
+    metric = Metric(lambda loss: loss * math.nan, name="undefined", needs=("loss",))
+    with_validation(1.0, Metrics(metric), FitSummary(file)).fit(1)
+    told = [line for line in lines(file) if line.startswith("Warning")]
+    assert told == [
+        "Warning: training/undefined was nan in epoch 1.",
+        "Warning: validation/undefined was nan in epoch 1.",
+    ]
+
+
+def test_a_learner_without_metrics_has_no_such_line(file):
+    with_validation(math.nan, FitSummary(file)).fit(1)
+    assert lines(file) == ["Training finished after epoch 1, step 1 (0.0 s).", PARAMS]
+
+
+def test_reading_the_metrics_fetches_nothing():
+    learner = with_validation(1.0, Metrics(), FitSummary(io.StringIO()))
+    learner.callbacks.measure()
+    learner.fit(2)
+    rows = [row for row in learner.callbacks.timings() if row.handler.startswith("FitSummary")]
+    assert [dict(row.reads) for row in rows] == [{}, {}]
 
 
 def test_a_handler_pauses_the_fit(file):
@@ -181,7 +244,14 @@ def test_a_fit_that_fails_before_its_first_step_has_one_line(file, event):
     assert lines(file) == ["Training failed before its first step: ValueError: boom."]
 
 
-def test_it_lists_what_was_written(file, tmp_path, monkeypatch):
+def test_a_reason_that_is_a_question_has_no_period(file):
+    fails = raising(ValueError("no `w`. Did you mean `ww`?"), FitBegin)
+    with pytest.raises(ValueError, match="no `w`"):
+        testlearner(fails, FitSummary(file)).fit(5)
+    assert lines(file) == ["Training failed before its first step: ValueError: no `w`. Did you mean `ww`?"]
+
+
+def test_it_lists_the_written_files(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     learner = testlearner(
         Metrics(),
@@ -203,7 +273,7 @@ def test_it_lists_what_was_written(file, tmp_path, monkeypatch):
     assert "run (Checkpointer)" in places
 
 
-def test_a_resumed_run_that_is_done_says_so(file, tmp_path):
+def test_a_resumed_run_that_is_complete_is_reported(file, tmp_path):
     def learner():
         return testlearner(Checkpointer(tmp_path), FitSummary(file))
 
@@ -215,7 +285,7 @@ def test_a_resumed_run_that_is_done_says_so(file, tmp_path):
     ]
 
 
-def test_a_run_that_rewinds_says_so_and_goes_on(file, tmp_path):
+def test_a_rewind_is_reported_and_the_run_continues(file, tmp_path):
     asked = []
 
     def rewind(learner):
@@ -239,7 +309,7 @@ def test_a_run_that_rewinds_says_so_and_goes_on(file, tmp_path):
     assert [seen[:2] for seen in ends.seen] == [("rewinding", "a spike"), ("finished", None)]
 
 
-def test_it_comes_after_the_table():
+def test_it_is_printed_after_the_table():
     order = fluxcb.check([FitSummary()]).order(FitEnd, TrainingPhase)
     assert isinstance(order[-1], FitSummary)
 
@@ -247,7 +317,7 @@ def test_it_comes_after_the_table():
 def test_long_lines_are_wrapped_between_words_in_a_terminal():
     from rich.console import Console
 
-    from fluxcb.callbacks.console import show_block
+    from fluxcb.callbacks.progress.console import show_block
 
     words = ["parameters", "`fit(n)`", "learning-rate", "of"] * 10
     for terminal in (True, False):

@@ -1,4 +1,4 @@
-"""Frozen parameters stay what they are, bit for bit, until they are freed."""
+"""Frozen parameters stay constant, bit for bit, until they are unfrozen."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ PARAMS = {
 
 
 def learner(*callbacks, optimizer=None, **kwargs):
-    """Return a Learner whose parameters do not meet in the loss: each trains as it would alone."""
+    """Return a Learner whose loss is separable, so each parameter trains as it would alone."""
     return fluxcb.Learner.from_loss(
         PARAMS,
         lambda params, batch, key: sum(jnp.sum((leaf - 3) ** 2) for leaf in jax.tree.leaves(params)),
@@ -33,7 +33,7 @@ def learner(*callbacks, optimizer=None, **kwargs):
 
 
 class Params(Callback):
-    """Keep the parameters after each step."""
+    """Record the parameters after each step."""
 
     def __init__(self):
         self.kept = []
@@ -52,7 +52,7 @@ def flat(params):
 
 
 def still(params):
-    """Return which parameters are what they were, bit for bit."""
+    """Return the paths of the parameters that have not changed, bit for bit."""
     start = flat(PARAMS)
     return {path for path, leaf in flat(params).items() if leaf.tobytes() == start[path].tobytes()}
 
@@ -68,7 +68,7 @@ def still(params):
     ],
 )
 @pytest.mark.parametrize("optimizer", [optax.adamw(0.1, weight_decay=0.1), optax.sgd(0.01, momentum=0.9)])
-def test_what_is_frozen_does_not_move_and_the_rest_trains_as_ever(paths, frozen, optimizer):
+def test_frozen_parameters_stay_constant_and_others_train(paths, frozen, optimizer):
     ours, plain = learner(Freeze(*paths), optimizer=optimizer), learner(optimizer=optimizer)
     ours.fit(3)
     plain.fit(3)
@@ -82,7 +82,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_trains_as_ever(paths, frozen,
 
 @pytest.mark.parametrize(("until", "free_after"), [({"epochs": 2}, 8), ({"steps": 5}, 5), ({"epochs": 1}, 4), ({}, 12)])
 @pytest.mark.parametrize("steps_per_call", [1, 3, "auto"])
-def test_they_are_freed_after_so_many_epochs_or_steps(until, free_after, steps_per_call):
+def test_parameters_unfreeze_after_the_given_epochs_or_steps(until, free_after, steps_per_call):
     params = Params()
     trained = learner(Freeze("encoder", **until), params, steps_per_call=steps_per_call)
     trained.fit(1)
@@ -98,22 +98,22 @@ def still_of(kept):
     return {path for path, leaf in kept.items() if leaf.tobytes() == start[path].tobytes()}
 
 
-def test_a_resumed_training_frees_at_the_same_step():
-    whole, first, second = (
+def test_a_resumed_run_unfreezes_at_the_same_step():
+    uninterrupted, first, second = (
         learner(Freeze("head", steps=6)),
         learner(Freeze("head", steps=6)),
         learner(Freeze("head", steps=6)),
     )
-    whole.fit(2)
+    uninterrupted.fit(2)
     first.fit(1)
     second.state = first.state
     second.fit(1)
-    assert jax.tree.all(jax.tree.map(np.array_equal, whole.params, second.params))
+    assert jax.tree.all(jax.tree.map(np.array_equal, uninterrupted.params, second.params))
     assert "head.0" not in still(second.params)
 
 
-def test_the_optimizer_state_goes_on_meanwhile():
-    # sgd with momentum 0.5 and a gradient of 2 (w - 3) = -4 that stays: velocity -4, -6, -7; then freed
+def test_the_optimizer_state_is_updated_for_frozen_parameters():
+    # SGD with momentum 0.5 and a constant gradient of 2 (w - 3) = -4: velocity -4, -6, -7; then unfrozen
     ours = learner(Freeze("encoder2", steps=3), optimizer=optax.sgd(0.01, momentum=0.5))
     ours.fit(steps=3)
     [velocity] = [
@@ -126,7 +126,7 @@ def test_the_optimizer_state_goes_on_meanwhile():
     np.testing.assert_allclose(ours.params["encoder2"]["w"], 1 + 0.075, rtol=1e-6)
 
 
-def test_several_free_one_part_after_the_other_in_any_order():
+def test_several_freezes_unfreeze_parts_in_turn_in_any_list_order():
     def parts():
         return [Freeze("encoder", epochs=1), Freeze("head", epochs=2), Freeze("*.bias")]
 
@@ -138,7 +138,7 @@ def test_several_free_one_part_after_the_other_in_any_order():
     assert jax.tree.all(jax.tree.map(np.array_equal, forth.state["params"], back.state["params"]))
 
 
-def test_averages_see_what_was_put_back_and_other_writers_need_an_order():
+def test_averages_see_restored_parameters_and_other_writers_need_an_order():
     averaged = learner(ParameterEMA(0.5, validate=False), Freeze("encoder"), ClipGradients(1.0))
     averaged.fit(2)
     np.testing.assert_array_equal(averaged.cbstate["ema"]["params"]["encoder"]["w"], PARAMS["encoder"]["w"])
@@ -158,14 +158,20 @@ def test_averages_see_what_was_put_back_and_other_writers_need_an_order():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Freeze, '`Freeze` takes paths of parameters, not nothing.\n  fix:   e.g. `Freeze("encoder", "*.bias")`'),
+        (
+            Freeze,
+            "The arguments of `Freeze` must be paths of parameters, not ().\n"
+            '  fix:   write e.g. `Freeze("encoder", "*.bias")`',
+        ),
         (
             lambda: Freeze("a", 3),  # pyright: ignore[reportArgumentType]
-            '`Freeze` takes paths of parameters, not \'a\', 3.\n  fix:   e.g. `Freeze("encoder", "*.bias")`',
+            "The arguments of `Freeze` must be paths of parameters, not ('a', 3).\n"
+            '  fix:   write e.g. `Freeze("encoder", "*.bias")`',
         ),
         (
             lambda: Freeze("a", epochs=1, steps=1),
-            '`Freeze` takes epochs or steps, not both.\n  fix:   e.g. `Freeze("encoder", epochs=3)`',
+            "`Freeze` was given epochs and steps, but takes only one of them.\n"
+            '  fix:   write e.g. `Freeze("encoder", epochs=3)`',
         ),
         (
             lambda: Freeze("a", epochs=0),
@@ -175,13 +181,13 @@ def test_averages_see_what_was_put_back_and_other_writers_need_an_order():
         ),
         (
             lambda: learner(Freeze("encoder", "haed")),
-            "Freeze('encoder', 'haed'): no parameter fits `haed`. Did you mean `head`?\n"
+            "Freeze('encoder', 'haed'): no parameter matches `haed`. Did you mean `head`?\n"
             "  why:   nothing would be frozen\n"
-            "  fix:   the parameters are `encoder.bias`, `encoder.w`, `encoder2.w`, `head.0`, `head.1.bias`",
+            "  fix:   use the path of a parameter: `encoder.bias`, `encoder.w`, `encoder2.w`, `head.0`, `head.1.bias`",
         ),
     ],
 )
-def test_arguments_that_cannot_be_meant(make, message):
+def test_bad_arguments(make, message):
     with pytest.raises(DeclarationError) as error:
         make()
     assert str(error.value) == message

@@ -1,4 +1,4 @@
-"""GradientNoise has the variance of its formula, and is drawn anew for every step and leaf."""
+"""GradientNoise: its variance, and its independence between steps and leaves."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +34,7 @@ def noise_of(*callbacks, key=0, steps=4):
     return np.array(seen)
 
 
-def test_the_variance_is_that_of_the_formula():
+def test_the_variance_follows_the_formula():
     noise = noise_of(GradientNoise(0.3))
     expected = 0.3 / (1 + np.arange(4)) ** 0.55
     # The standard error of a variance of n normal numbers is sqrt(2 / n), 0.7 percent here.
@@ -42,7 +42,7 @@ def test_the_variance_is_that_of_the_formula():
     assert np.all(np.abs(noise.mean(axis=-1)) < 5 * np.sqrt(expected[:, None] / SIZE))
 
 
-def test_it_is_drawn_anew_for_every_step_and_leaf_and_from_the_key():
+def test_noise_differs_by_step_and_leaf_and_depends_on_the_key():
     noise = noise_of(GradientNoise(1.0, gamma=0))
     correlations = np.corrcoef(noise.reshape(8, SIZE)) - np.eye(8)
     assert np.abs(correlations).max() < 5 / np.sqrt(SIZE)
@@ -50,7 +50,7 @@ def test_it_is_drawn_anew_for_every_step_and_leaf_and_from_the_key():
     assert not np.array_equal(noise, noise_of(GradientNoise(1.0, gamma=0), key=1))
 
 
-def test_it_is_not_clipped():
+def test_noise_is_not_clipped():
     both = noise_of(GradientNoise(0.3), ClipGradients(1e-3))
     np.testing.assert_array_equal(both, noise_of(GradientNoise(0.3)))
 
@@ -70,12 +70,12 @@ def test_it_is_not_clipped():
         (
             (0.3, -1),
             "`gamma` of GradientNoise must be a number of at least 0, not -1.\n"
-            "  fix:   give 0 or a larger, finite number",
+            "  fix:   give a finite number of at least 0",
         ),
         (
             (0.3, float("inf")),
             "`gamma` of GradientNoise must be a number of at least 0, not inf.\n"
-            "  fix:   give 0 or a larger, finite number",
+            "  fix:   give a finite number of at least 0",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""HookToCallback: functions of the step number, objects with methods, and what they are called with."""
+"""HookToCallback: functions of the step number, objects with methods, and the arguments of their calls."""
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def test_after_training_is_called_after_an_error():
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 4, "auto"])
-def test_a_periodic_action_sees_every_step_also_after_a_resume(steps_per_call):
+def test_a_periodic_action_sees_every_step_even_after_a_resume(steps_per_call):
     first = testlearner(batches=5)
     first.fit(1)
     action = Action(3)
@@ -79,7 +79,7 @@ def test_a_periodic_action_sees_every_step_also_after_a_resume(steps_per_call):
     assert action.last == 15
 
 
-def test_a_plain_function_now_and_then():
+def test_a_function_can_have_a_period():
     steps = []
     testlearner(every(HookToCallback(steps.append), steps=3), batches=4).fit(2)
     assert steps == [3, 6]
@@ -99,7 +99,7 @@ def test_values_are_those_of_the_step():
     assert values["updates"]["b"] == pytest.approx(-0.2)
 
 
-def test_its_name():
+def test_the_name_is_that_of_the_hook():
     def report(step): ...
 
     assert repr(HookToCallback(report)) == "HookToCallback(report)"
@@ -126,51 +126,50 @@ METHODS = "`before_training`, `after_step`, `after_epoch`, `after_training`"
     [
         (
             lambda: HookToCallback(3),
-            "`HookToCallback` takes a function of the step number, or an object with methods, not 3.\n"
-            f"  why:   a hook has one of {METHODS}, or can be called\n"
+            "`HookToCallback` requires a function of the step number, or an object with methods, not 3.\n"
+            f"  why:   a hook is callable or has one of {METHODS}\n"
             "  fix:   write e.g. `HookToCallback(lambda step: ...)`",
         ),
         (
             lambda: HookToCallback(Action),
-            f"`HookToCallback` takes a function of the step number, or an object with methods, not {Action!r}.\n"
-            f"  why:   a hook has one of {METHODS}, or can be called\n"
-            "  fix:   construct it: `HookToCallback(Action(...))`",
+            f"`HookToCallback` requires a function of the step number, or an object with methods, not {Action!r}.\n"
+            f"  why:   a hook is callable or has one of {METHODS}\n"
+            "  fix:   pass an instance: `HookToCallback(Action(...))`",
         ),
         (
             lambda: HookToCallback(print, "loss"),
             "`values` of `HookToCallback` must be a list of names, not 'loss'.\n"
-            '  fix:   write e.g. `HookToCallback(hook, values=["loss"])`',
+            '  fix:   write e.g. `values=["loss"]`',
         ),
         (
             lambda: HookToCallback(print, 3),
-            "`values` of `HookToCallback` must be a list of names, not 3.\n"
-            '  fix:   write e.g. `HookToCallback(hook, values=["loss"])`',
+            '`values` of `HookToCallback` must be a list of names, not 3.\n  fix:   write e.g. `values=["loss"]`',
         ),
         (
             lambda: HookToCallback(NoStep(), ["loss"]),
-            "The hook NoStep() gets no values: it cannot be called, and has no `after_step`.\n"
-            "  fix:   drop `values=`, or give it a method `after_step(step, values)`",
+            "The hook NoStep() cannot receive `values`, because it is not callable and has no `after_step`.\n"
+            "  fix:   remove `values=`, or define a method `after_step(self, step, values)`",
         ),
         (
             lambda: HookToCallback(lambda step: None, ["loss"]),
             "The hook `<lambda>` cannot be called as `<lambda>(step, values)`.\n"
-            "  why:   that is what `HookToCallback` does\n"
-            "  fix:   wrap it in a function that takes `(step, values)`",
+            "  why:   `HookToCallback` calls the hook with these arguments\n"
+            "  fix:   wrap the hook in a function that takes `(step, values)`",
         ),
         (
             lambda: HookToCallback(lambda: None),
             "The hook `<lambda>` cannot be called as `<lambda>(step)`.\n"
-            "  why:   that is what `HookToCallback` does\n"
-            "  fix:   wrap it in a function that takes `(step)`",
+            "  why:   `HookToCallback` calls the hook with these arguments\n"
+            "  fix:   wrap the hook in a function that takes `(step)`",
         ),
         (
             lambda: HookToCallback(WrongEpoch()),
             "The hook `WrongEpoch.after_epoch` cannot be called as `WrongEpoch.after_epoch(epoch)`.\n"
-            "  why:   that is what `HookToCallback` does\n"
-            "  fix:   wrap it in a function that takes `(epoch)`",
+            "  why:   `HookToCallback` calls the hook with these arguments\n"
+            "  fix:   wrap the hook in a function that takes `(epoch)`",
         ),
     ],
 )
-def test_hooks_that_cannot_be_meant(build, text, refused):
+def test_invalid_hooks_are_rejected(build, text, refused):
     with refused(DeclarationError, text):
         build()

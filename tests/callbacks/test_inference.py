@@ -1,4 +1,4 @@
-"""`InferenceRunner` and the inferencers: statistics of other data, exact, with the training untouched."""
+"""`InferenceRunner` and the inferencers: exact statistics on other data, without any effect on training."""
 
 import itertools
 
@@ -46,7 +46,7 @@ SIZES = (8, 8, 3)
 
 
 def pairs(sizes=SIZES, seed=7):
-    """Return batches that a line does not fit, so that each has a loss of its own."""
+    """Return batches that no line fits, so that their losses differ."""
     rng = np.random.default_rng(seed)
     return [tuple(rng.normal(size=(2, n, 1)).astype(np.float32)) for n in sizes]
 
@@ -62,7 +62,7 @@ def last(learner, statistic="loss", name="inference"):
 
 
 class Unsized:
-    """Batches of unknown number."""
+    """Batches without a length."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -72,7 +72,7 @@ class Unsized:
 
 
 class Claiming(Unsized):
-    """Batches that say how many they are."""
+    """Batches with a length."""
 
     def __init__(self, batches, length):
         super().__init__(batches)
@@ -83,7 +83,7 @@ class Claiming(Unsized):
 
 
 class Gather(Inferencer):
-    """Keep everything, and note which methods were called."""
+    """Record all values, and the names of the methods that were called."""
 
     def __init__(self, *names):
         self.names, self.calls, self.values, self.samples = names, [], [], []
@@ -111,13 +111,13 @@ class Gather(Inferencer):
 
 
 @pytest.mark.parametrize("data", [pairs(), Unsized(pairs()), Claiming(pairs(), 3)], ids=["list", "unsized", "sized"])
-def test_a_mean_over_a_ragged_last_batch_is_that_over_all_samples(data):
+def test_the_mean_is_over_all_samples_if_the_last_batch_is_smaller(data):
     learner = testlearner(InferenceRunner(data, ScalarStats("loss")))
     for _ in range(2):
         learner.fit(1)
         assert last(learner) == pytest.approx(mean_loss(learner.params, pairs()), rel=1e-6)
     by_batch = np.mean([mean_loss(learner.params, [batch]) for batch in pairs()])
-    assert abs(by_batch - last(learner)) > 0.01  # the mean of the batches' means is another number
+    assert abs(by_batch - last(learner)) > 0.01  # the mean of the batch means is different
 
 
 def test_a_round_calls_before_then_each_batch_in_order_then_after():
@@ -134,7 +134,7 @@ def test_a_round_calls_before_then_each_batch_in_order_then_after():
 
 
 def test_classification_errors_are_counted_over_all_samples():
-    # By hand: 3 wrong of 4 and 0 wrong of 1 is 3 / 5, and not the mean of 0.75 and 0.
+    # 3 of 4 and 0 of 1 are wrong: that is 3 / 5, not the mean of 0.75 and 0.
     right, wrong = [0.0, 1.0], [1.0, 0.0]
     batches = [(np.float32([wrong, right, wrong, wrong]), np.int32([1, 1, 1, 1])), (np.float32([right]), np.int32([1]))]
     learner = Learner(
@@ -149,14 +149,14 @@ def test_classification_errors_are_counted_over_all_samples():
     assert last(learner, "wrong") == 3 / 5
 
 
-def test_binary_stats_are_those_of_all_data():
+def test_binary_stats_are_computed_over_all_data():
     stats = BinaryClassificationStats("pred", "label", prefix="val")
     stats.before()
-    # tensorpack's own case, in two batches: predictions 1100, labels 1010.
+    # The example of tensorpack, in two batches: predictions 1100, labels 1010.
     stats.on_fetches({"pred": np.array([1, 1, 0]), "label": np.array([1, 0, 1])}, 3)
     stats.on_fetches({"pred": np.array([False]), "label": np.array([False])}, 1)
     assert stats.after() == {"val_precision": 0.5, "val_recall": 0.5}
-    stats.before()  # of 3 predicted, 2 are right; of 5, 2 are found
+    stats.before()  # 2 of 3 predicted positives are correct; 2 of 5 positives are found
     stats.on_fetches({"pred": np.array([1, 1, 1, 0, 0, 0]), "label": np.array([1, 1, 0, 1, 1, 1])}, 6)
     assert stats.after() == {"val_precision": 2 / 3, "val_recall": 2 / 5}
 
@@ -176,7 +176,7 @@ def test_a_threshold_makes_predictions_of_scores():
     stats = BinaryClassificationStats("outputs", threshold=0.5)
     stats.before()
     stats.on_fetches({"outputs": np.array([0.5, 0.6, 0.9]), "ys": np.array([1, 1, 0])}, 3)
-    assert stats.after() == {"precision": 0.5, "recall": 0.5}  # 0.5 is not above it
+    assert stats.after() == {"precision": 0.5, "recall": 0.5}  # 0.5 is not above the threshold
 
 
 def test_parts_of_a_loss_functions_aux_are_fetched():
@@ -199,12 +199,12 @@ def test_parts_of_a_loss_functions_aux_are_fetched():
     )
     learner.fit(1)
     values = learner.cbstate["metrics_epoch"]["inference"].at(1)
-    # distances (1, 0) and (1): 2 of 3 wrong; least 0 of two samples and 1 of one; squares (1, 0, 1)
+    # Distances (1, 0) and (1): 2 of 3 are wrong. The minimum is 0 for two samples and 1 for one. Squares: (1, 0, 1).
     assert values == pytest.approx({"error": 2 / 3, "aux.least": 1 / 3, "loss": 2 / 3})
 
 
 class Doubled(Callback):
-    """Double the inputs of validation, and tell which outputs are too large."""
+    """Double the inputs of validation, and mark outputs that are too large."""
 
     def stateaccess(self):
         return {"step": {"xs": Write(), "outputs": Read(), "large": Write()}}
@@ -228,7 +228,7 @@ def test_traced_handlers_of_the_phase_run():
     assert last(learner, "error") == np.mean(expected > 1)
 
 
-def test_a_phase_of_ones_own():
+def test_a_custom_phase():
     class Squares(ValidationPhase):
         name = "squares"
 
@@ -243,7 +243,7 @@ def test_a_phase_of_ones_own():
     assert learner.compile_counts == counts
 
 
-def test_an_average_of_the_parameters_is_used_if_asked_for():
+def test_an_average_of_the_parameters_can_be_used():
     runners = [InferenceRunner(pairs(), ScalarStats("loss"), name=n, average=a) for n, a in (("x", None), ("y", "ema"))]
     learner = testlearner(ParameterEMA(0.9), *runners)
     learner.fit(1)
@@ -263,7 +263,7 @@ def test_a_nan_is_a_statistic():
 
 
 class Sees(Callback):
-    """Note at each Trigger what there is of the runner's error."""
+    """Record the available error values of the runner at each Trigger."""
 
     def __init__(self):
         self.seen = []
@@ -278,7 +278,7 @@ class Sees(Callback):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_who_reads_statistics_runs_behind_in_every_order_of_the_list(order):
+def test_readers_of_statistics_run_later_in_any_list_order(order):
     sees = Sees()
     items = [Metrics(), sees, InferenceRunner(pairs(), ScalarStats("loss"), name="test")]
     learner = testlearner(*(items[i] for i in order))
@@ -316,7 +316,7 @@ def test_early_stopping_and_setters_watch_a_runner():
     learner.fit(6)
     assert learner.stop_reason == "test/badness: no improvement on 1 for 2 epochs"
     assert learner.epoch == 4
-    assert learner.hyperparams["learning_rate"] == pytest.approx(0.01)  # of (1, 2) the second is no better
+    assert learner.hyperparams["learning_rate"] == pytest.approx(0.01)  # 2 is no improvement on 1
 
 
 def test_statistics_go_to_the_monitors_with_their_steps():
@@ -331,7 +331,7 @@ def test_statistics_go_to_the_monitors_with_their_steps():
     assert learner.cbstate["metrics_epoch"]["test"]["loss"] == [(1, log["loss"][0]), (2, log["loss"][1])]
 
 
-def test_where_the_learner_was_set_back_the_steps_come_again():
+def test_later_values_are_dropped_if_the_learner_returns_to_an_earlier_state():
     learner = testlearner(Metrics(), InferenceRunner(pairs(), ScalarStats("loss"), name="test"))
     learner.fit(1)
     before = learner.state
@@ -344,7 +344,7 @@ def test_where_the_learner_was_set_back_the_steps_come_again():
     assert (log["loss"], learner.cbstate["metrics_epoch"]["test"]["loss"]) == straight
 
 
-def test_two_runners_of_one_name_are_a_conflict():
+def test_two_runners_with_the_same_name_conflict():
     def runner(name):
         return InferenceRunner(pairs(), ScalarStats("loss"), name=name)
 
@@ -358,7 +358,7 @@ def test_two_runners_of_one_name_are_a_conflict():
     assert last(learner, name="a") == last(learner, name="b")
 
 
-# -- the training is untouched ---------------------------------------------------------------------------------------
+# -- training does not change ----------------------------------------------------------------------------------------
 
 
 def noisy(callbacks, loader, **kwargs):
@@ -387,7 +387,7 @@ def loader():
     ids=["epochs", "every 3 steps", "every 2 epochs"],
 )
 @pytest.mark.parametrize("shared", [False, True], ids=["other data", "the training's own loader"])
-def test_training_stays_as_it_is_to_the_last_bit(wrap, shared, capsys):
+def test_training_does_not_change_to_the_last_bit(wrap, shared, capsys):
     alone = noisy([Metrics()], loader())
     alone.fit(3)
     alone.fit(steps=7, steps_per_epoch=5)
@@ -405,7 +405,7 @@ def test_training_stays_as_it_is_to_the_last_bit(wrap, shared, capsys):
             assert beside.cbstate[kept][name] == alone.cbstate[kept][name]
 
 
-def test_each_batch_has_random_keys_of_its_own_and_a_round_repeats_at_the_same_step():
+def test_random_keys_differ_by_batch_and_repeat_at_the_same_step():
     gather = Gather("loss")
     batch = (np.zeros((4, 1), np.float32), np.zeros((4, 1), np.float32))
     learner = noisy([every(InferenceRunner([batch, batch], gather), steps=10)], loader(), default_callbacks=False)
@@ -431,14 +431,14 @@ def test_a_shape_is_compiled_once():
     jax.monitoring.register_event_duration_secs_listener(note)
     try:
         learner.fit(3)
-        jax.jit(lambda x: x * 3.25)(1.5)  # the listener listens
+        jax.jit(lambda x: x * 3.25)(1.5)  # the listener works
     finally:
         jax.monitoring.unregister_event_duration_listener(note)
     assert len(compiled) == 1
     assert learner.compile_counts == counts
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("declared", "what"), [(4, "there are 3"), (2, "there are more than 2")])
@@ -448,10 +448,10 @@ def test_a_declared_length_that_does_not_match_is_an_error(declared, what):
     with pytest.raises(DataError) as caught:
         learner.fit(1)
     assert str(caught.value) == (
-        f"The data of InferenceRunner('test') says that it has {declared} batches, and {what}.\n"
+        f"The data of InferenceRunner('test') has length {declared}, but {what}.\n"
         "  where: Claiming.__len__\n"
-        "  why:   statistics over another number of batches are not those that were asked for\n"
-        "  fix:   mend its `__len__`, or leave it out: data of unknown length is read to its end"
+        "  why:   the statistics would cover another number of batches than the length declares\n"
+        "  fix:   correct `__len__`, or remove it; data of unknown length is read to its end"
     )
     assert gather.calls[0] == "before"
     assert gather.calls[-1] == "abandon"
@@ -460,27 +460,27 @@ def test_a_declared_length_that_does_not_match_is_an_error(declared, what):
 
 
 def test_data_without_batches_is_an_error():
-    told = (
+    message = (
         "The data of InferenceRunner('inference') has no batches.\n"
-        "  why:   a statistic of nothing, such as an error of 0, would look like one of something\n"
+        "  why:   a statistic over no samples, such as an error rate of 0, would look like a real result\n"
         "  fix:   check its length and filters; with `drop_last=True`, the batch size may exceed the data"
     )
     with pytest.raises(DataError) as caught:
         InferenceRunner([], ScalarStats("loss"))
-    assert str(caught.value) == told
+    assert str(caught.value) == message
     with pytest.raises(DataError) as caught:
         testlearner(InferenceRunner(Unsized([]), ScalarStats("loss"))).fit(1)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
-@pytest.mark.parametrize(("data", "kind"), [(iter([1]), "a one-shot iterator"), (3, "nothing that can be iterated")])
+@pytest.mark.parametrize(("data", "kind"), [(iter([1]), "is a one-shot iterator"), (3, "cannot be iterated")])
 def test_data_must_be_iterable_again(data, kind):
     with pytest.raises(DeclarationError) as caught:
         InferenceRunner(data, ScalarStats("loss"))
     assert str(caught.value) == (
-        f"The data of InferenceRunner('inference') is {kind} ({type(data).__name__}).\n"
-        "  why:   each round goes through the data anew\n"
-        "  fix:   give a list of batches, an `ArrayLoader`, or a class with `__iter__`"
+        f"The data of InferenceRunner('inference') {kind} ({type(data).__name__}).\n"
+        "  why:   each round iterates over the data again\n"
+        "  fix:   pass a list of batches, an `ArrayLoader`, or a class with `__iter__`"
     )
 
 
@@ -504,7 +504,7 @@ def test_an_error_of_the_model_names_the_runner_and_the_batch():
     assert "raised when InferenceRunner('inference') computed batch 2 of its data" in caught.value.__notes__
 
 
-def test_an_error_of_an_inferencer_names_both():
+def test_an_error_of_an_inferencer_names_the_inferencer_and_the_runner():
     class Failing(Inferencer):
         def fetches(self):
             return ("loss",)
@@ -514,10 +514,11 @@ def test_an_error_of_an_inferencer_names_both():
 
     with pytest.raises(ZeroDivisionError) as caught:
         testlearner(InferenceRunner(pairs(), Failing())).fit(1)
-    assert caught.value.__notes__[0] == "raised in `on_fetches` of Failing(), of InferenceRunner('inference')"
+    note = "raised in `on_fetches` of Failing(), an inferencer of InferenceRunner('inference')"
+    assert caught.value.__notes__[0] == note
 
 
-def test_a_failed_round_leaves_the_statistics_of_the_one_before():
+def test_a_failed_round_keeps_the_previous_statistics():
     batches = pairs()
     data = Claiming(batches, 3)
     learner = testlearner(InferenceRunner(data, ScalarStats("loss")))
@@ -528,7 +529,7 @@ def test_a_failed_round_leaves_the_statistics_of_the_one_before():
         learner.fit(1)
     data.length = 3
     assert learner.cbstate["metrics_epoch"]["inference"]["loss"] == [(1, before)]
-    learner.fit(1)  # and training goes on
+    learner.fit(1)  # training can continue
     assert last(learner) == pytest.approx(mean_loss(learner.params, batches), rel=1e-6)
 
 
@@ -544,87 +545,88 @@ def test_a_statistic_must_be_a_number(value):
     with pytest.raises(DeclarationError) as caught:
         testlearner(InferenceRunner(pairs(), Odd())).fit(1)
     assert str(caught.value) == (
-        f"The statistic `odd` of Odd() is {value!r}, and not one number.\n"
+        f"The statistic `odd` of Odd() must be one number, not {value!r}.\n"
         "  where: Odd.after\n"
-        "  fix:   return a number, or leave it out"
+        "  fix:   return a number, or leave the statistic out"
     )
 
 
-def test_two_statistics_of_one_name_are_an_error():
+def test_two_statistics_with_the_same_name_are_an_error():
     with pytest.raises(DeclarationError) as caught:
         testlearner(InferenceRunner(pairs(), [ScalarStats("loss"), ScalarStats("loss")])).fit(1)
     assert str(caught.value) == (
-        "Two inferencers of InferenceRunner('inference') have a statistic `loss`.\n"
-        "  why:   statistics are kept by name\n"
-        "  fix:   give one another name, or put it into an `InferenceRunner` of its own"
+        "Two inferencers of InferenceRunner('inference') return a statistic called `loss`.\n"
+        "  why:   statistics are stored by name\n"
+        "  fix:   rename one, or move one to its own `InferenceRunner` with another `name`"
     )
 
 
-def test_values_that_do_not_exist():
+def test_missing_values_are_an_error():
     with pytest.raises(MissingStateError) as caught:
         testlearner(InferenceRunner(pairs(), ScalarStats("lose"))).fit(1)
     assert str(caught.value) == (
-        "An evaluation of ValidationPhase is asked for `step.lose`, which it does not compute. Did you mean `loss`?\n"
+        "An evaluation of ValidationPhase requested `step.lose`, which the phase does not compute. "
+        "Did you mean `loss`?\n"
         "  why:   the step has loss, outputs, xs, ys, batch\n"
         "  fix:   return it from the loss as aux, or assign it in the phase's `step` or in a traced handler"
     )
     with pytest.raises(DeclarationError) as caught:
         testlearner(InferenceRunner(pairs(), ScalarStats("outputs.logit"))).fit(1)
-    assert caught.value.what == "ScalarStats('outputs.logit') fetches `outputs.logit`, and `outputs` has no `logit`."
+    assert caught.value.what == "ScalarStats('outputs.logit') fetches `outputs.logit`, but `outputs` has no `logit`."
 
 
 @pytest.mark.parametrize(
-    ("values", "inferencer", "told"),
+    ("values", "inferencer", "message"),
     [
         (
             {"x": np.ones(3)},
             ScalarStats("x"),
-            "`x` has shape (3,); `ScalarStats` averages one number per batch.\n"
-            "  fix:   reduce it where it is computed, or write an `Inferencer` of your own",
+            "`x` has shape (3,), but `ScalarStats` averages one number per batch.\n"
+            "  fix:   reduce the value in the step that computes it, or write your own `Inferencer`",
         ),
         (
             {"x": np.float32(0)},
             ClassificationError("x"),
-            "`x` has shape (); `ClassificationError` takes a vector, one number per sample.\n"
-            "  fix:   do not reduce it over the batch: the counts of batches of different sizes would be lost",
+            "`x` has shape (), but `ClassificationError` takes a vector, one number per sample.\n"
+            "  fix:   return one number per sample from the step, without reducing over the batch",
         ),
         (
             {"x": np.array([0.0, 0.5])},
             ClassificationError("x"),
-            "`x` has the value 0.5; `ClassificationError` takes 0 and 1, or false and true.\n"
-            "  fix:   compare where it is computed: `outputs > 0`",
+            "`x` has the value 0.5, but `ClassificationError` takes 0 and 1, or false and true.\n"
+            "  fix:   compute it with a comparison, e.g. `predicted != ys`",
         ),
         (
             {"outputs": np.ones((2, 3)), "ys": np.ones((2, 1))},
             ClassificationError(),
-            "`ClassificationError` compares predictions and labels one by one, and their shapes differ: "
+            "`ClassificationError` compares predictions and labels element by element, but their shapes differ: "
             "(2,) of the largest `outputs`, (2, 1) of `ys`.\n"
-            "  fix:   bring both to one shape in the model or the data",
+            "  fix:   change the model or the data so that both have the same shape",
         ),
         (
             {"p": np.array([2.5]), "ys": np.array([1])},
             BinaryClassificationStats("p"),
-            "`p` has the value 2.5; `BinaryClassificationStats` takes 0 and 1, or false and true.\n"
-            "  fix:   say from where on a prediction is positive: `threshold=0` for logits",
+            "`p` has the value 2.5, but `BinaryClassificationStats` takes 0 and 1, or false and true.\n"
+            "  fix:   pass the number above which a prediction is positive: `threshold=0` for logits",
         ),
         (
             {"p": np.array([1, 0]), "ys": np.array([1])},
             BinaryClassificationStats("p"),
-            "`BinaryClassificationStats` compares predictions and labels one by one, and their shapes differ: "
+            "`BinaryClassificationStats` compares predictions and labels element by element, but their shapes differ: "
             "(2,) of `p`, (1,) of `ys`.\n"
-            "  fix:   bring both to one shape in the model or the data",
+            "  fix:   change the model or the data so that both have the same shape",
         ),
     ],
 )
-def test_values_that_an_inferencer_cannot_take(values, inferencer, told):
+def test_invalid_values_are_an_error(values, inferencer, message):
     inferencer.before()
     with pytest.raises(DeclarationError) as caught:
         inferencer.on_fetches(values, 2)
-    assert str(caught.value) == told
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: ScalarStats([]), "`ScalarStats` takes the names of step values, not None."),
         (lambda: ScalarStats(["loss", 3]), "`ScalarStats` takes the names of step values, not 3."),
@@ -634,8 +636,14 @@ def test_values_that_an_inferencer_cannot_take(values, inferencer, told):
             lambda: BinaryClassificationStats("x", threshold="high"),
             "`threshold` of `BinaryClassificationStats` must be a number, not 'high'.",
         ),
-        (lambda: InferenceRunner(pairs(), []), "`InferenceRunner` takes inferencers, not None."),
-        (lambda: InferenceRunner(pairs(), ["loss"]), "`InferenceRunner` takes inferencers, not 'loss'."),
+        (
+            lambda: InferenceRunner(pairs(), []),
+            "Each inferencer of `InferenceRunner` must be an `Inferencer`, not None.",
+        ),
+        (
+            lambda: InferenceRunner(pairs(), ["loss"]),
+            "Each inferencer of `InferenceRunner` must be an `Inferencer`, not 'loss'.",
+        ),
         (
             lambda: InferenceRunner(pairs(), ScalarStats("loss"), name="a.b"),
             "`name` of `InferenceRunner` must be a name without `.` and `/`, not 'a.b'.",
@@ -650,13 +658,13 @@ def test_values_that_an_inferencer_cannot_take(values, inferencer, told):
         ),
     ],
 )
-def test_bad_arguments_are_errors_at_construction(make, told):
+def test_bad_arguments_are_errors_at_construction(make, message):
     with pytest.raises(DeclarationError) as caught:
         make()
-    assert caught.value.what == told
+    assert caught.value.what == message
 
 
-def test_a_tuple_of_names_is_several_names():
+def test_names_can_be_a_tuple():
     assert ScalarStats(("loss", "aux.a")).names == ("loss", "aux.a")
 
 
@@ -664,7 +672,7 @@ def test_a_tuple_of_names_is_several_names():
 
 
 class Evaluates(Callback):
-    """Evaluate at a moment."""
+    """Evaluate at a given moment."""
 
     def __init__(self, phase, names=("loss",)):
         self.phase, self.names, self.losses = phase, names, []
@@ -678,7 +686,7 @@ class Evaluates(Callback):
         self.losses += [float(evaluation(batch)["loss"]) for batch in pairs()]
 
 
-def test_a_callback_of_ones_own_evaluates():
+def test_a_custom_callback_can_evaluate():
     callback = Evaluates(ValidationPhase())
     learner = testlearner(callback)
     learner.fit(1)
@@ -689,12 +697,12 @@ def test_an_evaluation_does_not_train():
     with pytest.raises(DeclarationError) as caught:
         testlearner(Evaluates(TrainingPhase())).fit(1)
     assert str(caught.value) == (
-        "`learner.evaluation` computes steps that change nothing, and TrainingPhase trains.\n"
-        "  fix:   give it a phase such as `ValidationPhase()`"
+        "`learner.evaluation` needs a phase that does not train, but TrainingPhase trains.\n"
+        "  fix:   pass a phase such as `ValidationPhase()`"
     )
 
 
-def test_a_steps_handler_that_does_not_hold_up_the_next_steps_cannot_evaluate():
+def test_a_handler_that_does_not_end_the_window_cannot_evaluate():
     class Hasty(Callback):
         def stateaccess(self):
             return {"evaluation": Read()}
@@ -706,14 +714,15 @@ def test_a_steps_handler_that_does_not_hold_up_the_next_steps_cannot_evaluate():
     with pytest.raises(DeclarationError) as caught:
         testlearner(Hasty()).fit(1)
     assert str(caught.value) == (
-        "A step's handler asks for an evaluation of ValidationPhase, and the next steps do not wait for it.\n"
-        "  why:   the device has gone on meanwhile, so the train state is not that of the handler's step\n"
+        "A step's handler requested an evaluation of ValidationPhase, "
+        "but the next steps do not wait for this handler.\n"
+        "  why:   the device has run further steps, so the train state is not that of the handler's step\n"
         '  fix:   declare `{"params": Read(borrow=True)}` for this handler; the next steps then wait for it'
     )
 
 
 class Notes(Callback):
-    """Log the epoch where there is something to log to."""
+    """Log the epoch if there is a `Monitors`."""
 
     def stateaccess(self):
         return {"cbstate": {"monitors": Append(optional=True)}}
@@ -724,14 +733,14 @@ class Notes(Callback):
             learner.cbstate.monitors.put_scalar("noted", learner.progress.epoch)
 
 
-def test_an_optional_entry_may_be_missing_or_there():
+def test_an_optional_entry_can_be_missing():
     testlearner(Notes()).fit(1)
     learner = testlearner(Notes(), Monitors())
     learner.fit(2)
     assert learner.cbstate["monitors"].history("noted") == [(4, 1.0), (8, 2.0)]
 
 
-def test_an_optional_entry_is_nothing_that_readers_may_rely_on():
+def test_an_optional_entry_does_not_satisfy_readers():
     class Reads(Callback):
         def stateaccess(self):
             return {"cbstate": {"monitors": Read()}}

@@ -1,4 +1,4 @@
-"""`DataParallelInferenceRunner` gives the numbers of `InferenceRunner`, on eight devices."""
+"""`DataParallelInferenceRunner` computes the same statistics as `InferenceRunner`, on eight devices."""
 
 import json
 import os
@@ -10,6 +10,8 @@ import pytest
 
 from fluxcb import DeclarationError
 from fluxcb.callbacks import DataParallelInferenceRunner, ScalarStats
+
+pytestmark = pytest.mark.long
 
 DATA = [0]
 
@@ -61,7 +63,7 @@ def statistics():
     return [ScalarStats("loss"), ClassificationError(), order]
 
 
-def told(result, name):
+def statistics_of(result, name):
     return result.cbstate["inference"][name].values
 
 
@@ -77,7 +79,7 @@ both = learner(
 )
 both.fit(3)
 for name in ("one", "eight", "four", "ragged", "ragged alone"):
-    found[name] = told(both, name)
+    found[name] = statistics_of(both, name)
 alone = learner()
 alone.fit(3)
 found["same"] = bool(all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), both.state, alone.state))))
@@ -91,11 +93,11 @@ sharded = learner(
 )
 sharded.fit(1)
 found["order"] = order.ys == [int(y) for _, ys in DATA for y in ys]
-found["from two"] = told(sharded, "eight")
+found["from two"] = statistics_of(sharded, "eight")
 ema = sharded.cbstate["ema"]["params"]["w"]
 logits = np.concatenate([xs for xs, _ in DATA]).astype(np.float64) @ np.asarray(ema, np.float64)
 wrong = (logits.argmax(1) != np.concatenate([ys for _, ys in DATA])).mean()
-found["ema"] = [told(sharded, "ema")["error"], [float(wrong)]]
+found["ema"] = [statistics_of(sharded, "ema")["error"], [float(wrong)]]
 
 counting = learner(every(DataParallelInferenceRunner(DATA, ScalarStats("loss")), epochs=2))
 counting.fit(1)
@@ -132,14 +134,14 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "alone"), [("eight", "one"), ("four", "one"), ("from two", "one"), ("ragged", "ragged alone")]
 )
-def test_the_numbers_are_those_of_one_device(found, name, alone):
+def test_the_statistics_match_those_of_one_device(found, name, alone):
     assert found["devices"] == 8
     epochs = len(found[name]["loss"])
     assert found[name]["error"] == found[alone]["error"][:epochs]  # counted
     assert found[name]["loss"] == pytest.approx(found[alone]["loss"][:epochs], rel=1e-5)  # sums in another order
 
 
-def test_the_training_stays_on_its_device_to_the_last_bit(found):
+def test_training_stays_on_its_device_to_the_last_bit(found):
     assert found["same"]
 
 
@@ -151,16 +153,17 @@ def test_an_average_is_evaluated_on_all_devices(found):
     assert found["ema"][0] == found["ema"][1]
 
 
-def test_a_whole_and_a_ragged_batch_are_two_programs(found):
+def test_full_and_smaller_batches_need_two_programs(found):
     assert found["programs"] == 2
     assert found["programs later"] == 0
 
 
-def test_a_batch_that_does_not_divide_must_be_the_last(found):
+def test_only_the_last_batch_can_be_uneven(found):
     assert found["message"] == (
-        "A batch of the data of DataParallelInferenceRunner('inference') has 12 samples, which do not divide over "
-        "8 devices, and is not the last.\n"
-        "  why:   only one batch is computed on a single device, or the other devices would have nothing to do\n"
+        "A batch of the data of DataParallelInferenceRunner('inference') has 12 samples, which cannot be "
+        "divided equally "
+        "among 8 devices, and it is not the last batch.\n"
+        "  why:   only the last batch is computed on a single device, because the other devices are idle meanwhile\n"
         "  fix:   make the batch size a multiple of 8\n"
         "     or: use `InferenceRunner`"
     )
@@ -172,5 +175,5 @@ def test_devices_must_be_different(devices):
         DataParallelInferenceRunner(DATA, ScalarStats("loss"), devices)
     assert str(caught.value) == (
         f"`devices` of `DataParallelInferenceRunner` must be different devices, not {devices!r}.\n"
-        "  fix:   leave it out for all of this process, or give `jax.devices()[:4]`"
+        "  fix:   write e.g. `jax.devices()[:4]`"
     )

@@ -1,4 +1,4 @@
-"""InjectShell: whose file it obeys, what the shell sees, and what is as before when it is left."""
+"""InjectShell: which files it trusts, what the shell shows, and that leaving the shell restores everything."""
 
 import os
 import pty
@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def opened(monkeypatch):
     """Return the steps at which a shell was opened; a terminal is there."""
     steps = []
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._has_terminal", lambda: True)
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._has_terminal", lambda: True)
     monkeypatch.setattr(
-        "fluxcb.callbacks.inject_shell._SHELLS", {"pdb": lambda learner: steps.append(learner.progress.step)}
+        "fluxcb.callbacks.inspect.inject_shell._SHELLS", {"pdb": lambda learner: steps.append(learner.progress.step)}
     )
     return steps
 
@@ -43,7 +43,7 @@ def warned(learner, epochs):
     return [str(warning.message) for warning in caught]
 
 
-def test_a_file_asks_for_one_shell(opened, file):
+def test_one_file_opens_one_shell(opened, file):
     """tensorpack opens one after each epoch, until somebody removes the file."""
     learner = testlearner(InjectShell(file, "pdb"))
     learner.fit(2)
@@ -59,17 +59,17 @@ def test_without_a_file_nothing_happens(opened, tmp_path):
     assert opened == []
 
 
-def test_within_an_epoch(opened, file):
+def test_a_shell_can_open_within_an_epoch(opened, file):
     testlearner(every(InjectShell(file, "pdb"), steps=3)).fit(1)
     assert opened == [3]
 
 
-def test_a_file_that_comes_too_late_is_removed(opened, file):
+def test_a_file_created_too_late_is_removed(opened, file):
     testlearner(every(InjectShell(file, "pdb"), steps=100)).fit(1)
     assert (opened, file.exists()) == ([], False)
 
 
-def test_a_relative_path_counts_from_where_it_was_made(opened, file, monkeypatch):
+def test_a_relative_path_is_resolved_at_construction(opened, file, monkeypatch):
     monkeypatch.chdir(file.parent)
     shell = InjectShell(shell="pdb")
     monkeypatch.chdir("/")
@@ -77,19 +77,19 @@ def test_a_relative_path_counts_from_where_it_was_made(opened, file, monkeypatch
     assert opened == [4]
 
 
-def test_a_subclass_declares_what_may_be_changed(monkeypatch, file):
+def test_a_subclass_can_declare_writes(monkeypatch, file):
     class Changes(InjectShell):
         chief_only = False
 
         def stateaccess(self):
             return {"hyperparams": {"learning_rate": Write()}}
 
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._has_terminal", lambda: True)
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._has_terminal", lambda: True)
 
     def lower(learner):
         learner.hyperparams.learning_rate = 0.01
 
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._SHELLS", {"pdb": lower})
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._SHELLS", {"pdb": lower})
     learner = testlearner(Changes(file, "pdb"))
     learner.fit(1)
     assert learner.hyperparams["learning_rate"] == pytest.approx(0.01)
@@ -108,56 +108,88 @@ def replaced_by(make):
     return prepare
 
 
+OPEN_DIRECTORY = (
+    "others may write to its directory, so they could have renamed another file; run `chmod go-w` on the directory"
+)
 REFUSED = {
     "link": (link, "it is a symbolic link"),
-    "group": (lambda path: path.chmod(0o660), "others may write to it; `chmod go-w` takes that from them"),
-    "others": (lambda path: path.chmod(0o602), "others may write to it; `chmod go-w` takes that from them"),
+    "group": (lambda path: path.chmod(0o660), "others may write to it; run `chmod go-w` on it"),
+    "others": (lambda path: path.chmod(0o602), "others may write to it; run `chmod go-w` on it"),
     "names": (
         lambda path: os.link(path, path.with_suffix(".b")),
-        "it has other names, too, and somebody else may have given it this one",
+        "it has more than one name (hard links), and another user may have added this one",
     ),
-    "folder": (replaced_by(Path.mkdir), "it is no regular file"),
-    "pipe": (replaced_by(os.mkfifo), "it is no regular file"),
+    "folder": (replaced_by(Path.mkdir), "it is not a regular file"),
+    "pipe": (replaced_by(os.mkfifo), "it is not a regular file"),
+    "directory of a group": (lambda path: path.parent.chmod(0o770), OPEN_DIRECTORY),
+    "sticky directory": (lambda path: path.parent.chmod(0o1777), OPEN_DIRECTORY),
 }
 
 
 @pytest.mark.parametrize("how", REFUSED)
-def test_what_is_not_obeyed_is_told_once_and_left_alone(how, opened, file):
+def test_an_untrusted_file_warns_once_and_is_not_removed(how, opened, file):
     prepare, reason = REFUSED[how]
     learner = testlearner(InjectShell(file, "pdb"))
     prepare(file)
-    assert warned(learner, 3) == [f"InjectShell('INJECT_SHELL.tmp'): no shell is opened for {file}: {reason}."]
+    assert warned(learner, 3) == [f"InjectShell('INJECT_SHELL.tmp'): {file} did not open a shell: {reason}."]
     assert (opened, learner.step) == ([], 12)
     assert os.path.lexists(file)
 
 
-def test_the_file_of_another_user_is_not_obeyed(opened, file, monkeypatch):
+def test_a_file_of_another_user_is_not_trusted(opened, file, monkeypatch):
     learner = testlearner(InjectShell(file, "pdb"))
     monkeypatch.setattr(os, "geteuid", lambda: file.stat().st_uid + 1)
     assert warned(learner, 2) == [
-        f"InjectShell('INJECT_SHELL.tmp'): no shell is opened for {file}: it belongs to another user."
+        f"InjectShell('INJECT_SHELL.tmp'): {file} did not open a shell: it belongs to another user."
+    ]
+    assert (opened, file.exists()) == ([], True)
+
+
+def test_a_file_renamed_in_a_shared_directory_opens_no_shell(opened, tmp_path):
+    tmp_path.chmod(0o777)
+    path = tmp_path / "notes.txt"
+    path.touch(mode=0o600)
+    learner = testlearner(InjectShell(tmp_path / "INJECT_SHELL.tmp", "pdb"))
+    path.rename(tmp_path / "INJECT_SHELL.tmp")  # what any user may do there
+    (text,) = warned(learner, 2)
+    assert text.endswith(f": {OPEN_DIRECTORY}.")
+    assert (opened, (tmp_path / "INJECT_SHELL.tmp").exists()) == ([], True)
+    tmp_path.chmod(0o755)  # the edit of the message
+    learner.fit(1)
+    assert opened == [12]
+
+
+def test_a_directory_of_another_user_is_not_trusted(opened, file, monkeypatch):
+    stat = os.stat
+
+    def elsewhere(path, **kwargs):
+        found = stat(path, **kwargs)
+        return os.stat_result((*found[:4], found.st_uid + (path == file.parent), *found[5:]))
+
+    monkeypatch.setattr("fluxcb.callbacks.inspect.own_file.os.stat", elsewhere)
+    assert warned(testlearner(InjectShell(file, "pdb")), 2) == [
+        f"InjectShell('INJECT_SHELL.tmp'): {file} did not open a shell: its directory belongs to another user."
     ]
     assert (opened, file.exists()) == ([], True)
 
 
 def test_without_a_terminal_there_is_no_shell(opened, file, monkeypatch):
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._has_terminal", lambda: False)
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._has_terminal", lambda: False)
     learner = testlearner(InjectShell(file, "pdb"))
     assert warned(learner, 2) == [
-        f"InjectShell('INJECT_SHELL.tmp'): no shell is opened for {file}: "
-        "there is no terminal that it could be opened in."
+        f"InjectShell('INJECT_SHELL.tmp'): {file} did not open a shell: standard input is not a terminal."
     ]
     assert opened == []
 
 
-def test_ctrl_c_is_the_shells_and_the_trainings_again_afterwards(file, monkeypatch):
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._has_terminal", lambda: True)
+def test_ctrl_c_interrupts_the_shell_and_later_the_training_again(file, monkeypatch):
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._has_terminal", lambda: True)
 
     def interrupted(learner):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._SHELLS", {"pdb": interrupted})
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._SHELLS", {"pdb": interrupted})
     before = signal.getsignal(signal.SIGINT)
     learner = testlearner(InjectShell(file, "pdb"))
     learner.fit(3)
@@ -166,8 +198,8 @@ def test_ctrl_c_is_the_shells_and_the_trainings_again_afterwards(file, monkeypat
 
 
 def test_an_error_in_the_shell_removes_the_file(file, monkeypatch):
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._has_terminal", lambda: True)
-    monkeypatch.setattr("fluxcb.callbacks.inject_shell._SHELLS", {"pdb": lambda learner: 1 / 0})
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._has_terminal", lambda: True)
+    monkeypatch.setattr("fluxcb.callbacks.inspect.inject_shell._SHELLS", {"pdb": lambda learner: 1 / 0})
     with pytest.raises(ZeroDivisionError):
         testlearner(InjectShell(file, "pdb")).fit(1)
     assert not file.exists()
@@ -197,7 +229,7 @@ def talk(program, folder, *answers):
     )
     os.close(there)
     said, rest = "", list(answers)
-    ends = time.monotonic() + 90
+    ends = time.monotonic() + 600
     while time.monotonic() < ends:
         try:
             data = os.read(here, 4096)
@@ -209,13 +241,13 @@ def talk(program, folder, *answers):
         if rest and rest[0][0] in said.rpartition("\x00")[2]:
             os.write(here, rest.pop(0)[1].encode())
             said += "\x00"
-    process.wait(10)
+    process.wait(600)
     os.close(here)
     return said.replace("\x00", "")
 
 
 @pytest.mark.parametrize("leave", ["c\n", "q\n"], ids=["continue", "quit"])
-def test_pdb_for_real(leave, tmp_path):
+def test_a_real_pdb_session(leave, tmp_path):
     (tmp_path / "ask.tmp").touch(mode=0o600)
     said = talk(
         PROGRAM.format(shell="pdb"),
@@ -228,7 +260,8 @@ def test_pdb_for_real(leave, tmp_path):
     assert not (tmp_path / "ask.tmp").exists()
 
 
-def test_ipython_for_real(tmp_path):
+@pytest.mark.integration
+def test_a_real_ipython_session(tmp_path):
     pytest.importorskip("IPython")
     (tmp_path / "ask.tmp").touch(mode=0o600)
     said = talk(
@@ -244,42 +277,41 @@ def test_ipython_for_real(tmp_path):
 # --- arguments ------------------------------------------------------------------------------------------------------
 
 
-def test_pdb_is_the_shell_where_ipython_is_not_installed(monkeypatch, refused):
+def test_pdb_is_used_if_ipython_is_not_installed(monkeypatch, refused):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert InjectShell().shell == "pdb"
     text = (
         "`InjectShell` needs the package `IPython` for this shell, which is not installed.\n"
-        "  fix:   `pip install ipython`\n"
-        '     or: `shell="pdb"`'
+        "  fix:   run `pip install ipython`\n"
+        '     or: write `shell="pdb"`'
     )
     with refused(DeclarationError, text):
         InjectShell(shell="ipython")
 
 
 @pytest.mark.parametrize("file", ["", None, 3])
-def test_what_is_no_path(file, refused):
-    text = f'`file` of `InjectShell` must be a path, not {file!r}.\n  fix:   e.g. `file="INJECT_SHELL.tmp"`'
+def test_a_value_that_is_not_a_path_is_rejected(file, refused):
+    text = f'`file` of `InjectShell` must be a path, not {file!r}.\n  fix:   write e.g. `file="INJECT_SHELL.tmp"`'
     with refused(DeclarationError, text):
         InjectShell(file)
 
 
-def test_a_folder_is_no_file(tmp_path, refused):
+def test_a_folder_is_rejected(tmp_path, refused):
     with refused(DeclarationError, f"`file` of `InjectShell` is a folder: {tmp_path}.\n  fix:   name a file in it"):
         InjectShell(tmp_path)
 
 
-def test_another_shell(refused):
-    with refused(
-        DeclarationError, '`shell` of `InjectShell` is "ipython" or "pdb", not \'bash\'.\n  fix:   leave it out'
-    ):
+def test_an_unknown_shell_is_rejected(refused):
+    text = '`shell` of `InjectShell` must be "pdb" or "ipython" or None, not \'bash\'.\n  fix:   write `"pdb"`'
+    with refused(DeclarationError, text):
         InjectShell(shell="bash")
 
 
 @pytest.mark.parametrize("missing", ["O_NOFOLLOW", "geteuid"])
-def test_a_platform_that_knows_no_owners(missing, monkeypatch, refused):
+def test_a_platform_without_file_owners_is_rejected(missing, monkeypatch, refused):
     text = (
         "`InjectShell` does not work on this platform.\n"
-        "  why:   it cannot be told here whose a file is, so anybody's would be obeyed"
+        "  why:   files have no owners on this platform, so any user could open a shell in the training"
     )
     monkeypatch.delattr(os, missing)
     with refused(DeclarationError, text):

@@ -13,7 +13,7 @@ from fluxcb import (
     every,
     inject,
 )
-from fluxcb._declare.dispatch import shown_path
+from fluxcb._declare.signatures import shown_path
 from fluxcb.callbacks import (
     CustomCallback,
     HyperParamSetterWithFunc,
@@ -83,21 +83,21 @@ def test_each_metric_is_logged_once_per_step_and_per_epoch(steps_per_call):
             assert history(learner, f"{phase}/{name}") == [(4, first), (8, second)]
 
 
-def test_a_period_is_for_steps_and_leaves_epochs_alone():
+def test_a_period_applies_to_steps_and_not_to_epochs():
     learner = testlearner(Metrics(), every(LogMetrics(), steps=3), Monitors())
     learner.fit(2)
     assert [step for step, _ in history(learner, "training/step/loss")] == [3, 6]
     assert [step for step, _ in history(learner, "training/loss")] == [4, 8]
 
 
-def test_epochs_alone():
+def test_only_epochs_are_logged_without_steps():
     learner = testlearner(Metrics(), LogMetrics(steps=False), Monitors())
     learner.fit(1)
     assert learner.cbstate["monitors"].names() == ["training/loss", "validation/loss"]
     assert "metrics" not in LogMetrics(steps=False).stateaccess().get("step", {})
 
 
-def test_a_validation_run_by_itself_is_logged_by_itself():
+def test_a_separate_validation_run_is_logged_separately():
     learner = testlearner(Metrics(), LogMetrics(), Monitors())
     learner.fit(1)
     before = len(history(learner, "training/loss"))
@@ -117,7 +117,7 @@ def test_the_last_step_and_its_epoch_are_one_record(tmp_path):
     assert all(f'"{name}"' in lines[1] for name in ("training/step/loss", "training/loss", "validation/loss"))
 
 
-def test_log_metrics_names_what_is_missing(refused):
+def test_log_metrics_names_the_missing_callback(refused):
     with refused(
         MissingStateError,
         "LogMetrics(steps=False) appends to `cbstate.monitors`, which no callback creates.\n"
@@ -141,7 +141,7 @@ def place(cls):
     return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
 
 
-def test_step_metrics_can_be_read_by_anybody():
+def test_any_callback_can_read_step_metrics():
     seen = []
     metric = Metric(lambda ys: jnp.max(ys), name="largest", needs=("ys",))
     learner = testlearner(
@@ -155,7 +155,7 @@ def test_step_metrics_can_be_read_by_anybody():
 
 
 @FUSING
-def test_hyperparameters_are_logged_where_they_change(steps_per_call):
+def test_hyperparameters_are_logged_when_they_change(steps_per_call):
     schedule = optax.piecewise_constant_schedule(0.5, {3: 0.5, 6: 0.5})  # counts finished steps
     learner = testlearner(
         Scheduler({LearningRate: schedule}), LogHyperParams(), Monitors(), steps_per_call=steps_per_call
@@ -164,14 +164,14 @@ def test_hyperparameters_are_logged_where_they_change(steps_per_call):
     assert history(learner, "hyperparams/learning_rate") == [(1, 0.5), (4, 0.25), (7, 0.125)]
 
 
-def test_what_is_set_at_trigger_is_logged_at_the_step_that_uses_it():
+def test_a_value_set_at_trigger_is_logged_at_the_step_that_uses_it():
     halve = HyperParamSetterWithFunc(LearningRate, lambda epoch, rate: rate / 2 if epoch else None)
     learner = testlearner(halve, LogHyperParams(LearningRate), Monitors(), learning_rate=0.5)
     learner.fit(3)
     assert history(learner, "hyperparams/learning_rate") == [(1, 0.5), (5, 0.25), (9, 0.125)]
 
 
-def test_a_resumed_run_does_not_repeat_what_was_logged():
+def test_a_resumed_run_does_not_log_values_again():
     first = LogHyperParams()
     learner = testlearner(first, Monitors(), learning_rate=0.5)
     learner.fit(1)
@@ -183,7 +183,7 @@ def test_a_resumed_run_does_not_repeat_what_was_logged():
     assert resumed.cbstate["monitors"].names() == []
 
 
-def test_all_of_several_or_those_that_are_named():
+def test_all_hyperparameters_or_the_named_ones_are_logged():
     optimizer = inject(optax.adamw, learning_rate=0.5, weight_decay=0.25)
     for params, expected in (((), ["learning_rate", "weight_decay"]), (("weight_decay",), ["weight_decay"])):
         learner = testlearner(LogHyperParams(*params), Monitors(), optimizer=optimizer)
@@ -191,13 +191,13 @@ def test_all_of_several_or_those_that_are_named():
         assert sorted(learner.cbstate["monitors"]) == [f"hyperparams/{name}" for name in expected]
 
 
-def test_hyperparameters_that_are_not_there(refused):
+def test_missing_hyperparameters_are_errors(refused):
     with refused(
         DeclarationError,
         "`LogHyperParams` has nothing to log: this optimizer has no hyperparameters.\n"
-        "  why:   only hyperparameters that optax injected live on the device, where they can change\n"
-        "  fix:   build the optimizer with `fluxcb.inject(optax.adam, learning_rate=1e-3)`\n"
-        "     or: leave `LogHyperParams` out",
+        "  why:   only hyperparameters injected by Optax are stored in the optimizer state, where they can change\n"
+        "  fix:   build the optimizer with `fluxcb.inject`, e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`\n"
+        "     or: remove `LogHyperParams`",
     ):
         testlearner(LogHyperParams(), Monitors(), optimizer=optax.sgd(0.1))
     with pytest.raises(MissingStateError, match=r"needs `hyperparams.momentum`, which this optimizer does not have"):
@@ -205,7 +205,7 @@ def test_hyperparameters_that_are_not_there(refused):
     both = optax.chain(inject(optax.sgd, learning_rate=0.1), inject(optax.sgd, learning_rate=0.2))
     with pytest.raises(MissingStateError, match=r"needs `hyperparams.learning_rate`, which this optimizer has 2 times"):
         testlearner(LogHyperParams(), Monitors(), optimizer=both)
-    with refused(DeclarationError, "`LogHyperParams` is given `learning_rate` twice.\n  fix:   name each once"):
+    with refused(DeclarationError, "`LogHyperParams` received `learning_rate` twice.\n  fix:   name it once"):
         LogHyperParams(LearningRate, "learning_rate")
 
 
@@ -249,7 +249,7 @@ def test_counts_of_parameters_and_gradients_at_due_steps(steps_per_call):
     assert low < 4 < high
 
 
-def test_counts_are_those_of_numpy():
+def test_counts_are_equal_to_those_of_numpy():
     values = np.random.default_rng(0).normal(size=(30, 40)).astype(np.float32)
     learner = still({"w": jnp.asarray(values)}, LogHistograms("params", freq=1, bins=32), Monitors())
     learner.fit(1)
@@ -269,7 +269,7 @@ def test_counts_are_those_of_numpy():
         ([-3e38, 3e38, 2e38], [1, 2], 0.0),  # farther apart than the largest float32
     ],
 )
-def test_numbers_that_are_special(values, counts, inside):
+def test_special_values_are_counted_correctly(values, counts, inside):
     learner = still(
         {"w": jnp.array(values)}, LogHistograms("params", freq=1, bins=2), Monitors(), gradient={"w": jnp.zeros(())}
     )
@@ -279,7 +279,7 @@ def test_numbers_that_are_special(values, counts, inside):
     assert inside is None or found.edges[0] < inside < found.edges[-1]
 
 
-def test_half_precision_counts_and_other_kinds_do_not():
+def test_half_precision_arrays_have_histograms_and_other_types_do_not():
     params = {"half": jnp.array([0.0, 1.0, 1.0], jnp.bfloat16)}
     learner = still(params, LogHistograms(["grads", "updates"], freq=4, bins=2), Monitors())
     learner.fit(1)
@@ -291,14 +291,14 @@ def test_half_precision_counts_and_other_kinds_do_not():
 
 def test_a_window_ends_at_due_steps_only_and_the_next_step_does_not_wait():
     learner = still({"w": jnp.zeros((4, 4))}, LogHistograms(freq=50), Monitors())
-    plan = learner._parts.window_plan(learner.phases[0])
+    plan = learner._core.window_plan(learner.phases[0])
     assert [(bound.call.handler.name, bound.blocks, bound.why) for bound in plan.bounds] == [
         ("log", False, "reads `cbstate.histograms`, 528 bytes of the carry")  # 2 * (64 + 2) numbers
     ]
 
 
-SOME_OF = "`of` of LogHistograms names some of `params`, `grads`, `updates`, each once, not "
-ONE_OF = '\n  fix:   e.g. `LogHistograms("grads")`'
+SOME_OF = "`of` of LogHistograms must name some of `params`, `grads`, `updates`, each once, not "
+ONE_OF = '\n  fix:   write e.g. `LogHistograms("grads")`'
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ ONE_OF = '\n  fix:   e.g. `LogHistograms("grads")`'
         ({"bins": 2.5}, f"`bins` of LogHistograms must be a whole number of at least 1, not 2.5.{PERIODS}"),
     ],
 )  # fmt: skip
-def test_bad_arguments_of_histograms(arguments, text, refused):
+def test_log_histograms_rejects_invalid_arguments(arguments, text, refused):
     with refused(DeclarationError, text):
         LogHistograms(**arguments)
 
@@ -321,7 +321,7 @@ def test_bad_arguments_of_histograms(arguments, text, refused):
 
 
 @FUSING
-def test_images_are_made_of_the_values_of_due_steps(steps_per_call):
+def test_images_are_computed_from_the_values_of_due_steps(steps_per_call):
     seen = []
 
     def show(xs, loss):
@@ -337,7 +337,7 @@ def test_images_are_made_of_the_values_of_due_steps(steps_per_call):
     np.testing.assert_array_equal(pixels[0, ..., 0], np.rint(np.clip(data[5][0], 0, 1) * 255))
 
 
-def test_parts_of_the_train_state_are_shown_at_trigger_and_anything_loggable_is_logged():
+def test_paths_into_the_train_state_are_logged_at_trigger_with_any_loggable():
     callback = LogVisualization(lambda w: Text(f"w is {float(w):.0f}"), "params.w", name="text")
     learner = testlearner(callback, Monitors())
     learner.fit(25)
@@ -345,7 +345,7 @@ def test_parts_of_the_train_state_are_shown_at_trigger_and_anything_loggable_is_
     assert [handler.title() for handler in callback.handlers()] == ["(Trigger, AbstractTrainingPhase)"]
 
 
-def test_what_is_no_image():
+def test_a_result_that_is_not_an_image_is_rejected():
     learner = testlearner(LogVisualization(lambda loss: loss, "step.loss", freq=1), Monitors())
     with pytest.raises(DeclarationError, match=r"^An image has the shape .*\n  where: put as `visualization`"):
         learner.fit(1)
@@ -354,18 +354,20 @@ def test_what_is_no_image():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"fn": 3}, "`LogVisualization` calls its function with 1 value, one per name; 3 does not fit.\n"
-         "  why:   3 is not a callable object\n  fix:   take one argument per name, in their order"),
+        ({"fn": 3}, "`LogVisualization` calls its function with 1 value, one per name; 3 does not take them.\n"
+         "  why:   3 is not a callable object\n"
+         "  fix:   write a function that takes one argument per name, in the same order"),
         ({"freq": 0}, f"`freq` of LogVisualization (steps) must be a whole number of at least 1, not 0.{PERIODS}"),
-        ({"name": " "}, "`name` of LogVisualization must be a name to log under, not ' '."),
+        ({"name": " "}, "`name` of LogVisualization must be a name to log under, not ' '.\n"
+         '  fix:   write e.g. `name="kernels"`'),
     ],
 )  # fmt: skip
-def test_bad_arguments_of_visualizations(arguments, text, refused):
+def test_log_visualization_rejects_invalid_arguments(arguments, text, refused):
     with refused(DeclarationError, text):
         LogVisualization(**{"fn": abs, "names": "step.ys", **arguments})
 
 
-def test_readers_at_trigger_find_what_was_logged_in_the_epoch():
+def test_readers_at_trigger_see_the_values_of_the_epoch():
     found = []
 
     def look(learner):

@@ -1,4 +1,4 @@
-"""LossSpikeGuard against the same rule in numpy."""
+"""LossSpikeGuard against an implementation of its rule in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from fluxcb.callbacks import LossSpikeGuard
 
 
 def trained(losses, guard, **options):
-    """Train with these losses, whatever the parameter is; every update that is applied takes 1 from it."""
+    """Train with the given losses, which do not depend on the parameter. Each applied update subtracts 1 from it."""
     learner = fluxcb.Learner.from_loss(
         {"w": jnp.float32(0.0)},
         lambda params, batch, key: batch + params["w"] - jax.lax.stop_gradient(params["w"]),
@@ -26,7 +26,7 @@ def trained(losses, guard, **options):
 
 
 def spikes_of(losses, threshold, window):
-    """Return which losses are spikes, by the rule of the docstring."""
+    """Return whether each loss is a spike, according to the formula in the docstring."""
     found, recent = [], []
     for loss in np.asarray(losses, np.float32):
         spike = bool(np.isnan(loss))
@@ -42,7 +42,7 @@ def spikes_of(losses, threshold, window):
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 @pytest.mark.parametrize(("threshold", "window"), [(3.0, 5), (4.0, 8)])
-def test_it_skips_what_the_rule_says(steps_per_call, threshold, window):
+def test_steps_are_skipped_according_to_the_rule(steps_per_call, threshold, window):
     rng = np.random.default_rng(window)
     losses = rng.normal(5, 0.2, 80) - np.linspace(0, 3, 80)
     losses[rng.choice(80, 8, replace=False)] += 20
@@ -56,12 +56,12 @@ def test_it_skips_what_the_rule_says(steps_per_call, threshold, window):
     assert learner.cbstate["loss_spikes"]["seen"] == 76
 
 
-def test_a_loss_that_stays_high_is_taken_as_it_is_once_it_fills_half_the_window():
+def test_a_high_loss_becomes_normal_after_half_a_window():
     losses = [1.0, 1.1, 0.9, 1.05, 0.95] * 2 + [9.0, 9.1, 8.9, 9.05, 8.95] * 3
     learner = trained(losses, LossSpikeGuard(6.0, window=5))
     assert learner.cbstate["loss_spikes"]["skipped"] == sum(spikes_of(losses, 6.0, 5)) == 3
 
 
-def test_where_most_losses_are_the_same_nothing_stands_out():
+def test_there_are_no_spikes_if_most_losses_are_equal():
     learner = trained([1.0] * 10 + [1.001, 50.0], LossSpikeGuard(6.0, window=5))
     assert learner.cbstate["loss_spikes"]["skipped"] == 0

@@ -1,4 +1,4 @@
-"""The learning-rate finder: numbers on a quadratic, and a Learner that is what it was."""
+"""The learning-rate finder: exact values for a quadratic loss, and the restored Learner."""
 
 import io
 import math
@@ -31,7 +31,7 @@ from fluxcb.testing import EventLog, testlearner
 
 
 def quadratic(*callbacks, curvature=1.0, optimizer=None, data=None, **kwargs):
-    """Return a Learner of the loss `curvature / 2 * w**2`, from w = 1."""
+    """Return a Learner with the loss `curvature / 2 * w**2` and the initial parameter w = 1."""
     return fluxcb.Learner.from_loss(
         {"w": jnp.ones(())},
         lambda params, batch, key: curvature / 2 * params["w"] ** 2,
@@ -59,7 +59,7 @@ def test_the_losses_are_those_of_gradient_descent_and_the_suggestion_converges(c
         losses.append(curvature / 2 * w**2)
         w -= rate * curvature * w
     np.testing.assert_allclose(result.losses, losses, rtol=1e-3, atol=1e-12 * curvature)
-    # w is multiplied by 1 - rate * curvature: it grows where the rate is above 2 / curvature
+    # w is multiplied by 1 - rate * curvature, so it grows if the rate is above 2 / curvature
     assert result.suggestion is not None
     assert result.suggestion < 2 / curvature < result.rates[-1] < 1e5
     assert result.suggestion > 0.01 / curvature
@@ -73,7 +73,7 @@ def test_the_result_follows_its_formulas():
     plain = LRFinderResult(rates, losses, 0.0)
     assert plain.smoothed == losses
     assert (plain.lowest, plain.suggestion) == (7, 1.0)
-    assert plain.steepest == 0.1  # 8 -> 4; 9 -> 1 lies in the first third
+    assert plain.steepest == 0.1  # from 8 to 4; the step from 9 to 1 is in the first third
     averaged = LRFinderResult(rates, losses, 0.75)
     expected = [
         sum(0.75 ** (i - j) * losses[j] for j in range(i + 1)) / sum(0.75**j for j in range(i + 1)) for i in range(9)
@@ -83,28 +83,28 @@ def test_the_result_follows_its_formulas():
 
 
 @pytest.mark.parametrize("losses", [(), (1.0,), (1.0, 2.0, 3.0), (1.0, 0.5)])
-def test_nothing_is_suggested_where_the_loss_never_falls(losses):
+def test_there_is_no_suggestion_if_the_loss_never_decreases(losses):
     result = LRFinderResult(tuple(10.0**n for n in range(len(losses))), losses, 0.0)
     falls = losses == (1.0, 0.5)
     assert (result.suggestion is not None) is falls
     assert (result.steepest, result.suggestion) == ((1.0, 1.0) if falls else (None, None))
 
 
-def test_it_stops_where_the_loss_diverges():
-    # from rate 1000 on, w is multiplied by 999 and more: losses 0.5, 5e5, ...
+def test_the_trial_ends_when_the_loss_diverges():
+    # from rate 1000 on, w is multiplied by at least 999: losses 0.5, 5e5, ...
     result = find_learning_rate(quadratic(), low=1e3, high=1e4, steps=50, beta=0.0)
     assert result.losses == pytest.approx([0.5, 0.5 * 999**2], rel=1e-4)
     assert result.suggestion is None
-    # without an end it goes on until the loss is no number any more
+    # without a limit, it continues until the loss is not finite
     endless = find_learning_rate(quadratic(), low=1e3, high=1e4, steps=50, beta=0.0, stop_factor=1e300)
     assert all(map(math.isfinite, endless.losses))
     assert 2 < len(endless.losses) < 50
 
 
-def test_a_loss_below_zero_is_measured_by_its_size():
+def test_divergence_of_a_negative_loss():
     learner = fluxcb.Learner.from_loss(
         {"w": jnp.zeros(())},
-        lambda params, batch, key: jnp.cos(params["w"] + 1) - 1,  # between -2 and 0: within 3 times its lowest size
+        lambda params, batch, key: jnp.cos(params["w"] + 1) - 1,  # from -2 to 0: never 3 * 2 above the minimum
         fluxcb.inject(optax.sgd, learning_rate=0.1),
         data=[jnp.zeros(1)],
         default_callbacks=False,
@@ -112,7 +112,7 @@ def test_a_loss_below_zero_is_measured_by_its_size():
     assert len(find_learning_rate(learner, low=1e-3, high=1e2, steps=40, beta=0.0).losses) == 40
 
 
-def test_the_learner_is_what_it_was():
+def test_the_learner_is_restored():
     log, out = EventLog(), io.StringIO()
     items = [
         log,
@@ -169,7 +169,7 @@ def test_the_learner_is_what_it_was():
         sys.stdout = before_out
 
 
-def test_traced_handlers_belong_to_the_trial_and_a_schedule_does_not():
+def test_traced_handlers_run_in_the_trial_but_schedulers_have_no_effect():
     plain = find_learning_rate(quadratic(), low=1e-3, high=1.0, steps=20)
     scheduled = find_learning_rate(
         quadratic(Scheduler({LearningRate: lambda step: 0.5}), ParameterEMA()), low=1e-3, high=1.0, steps=20
@@ -189,7 +189,7 @@ def test_traced_handlers_belong_to_the_trial_and_a_schedule_does_not():
     )
 
 
-def test_a_callback_may_behave_otherwise_in_the_trial():
+def test_a_callback_can_behave_differently_in_the_trial():
     class Halve(Callback):
         def stateaccess(self):
             return {"step": {"grads": Write()}}
@@ -211,7 +211,7 @@ def test_a_callback_may_behave_otherwise_in_the_trial():
     assert find_learning_rate(learner, steps=10, high=1.0) == find_learning_rate(plain, steps=10, high=1.0)
 
 
-def test_the_learner_is_what_it_was_also_after_a_failure():
+def test_the_learner_is_restored_after_a_failure():
     def batches():
         yield jnp.zeros(1)
         raise OSError("disk gone")
@@ -229,7 +229,7 @@ def test_the_learner_is_what_it_was_also_after_a_failure():
     assert list(learner.callbacks) == callbacks
 
 
-def test_batches_of_ones_own_over_and_over():
+def test_custom_batches_are_repeated():
     learner = fluxcb.Learner.from_loss(
         {"w": jnp.zeros(())},
         lambda params, batch, key: jnp.mean(batch) + 0 * params["w"],
@@ -240,16 +240,17 @@ def test_batches_of_ones_own_over_and_over():
     result = find_learning_rate(learner, steps=5, beta=0.0, stop_factor=10, data=[jnp.ones(1), jnp.full(1, 2.0)])
     assert result.losses == (1, 2, 1, 2, 1)
     learner.fit(1)
-    assert learner.step == 3  # none of its own is missing
+    assert learner.step == 3  # no batch of its own data is missing
     with pytest.raises(DataError) as error:
         find_learning_rate(quadratic(data=iter([jnp.zeros(1)] * 3)))
     assert str(error.value) == (
         "`find_learning_rate` would use up a one-shot iterator (list_iterator).\n"
-        "  why:   the batches it takes would be missing in the training\n"
-        "  fix:   give it batches of its own: `find_learning_rate(learner, data=list_of_batches)`"
+        "  why:   training would not see the batches that the trial uses\n"
+        "  fix:   pass separate batches: `find_learning_rate(learner, data=list_of_batches)`"
     )
 
 
+@pytest.mark.integration
 def test_a_plot():
     pytest.importorskip("matplotlib")
     import matplotlib.pyplot as plt
@@ -296,17 +297,20 @@ class Bare(AbstractTrainingPhase):
             {"low": 1, "high": 1},
             "`high` of `find_learning_rate` must be a number above 1, not 1.\n  fix:   give a finite number above 1",
         ),
-        ({"steps": 1}, "`steps` of `find_learning_rate` must be at least 2, not 1.\n  fix:   e.g. `steps=100`"),
+        (
+            {"steps": 1},
+            "`steps` of `find_learning_rate` must be a whole number of at least 2, not 1.\n"
+            "  fix:   give a whole number of at least 2",
+        ),
         (
             {"steps": 2.5},
-            "`steps` of `find_learning_rate` must be a whole number of at least 1, not 2.5.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "`steps` of `find_learning_rate` must be a whole number of at least 2, not 2.5.\n"
+            "  fix:   give a whole number of at least 2",
         ),
         (
             {"beta": 1},
-            "`beta` of `find_learning_rate` must be at least 0 and below 1, not 1.\n"
-            "  fix:   give a number in this range",
+            "`beta` of `find_learning_rate` must be a number of at least 0 and below 1, not 1.\n"
+            "  fix:   give a finite number of at least 0 and below 1",
         ),
         (
             {"stop_factor": 1},
@@ -315,28 +319,28 @@ class Bare(AbstractTrainingPhase):
         ),
     ],
 )
-def test_arguments_that_cannot_be_meant(arguments, message):
+def test_bad_arguments(arguments, message):
     with pytest.raises(DeclarationError) as error:
         find_learning_rate(quadratic(), **arguments)
     assert str(error.value) == message
 
 
-def test_learners_that_cannot_be_tried():
+def test_unsupported_learners():
     with pytest.raises(DeclarationError) as error:
         find_learning_rate(quadratic(phases=(Bare(),), example_batch=jnp.zeros(1)))
     assert str(error.value) == (
         "`find_learning_rate` needs a training phase that emits ForwardBegin.\n"
-        "  why:   that is where the rate of a step is set\n"
-        "  fix:   emit it in the phase's `step`, and name it in `provides`"
+        "  why:   the learning rate of each step is set at this event\n"
+        "  fix:   emit it in the phase's `step`, and add it to `provides`"
     )
     plain = quadratic(ParameterEMA(), optimizer=optax.sgd(0.1))
     with pytest.raises(MissingStateError, match=r"`hyperparams.learning_rate`, which this optimizer does not have"):
         find_learning_rate(plain)
-    plain.fit(1)  # and it still is as it was
+    plain.fit(1)  # the Learner can still train
     with pytest.raises(DataError) as error:
         find_learning_rate(quadratic(data={}, example_batch=jnp.zeros(1)))
     assert str(error.value) == (
-        "`find_learning_rate` has no batches.\n  fix:   give it `data=batches`, or the Learner `data=`"
+        "`find_learning_rate` has no batches.\n  fix:   pass `data=batches` to it or to the Learner"
     )
     with pytest.raises(DataError) as error:
         find_learning_rate(quadratic(), data=[])
@@ -350,5 +354,5 @@ def test_learners_that_cannot_be_tried():
             find_learning_rate(learner)
 
     learner = quadratic(Inside())
-    with pytest.raises(DeclarationError, match="cannot be exchanged while it is fitting"):
+    with pytest.raises(DeclarationError, match="cannot be replaced while it is fitting"):
         learner.fit(1)

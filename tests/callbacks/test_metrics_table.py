@@ -1,4 +1,4 @@
-"""The table of `MetricsPrinter`: its header comes first, and its columns line up."""
+"""The table of `MetricsPrinter`: its header comes first, and its columns are aligned."""
 
 import io
 import itertools
@@ -14,7 +14,7 @@ from rich.console import Console
 import fluxcb
 from fluxcb import Append, Callback, Read, Write, every, on
 from fluxcb.callbacks import InferenceRunner, Metric, Metrics, MetricsPrinter, ProgressBar, ScalarStats, accuracy
-from fluxcb.callbacks.epoch_table import _number, _seconds, open_table
+from fluxcb.callbacks.progress.epoch_table import _number, _seconds, open_table
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.logging.consoles import CONSOLES
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
@@ -29,8 +29,9 @@ def seconds(monkeypatch):
         now[0] += 1.0
         return now[0]
 
-    monkeypatch.setattr("fluxcb.callbacks.bars.time.monotonic", ticking)
-    monkeypatch.setattr("fluxcb._run.calling.AHEAD", 1)
+    monkeypatch.setattr("fluxcb.callbacks.progress.bars.time.monotonic", ticking)
+    monkeypatch.setattr("fluxcb.callbacks.progress.bars._PLAIN_SECONDS", 10.0)
+    monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)
 
 
 def kinds(text):
@@ -61,7 +62,7 @@ def test_the_header_comes_before_progress_lines_and_rows_replace_the_last_ones(b
 
 
 @pytest.mark.usefixtures("seconds")
-def test_a_bar_whose_table_is_in_another_file_says_when_epochs_are_done(build, make_batches):
+def test_a_bar_without_a_table_in_the_same_file_prints_the_end_of_epochs(build, make_batches):
     file = io.StringIO()
     callbacks = [ProgressBar(file, interval=1e-9), Metrics(), MetricsPrinter(io.StringIO())]
     build(callbacks, data=make_batches([2] * 12)).fit(1)
@@ -106,7 +107,7 @@ class Extra(Callback):
             learner.cbstate.metrics_epoch.entry(phase).add("extra", learner.progress.epoch, 1.5)
 
 
-def test_metrics_that_nobody_announced_get_a_new_header(build):
+def test_undeclared_metrics_get_a_new_header(build):
     file = io.StringIO()
     build([Metrics(), Extra(2), MetricsPrinter(file)]).fit(3)
     lines = [titles(line) for line in file.getvalue().splitlines()]
@@ -131,7 +132,7 @@ floats = st.floats(allow_nan=True, allow_infinity=True)
 
 
 @given(st.lists(st.tuples(floats, floats), min_size=1, max_size=12))
-def test_columns_line_up_whatever_the_numbers(rows):
+def test_columns_are_aligned_for_all_numbers(rows):
     lines = table_lines(["a", "train accuracy"], list(enumerate(rows, 1)), epochs=100_000)
     assert {len(line) for line in lines} == {len(lines[0])}
     ends = [match.end() for match in re.finditer(r"\S+( \S+)?", lines[0])]
@@ -140,7 +141,7 @@ def test_columns_line_up_whatever_the_numbers(rows):
         assert all(line[end : end + 1] in (" ", "") and line[end - 1] != " " for end in ends)
 
 
-def test_columns_line_up_at_epoch_10_and_beyond_what_was_expected():
+def test_columns_are_aligned_at_epoch_10_and_beyond_the_expected_number():
     lines = table_lines(["train loss"], [(epoch, [0.5]) for epoch in (9, 10, 100, 99_999)])
     assert {line.index("0.5000") for line in lines[1:]} == {lines[0].index("train loss") + 4}
     lines = table_lines(["train loss"], [(99_999, [0.5]), (100_000, [0.5])])
@@ -161,18 +162,18 @@ def test_columns_line_up_at_epoch_10_and_beyond_what_was_expected():
         (float("-inf"), "-inf"),
     ],
 )
-def test_numbers_have_ten_characters_at_most(value, text):
+def test_numbers_have_at_most_ten_characters(value, text):
     assert _number(value) == text
     assert len(text) <= 10
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.04, "0.0 s"), (9999.94, "9999.9 s"), (9999.96, "10000 s")])
-def test_times_have_eight_characters_at_most(value, text):
+def test_times_have_at_most_eight_characters(value, text):
     assert _seconds(value) == text
 
 
 def test_a_narrow_terminal_continues_rows_on_the_next_line(monkeypatch):
-    monkeypatch.setattr("fluxcb.callbacks.epoch_table.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("fluxcb.callbacks.progress.epoch_table.time.monotonic", lambda: 0.0)
     columns = ["train loss", "train accuracy", "valid loss", "valid accuracy"]
     rows = [(9, [0.5, 0.25, 0.75, 1.0]), (10, [0.5, 0.25, 0.75, 1.0])]
     assert table_lines(columns, rows, width=50) == [
@@ -200,7 +201,7 @@ def test_the_bar_fits_into_the_terminal(build, width):
     del console
 
 
-def test_a_loop_of_ones_own_with_a_hook_has_a_table():
+def test_a_custom_loop_with_a_hook_has_a_table():
     file = io.StringIO()
     with fluxcb.callbacks_as_hook([Metrics(), MetricsPrinter(file), ProgressBar(file)], {"loss": 0.0}) as hook:
         for epoch in (1, 2):
@@ -213,14 +214,14 @@ def test_a_loop_of_ones_own_with_a_hook_has_a_table():
 def test_a_hook_has_no_data_to_write_or_to_name():
     for access in ({"data": Write()}, {"data": {"training": Read()}}):
         callback = fluxcb.callbacks.CustomCallback(lambda learner: None, StepEnd, access=access)
-        with pytest.raises(fluxcb.DeclarationError, match=r"`data.*`, which stays with the hand-written loop"):
+        with pytest.raises(fluxcb.DeclarationError, match=r"`data.*`, which belongs to the hand-written loop"):
             fluxcb.callbacks_as_hook([callback], {"loss": 0.0})
 
 
-def test_the_time_of_compiling_does_not_count_in_the_rate(monkeypatch):
+def test_the_rate_excludes_compilation(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("fluxcb.callbacks.bars.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("fluxcb._run.calling.AHEAD", 1)
+    monkeypatch.setattr("fluxcb.callbacks.progress.bars.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)
     compile_program = fluxcb._run.programs.compile_program
 
     def slowly(*args, **kwargs):

@@ -1,4 +1,4 @@
-"""MixUp, CutMix and LabelSmoothing: what they make of a batch, and the loss that comes of it."""
+"""MixUp, CutMix and LabelSmoothing: the mixed batches and the resulting losses."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +51,7 @@ def log_softmax(outputs):
 
 
 def of_classes(callbacks, *, soft=False, shape=(5,), steps=3, size=8, classes=4, dtype: type = np.float32, **options):
-    """Return a linear classifier on noise, with classes or one-hot labels."""
+    """Return a linear classifier on noise, with class indices or one-hot labels."""
     rng = np.random.default_rng(0)
 
     def batch():
@@ -75,7 +75,7 @@ def of_classes(callbacks, *, soft=False, shape=(5,), steps=3, size=8, classes=4,
 
 
 def partner_of(mixed, xs, share):
-    """Return for each example which other one of the batch it is mixed with, found by trying all."""
+    """Return the index of the example that each example is mixed with, found by trying all of them."""
     tried = share * xs[:, None] + (1 - share) * xs[None]
     distance = np.abs(tried - mixed[:, None]).reshape(len(xs), len(xs), -1).max(axis=-1)
     assert (distance.min(axis=1) < 1e-5).all()
@@ -83,7 +83,7 @@ def partner_of(mixed, xs, share):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
-def test_mixup_of_classes_mixes_inputs_and_losses(steps_per_call):
+def test_mixup_of_class_indices_mixes_inputs_and_losses(steps_per_call):
     keep, shares = Keep(), Shares()
     learner = of_classes([MixUp(1.0), keep, shares], steps_per_call=steps_per_call)
     learner.fit(1)
@@ -98,7 +98,7 @@ def test_mixup_of_classes_mixes_inputs_and_losses(steps_per_call):
     assert len({share for share, _ in shares.seen}) == 3
 
 
-def test_mixup_of_one_hot_labels_mixes_them_and_trains_in_the_same_way():
+def test_mixup_of_one_hot_labels_trains_like_mixup_of_classes():
     keep, shares = Keep(), Shares()
     soft, hard = of_classes([MixUp(1.0), keep, shares], soft=True), of_classes([MixUp(1.0)])
     soft.fit(2)
@@ -109,7 +109,7 @@ def test_mixup_of_one_hot_labels_mixes_them_and_trains_in_the_same_way():
     np.testing.assert_allclose(soft.params["w"], hard.params["w"], rtol=1e-4, atol=1e-6)
 
 
-def test_the_shares_have_the_distribution_of_the_paper():
+def test_weights_follow_the_beta_distribution():
     shares = Shares()
     of_classes([MixUp(0.5), shares], steps=400).fit(1)
     seen = np.array([share for share, _ in shares.seen])
@@ -118,7 +118,7 @@ def test_the_shares_have_the_distribution_of_the_paper():
     assert seen.var() == pytest.approx(1 / 8, abs=0.02)
 
 
-def test_validation_is_left_alone():
+def test_validation_does_not_mix():
     for mixing in (MixUp(1.0), LabelSmoothing(0.5)):
         keep, plain = Keep(), Keep()
         mixed = of_classes([mixing, keep])
@@ -131,18 +131,19 @@ def test_validation_is_left_alone():
         assert len(keep.validated) == len(plain.validated) == 1
 
 
-def test_integers_cannot_be_mixed_up(refused):
+def test_mixup_refuses_integers(refused):
     with refused(
         TraceError,
-        "MixUp(0.2) mixes `step.xs`, which holds uint8[8, 5].\n"
-        "  why:   the mean of two integers is none; images would lose what mixing adds, tokens are no amounts\n"
-        "  fix:   convert in the data source, e.g. `fluxcb.data.map(source, lambda batch: ...)`, or use CutMix",
+        "MixUp(0.2) cannot mix `step.xs`: it contains uint8[8, 5], expected floating-point numbers.\n"
+        "  why:   the weighted mean of two integers is not an integer, and the mean of two token ids has no meaning\n"
+        "  fix:   convert images to floating point in the data source, e.g. with `fluxcb.data.map(lambda batch: "
+        "..., source)`, or use CutMix",
     ):
         of_classes([MixUp()], dtype=np.uint8)
 
 
 def boxes(keep, shares, axes):
-    """Return per step the share of the example, and the height and width of the box, found in the images."""
+    """Return the weight, and the height and width of the box, for each step, found in the images."""
     for ((xs, ys), mixed, _, outputs, loss), (share, _) in zip(keep.steps, shares.seen, strict=True):
         changed = (mixed != xs).any(axis=tuple(a for a in range(xs.ndim) if a not in axes))
         rows, columns = changed.any(axis=1), changed.any(axis=0)
@@ -151,7 +152,7 @@ def boxes(keep, shares, axes):
 
 
 @pytest.mark.parametrize(("shape", "axes"), [((6, 9, 2), (1, 2)), ((2, 6, 9), (2, 3))])
-def test_cutmix_puts_a_box_of_another_image_in(shape, axes):
+def test_cutmix_replaces_a_box_by_another_image(shape, axes):
     keep, shares = Keep(), Shares()
     of_classes([CutMix(1.0, axes=axes), keep, shares], shape=shape, steps=12).fit(1)
     areas = []
@@ -170,18 +171,18 @@ def test_cutmix_puts_a_box_of_another_image_in(shape, axes):
     assert len(set(areas)) > 4
 
 
-def test_cutmix_takes_integers_and_needs_images(refused):
+def test_cutmix_accepts_integers_and_requires_image_axes(refused):
     of_classes([CutMix()], shape=(4, 4, 1), dtype=np.uint8).fit(1)
     with refused(
         TraceError,
-        "CutMix(1.0, axes=(1, 2)) cuts `step.xs`, which holds float32[8, 5].\n"
-        "  why:   it has no axes of height and width there\n"
-        "  fix:   give `axes=`, or use MixUp",
+        "CutMix(1.0, axes=(1, 2)) cannot cut `step.xs`, which contains float32[8, 5].\n"
+        "  why:   the axes (1, 2) should be height and width, but the array does not have them\n"
+        "  fix:   pass the axes of height and width as `axes=`, or use MixUp",
     ):
         of_classes([CutMix()])
 
 
-def test_two_mixtures_are_refused(refused):
+def test_mixup_and_cutmix_together_are_refused(refused):
     with refused(
         ConflictError,
         "MixUp(0.2) and CutMix(1.0, axes=(1, 2)) can never be used together.\n"
@@ -193,7 +194,7 @@ def test_two_mixtures_are_refused(refused):
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 @pytest.mark.parametrize("soft", [False, True])
-def test_smoothing_is_that_of_optax(soft, steps_per_call):
+def test_smoothing_matches_optax(soft, steps_per_call):
     keep = Keep()
     of_classes([LabelSmoothing(0.3), keep], soft=soft, steps_per_call=steps_per_call).fit(1)
     for (_, ys), _, seen_ys, outputs, loss in keep.steps:
@@ -203,7 +204,7 @@ def test_smoothing_is_that_of_optax(soft, steps_per_call):
         assert loss == pytest.approx(-(smooth * log_softmax(outputs)).sum(axis=-1).mean(), rel=1e-5)
 
 
-def test_smoothing_and_mixing_together_are_the_same_for_classes_and_one_hot_labels():
+def test_smoothed_mixtures_agree_for_class_indices_and_one_hot_labels():
     kept = {}
     for soft in (False, True):
         keep = Keep()
@@ -214,7 +215,7 @@ def test_smoothing_and_mixing_together_are_the_same_for_classes_and_one_hot_labe
     np.testing.assert_allclose(kept[False][1], kept[True][1], rtol=1e-4, atol=1e-6)
 
 
-def test_a_loss_function_that_takes_the_batch_has_nothing_to_mix():
+def test_a_loss_function_of_the_batch_cannot_be_mixed():
     with pytest.raises(fluxcb.FluxcbError) as error:
         fluxcb.Learner.from_loss(
             {"w": jnp.ones(())},
@@ -224,12 +225,13 @@ def test_a_loss_function_that_takes_the_batch_has_nothing_to_mix():
             callbacks=[MixUp()],
             default_callbacks=False,
         )
-    assert str(error.value).splitlines()[0] == (
-        "MixUp(0.2) declares access to `step.outputs`, which no phase provides and no callback writes."
-    )
+    text = str(error.value)
+    for name in ("xs", "ys"):
+        assert f"MixUp(0.2) uses `step.{name}` at ForwardBegin x LossTrainingPhase, where it does not exist." in text
+    assert "fix:   use it in a phase that provides it; those of `Learner(model, loss_fn)` with" in text
 
 
-def test_the_targets_of_a_regression_are_mixed():
+def test_regression_targets_are_mixed():
     keep, shares = Keep(), Shares()
     testlearner(MixUp(1.0), keep, shares).fit(1)
     for (_, xs, ys, outputs, loss), _ in zip(keep.steps, shares.seen, strict=True):
@@ -248,18 +250,19 @@ def test_the_targets_of_a_regression_are_mixed():
         (
             lambda: CutMix(axes=(0, 1)),
             "`axes` of CutMix must be the axes of height and width, not (0, 1).\n"
-            "  why:   axis 0 counts the examples\n"
-            "  fix:   (1, 2) for images as Flax has them, (2, 3) where channels come first",
+            "  why:   axis 0 is the axis of the examples\n"
+            "  fix:   write `axes=(1, 2)` for images [n, h, w, c], and `axes=(2, 3)` for images [n, c, h, w]",
         ),
         (
             lambda: CutMix(axes=(2, 2)),
             "`axes` of CutMix must be the axes of height and width, not (2, 2).\n"
-            "  why:   axis 0 counts the examples\n"
-            "  fix:   (1, 2) for images as Flax has them, (2, 3) where channels come first",
+            "  why:   axis 0 is the axis of the examples\n"
+            "  fix:   write `axes=(1, 2)` for images [n, h, w, c], and `axes=(2, 3)` for images [n, c, h, w]",
         ),
         (
             lambda: LabelSmoothing(1),
-            "`alpha` of LabelSmoothing must be at least 0 and below 1, not 1.\n  fix:   give a number in this range",
+            "`alpha` of LabelSmoothing must be a number of at least 0 and below 1, not 1.\n"
+            "  fix:   give a finite number of at least 0 and below 1",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""SkipNonFinite, DynamicLossScale and CheckNumerics, alone, together, and beside StopOnNaNLoss."""
+"""SkipNonFinite, DynamicLossScale and CheckNumerics, alone, together, and with StopOnNaNLoss."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 class Keep(Callback):
-    """Keep the losses and gradients of all steps."""
+    """Record the losses and gradients of all steps."""
 
     def __init__(self):
         self.losses, self.grads = [], []
@@ -78,7 +78,7 @@ def test_too_many_in_a_row_end_the_fit(steps_per_call):
     assert (learner.step, float(learner.params["w"])) == (5, 0.75)
 
 
-def test_a_gradient_that_is_not_finite_is_enough():
+def test_a_single_non_finite_gradient_skips_the_update():
     learner = fluxcb.Learner.from_loss(
         {"w": jnp.float32(0.0)},
         lambda params, batch, key: jnp.sqrt(params["w"]),  # 0, with an infinite slope
@@ -91,7 +91,7 @@ def test_a_gradient_that_is_not_finite_is_enough():
     assert (learner.params["w"], learner.cbstate["non_finite"]["skipped"]) == (0, 2)
 
 
-def test_gradients_are_judged_before_anybody_hides_an_infinity():
+def test_gradients_are_checked_before_other_callbacks_change_them():
     class Bound(Callback):
         def stateaccess(self):
             return {"step": {"grads": Write()}}
@@ -106,7 +106,7 @@ def test_gradients_are_judged_before_anybody_hides_an_infinity():
         assert learner.params["w"] == 0.875
 
 
-def test_it_does_not_wait_for_the_device(no_clock):
+def test_skipping_does_not_wait_for_the_device(no_clock):
     learner = weighted([1.0] * 40, [SkipNonFinite()], steps_per_call=20)
     learner.callbacks.measure()
     learner.fit(1)
@@ -116,7 +116,7 @@ def test_it_does_not_wait_for_the_device(no_clock):
     assert "ended by  nothing" in learner.explain_windows()
 
 
-def test_two_opinions_on_nan_losses_are_refused(refused):
+def test_two_callbacks_for_nan_losses_are_refused(refused):
     with refused(
         ConflictError,
         "SkipNonFinite(10) and StopOnNaNLoss() can never be used together.\n"
@@ -130,7 +130,7 @@ def test_two_opinions_on_nan_losses_are_refused(refused):
 
 
 def adjusted(scale, finite, *, period, factor, minimum):
-    """Return the scales after each step, by the rule of Micikevicius et al. (2018)."""
+    """Return the scale after each step according to Micikevicius et al. (2018)."""
     scales, good = [], 0
     for fine in finite:
         if fine:
@@ -157,7 +157,7 @@ class Scales(Callback):
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 @pytest.mark.parametrize(("period", "factor", "minimum"), [(2, 2.0, 1.0), (3, 4.0, 2.0), (1, 2.0, 1.0)])
-def test_the_scale_follows_the_rule(steps_per_call, period, factor, minimum):
+def test_the_scale_grows_and_shrinks(steps_per_call, period, factor, minimum):
     values = np.random.default_rng(period).choice([1.0, NAN, INF], 60, p=[0.7, 0.2, 0.1])
     scales = Scales()
     scaling = DynamicLossScale(16.0, period=period, factor=factor, minimum=minimum)
@@ -176,7 +176,7 @@ def test_the_scale_stays_finite():
 
 
 def half(callbacks, value, initial=1.0, **options):
-    """Return a Learner with a master weight in single precision, whose model works in half: the loss is `w * value`."""
+    """Return a Learner with a float32 master weight and a float16 model. The loss is `w * value`."""
 
     def loss_fn(params, batch, key):
         return (params["w"].astype(jnp.float16) * jnp.float16(1e-4)) * batch.astype(jnp.float16)
@@ -191,7 +191,7 @@ def half(callbacks, value, initial=1.0, **options):
     )
 
 
-def test_gradients_that_half_precision_loses_are_kept_and_the_loss_is_the_loss():
+def test_scaling_prevents_underflow_without_changing_the_loss():
     with_scale, without = Keep(), Keep()
     half([DynamicLossScale(), with_scale], 1e-4).fit(1)
     half([without], 1e-4).fit(1)
@@ -201,24 +201,24 @@ def test_gradients_that_half_precision_loses_are_kept_and_the_loss_is_the_loss()
     np.testing.assert_allclose(with_scale.grads, 1e-8, rtol=2e-3)
 
 
-def test_an_overflow_of_the_scale_does_not_stop_a_fit_that_stops_on_nan(capsys):
+def test_an_overflow_of_the_scale_does_not_trigger_stop_on_nan_loss(capsys):
     learner = half([DynamicLossScale(2.0**15)], 6.0, default_callbacks=True)
     learner.fit(1)
     assert learner.stop_reason is None
     found = jax.tree.map(float, learner.cbstate["loss_scale"])
-    # On its way back the gradient is 6 times the scale. float16 ends at 65504, between 6 * 2**13 and 6 * 2**14.
+    # The scaled gradient is 6 times the scale. The float16 maximum is 65504, between 6 * 2**13 and 6 * 2**14.
     assert found == {"scale": 2.0**13, "good_steps": 2, "overflows": 2}
     assert learner.params["w"] == pytest.approx(1 - 2 * 6e-4, rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
-def test_a_loss_that_is_nan_itself_still_stops(capsys):
+def test_a_nan_loss_still_stops_the_fit(capsys):
     learner = weighted([1, NAN, 1], [DynamicLossScale()], default_callbacks=True)
     learner.fit(1)
     assert learner.stop_reason == "the loss was nan at step 2"
 
 
-def test_it_is_last_of_those_who_write_the_loss_and_first_of_those_who_write_gradients():
+def test_the_scale_runs_after_loss_writers_and_before_gradient_writers():
     class Penalty(Callback):
         def stateaccess(self):
             return {"step": {"loss": Write()}, "params": Read()}
@@ -251,7 +251,7 @@ def test_it_is_last_of_those_who_write_the_loss_and_first_of_those_who_write_gra
     ]
 
 
-def test_who_writes_both_has_to_be_put_in_order_by_the_user():
+def test_a_callback_that_writes_loss_and_gradients_needs_a_declared_order():
     class Both(Callback):
         def stateaccess(self):
             return {"step": {"loss": Write(), "grads": Write()}}
@@ -270,7 +270,7 @@ def test_who_writes_both_has_to_be_put_in_order_by_the_user():
         (
             lambda: DynamicLossScale(0.5),
             "`initial` of DynamicLossScale must be a number of at least 1.0, not 0.5.\n"
-            "  fix:   give 1.0 or a larger, finite number",
+            "  fix:   give a finite number of at least 1.0",
         ),
         (
             lambda: DynamicLossScale(factor=1),
@@ -294,8 +294,7 @@ def test_who_writes_both_has_to_be_put_in_order_by_the_user():
         ),
         (
             lambda: CheckNumerics("epoch"),
-            '`at` of CheckNumerics must be "step" or "trigger", not \'epoch\'.\n'
-            '  fix:   write `CheckNumerics(at="trigger")`',
+            '`at` of CheckNumerics must be "step" or "trigger", not \'epoch\'.\n  fix:   write `"step"`',
         ),
         (
             lambda: LossSpikeGuard(0),
@@ -304,8 +303,8 @@ def test_who_writes_both_has_to_be_put_in_order_by_the_user():
         (
             lambda: LossSpikeGuard(window=2),
             "`window` of LossSpikeGuard (steps) must be a whole number of at least 3, not 2.\n"
-            "  why:   of two losses nobody can tell which stands out\n"
-            "  fix:   give e.g. `window=100`",
+            "  why:   an outlier cannot be identified among fewer than three losses\n"
+            "  fix:   give a whole number of at least 3",
         ),
     ],
 )

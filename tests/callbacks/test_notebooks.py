@@ -1,18 +1,20 @@
-"""What a fit shows below a notebook cell, and which messages a kernel sends for it."""
+"""The output of a fit below a notebook cell, and the messages that a kernel sends for it."""
 
 import re
 
 import pytest
 
-nbformat = pytest.importorskip("nbformat", reason="needs the development group")
-NotebookClient = pytest.importorskip("nbclient", reason="needs the development group").NotebookClient
+nbformat = pytest.importorskip("nbformat")
+NotebookClient = pytest.importorskip("nbclient").NotebookClient
+
+pytestmark = pytest.mark.integration
 
 # Every look at the clock takes a second, so that nothing depends on how fast the kernel is.
 SETUP = """
 import contextlib, io, itertools, types
 import fluxcb
 from fluxcb.callbacks import CustomCallback, MetricsPrinter, Metrics, ModelSummary, ProgressBar
-from fluxcb.callbacks import bars, cell_output, console, epoch_table
+from fluxcb.callbacks.progress import bars, cell_output, console, epoch_table
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -117,7 +119,7 @@ def test_a_fit_is_one_output_that_is_updated_in_place(executed):
     assert shown(outputs[1]).startswith("a handler speaks\nTraining finished after epoch 11, step 44 (")
 
 
-def test_the_bar_says_what_runs_and_disappears(executed):
+def test_the_bar_shows_the_running_phase_and_disappears(executed):
     sent, outputs = executed["fit"]
     drawn = [content["data"] for kind, content in sent if kind != "stream"]
     bars = [text.splitlines()[-1] for text in (data["text/plain"] for data in drawn) if not text.endswith(" s")]
@@ -132,7 +134,7 @@ def test_the_bar_says_what_runs_and_disappears(executed):
     assert '<progress max="4" style' in compiling  # without a value the front end animates it
 
 
-def test_the_table_grows_and_lines_up(executed):
+def test_the_table_grows_with_aligned_columns(executed):
     _, outputs = executed["fit"]
     rows = table_rows(outputs[0])
     assert rows[0] == ["epoch", "train loss", "valid loss", "time"]
@@ -144,7 +146,7 @@ def test_the_table_grows_and_lines_up(executed):
     assert "<script" not in html
 
 
-def test_each_fit_has_an_output_of_its_own(executed):
+def test_each_fit_has_its_own_output(executed):
     _, outputs = executed["twice"]
     assert epochs_of(outputs) == [["epoch", "12"], ["epoch", "13"]]
 
@@ -155,7 +157,7 @@ def test_a_bar_without_a_table_leaves_its_last_line(executed):
     assert re.fullmatch(r"epoch 2/2 training: 4/4 steps, loss \d\.\d{4}, \S+ steps/s", shown(outputs[0]))
 
 
-def test_a_loop_written_by_hand_has_a_table_in_each_cell(executed):
+def test_a_hand_written_loop_has_a_table_in_each_cell(executed):
     for cell, epochs in (("by hand", ["1", "2"]), ("by hand, continued", ["3"])):
         _, outputs = executed[cell]
         assert epochs_of(outputs) == [["epoch", *epochs]]

@@ -1,4 +1,4 @@
-"""PeriodicTrigger, PeriodicCallback, EnableCallbackIf: when they fire, as in tensorpack, its defects mended."""
+"""PeriodicTrigger, PeriodicCallback and EnableCallbackIf: when they run, compared with tensorpack."""
 
 import itertools
 
@@ -59,9 +59,7 @@ def run(wrap, *, batches, epochs, steps_per_call="auto", log=EventLog):
     ],
     ids=str,
 )
-def test_a_callback_is_triggered_in_the_periods_and_at_no_other_time(
-    given, batches, epochs, expected, steps_per_call, log
-):
+def test_a_callback_is_only_triggered_at_its_periods(given, batches, epochs, expected, steps_per_call, log):
     log = run(
         lambda log: PeriodicTrigger(log, **given),
         batches=batches,
@@ -79,7 +77,7 @@ def test_a_callback_is_triggered_in_the_periods_and_at_no_other_time(
     assert fired(log, "FitStopping") == fired(log, "FitEnd") == steps[-1:]
 
 
-def test_a_trigger_comes_after_the_step_and_after_the_begin_of_the_fit():
+def test_a_trigger_runs_after_the_step_and_after_the_beginning_of_the_fit():
     log = run(lambda log: PeriodicTrigger(log, every_k_steps=2, before_train=True), batches=2, epochs=1)
     assert log.names() == [
         *("FitBegin", "Trigger", "EpochBegin", "StepBegin", "StepEnd", "StepBegin", "StepEnd", "Trigger", "EpochEnd"),
@@ -87,7 +85,7 @@ def test_a_trigger_comes_after_the_step_and_after_the_begin_of_the_fit():
     ]
 
 
-def test_periods_are_those_of_the_whole_training_also_after_a_resume():
+def test_periods_count_from_the_beginning_of_the_training_even_after_a_resume():
     first = testlearner(batches=3, validation_batches=0)
     first.fit(2)
     epochs, steps = EventLog(), EventLog()
@@ -103,7 +101,7 @@ def test_periods_are_those_of_the_whole_training_also_after_a_resume():
     assert fired(steps, "Trigger") == [8, 12, 16]
 
 
-def test_the_period_replaces_every_other_one_of_the_trigger():
+def test_the_period_replaces_every_other_schedule_of_trigger():
     never = lambda log: PeriodicTrigger(EnableCallbackIf(log, lambda learner: False), every_k_steps=2)  # noqa: E731
     assert fired(run(never, batches=4, epochs=1), "Trigger") == [2, 4]
     assert fired(run(never, batches=4, epochs=1), "StepEnd") == []
@@ -113,7 +111,7 @@ def test_the_period_replaces_every_other_one_of_the_trigger():
     assert fired(run(outer, batches=4, epochs=1), "Trigger") == []
 
 
-def test_a_trigger_before_training_sees_what_the_callback_declares_and_its_begin_runs_first():
+def test_a_trigger_before_training_has_the_declared_access_and_runs_after_fit_begin():
     said = []
     callback = CallbackFactory(
         before_train=lambda learner: said.append("begin"),
@@ -171,7 +169,7 @@ def test_the_last_epoch_may_be_the_only_one_and_a_fit_of_steps_has_none():
     assert fired(log, "Trigger") == [4, 8, 10]
 
 
-def test_with_both_periods_what_either_allows_runs():
+def test_with_both_periods_a_handler_runs_if_either_allows_it():
     log = run(lambda log: PeriodicCallback(log, 5, 2), batches=3, epochs=3)
     assert fired(log, "StepEnd") == [4, 5, 6, 9]
     log = run(lambda log: PeriodicCallback(log, 2, 4), batches=3, epochs=5)  # and the last step, 15
@@ -187,7 +185,7 @@ class Unsized:
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_where_the_length_of_an_epoch_is_unknown_so_is_its_last_step(steps_per_call):
+def test_the_last_step_is_unknown_if_the_length_of_the_epoch_is(steps_per_call):
     log = EventLog()
     learner = testlearner(PeriodicCallback(log, every_k_epochs=2), data=Unsized(), steps_per_call=steps_per_call)
     learner.fit(3)
@@ -197,7 +195,7 @@ def test_where_the_length_of_an_epoch_is_unknown_so_is_its_last_step(steps_per_c
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 4])
-def test_an_epoch_of_validation_has_a_last_step_of_its_own(steps_per_call):
+def test_an_epoch_of_validation_has_its_own_last_step(steps_per_call):
     log = EventLog()
     learner = testlearner(
         PeriodicCallback(log, every_k_epochs=5), batches=3, validation_batches=4, steps_per_call=steps_per_call
@@ -206,7 +204,7 @@ def test_an_epoch_of_validation_has_a_last_step_of_its_own(steps_per_call):
     assert log.names("validation") == ["EpochBegin", "StepBegin", "StepEnd", "EpochEnd"]
 
 
-def test_it_can_only_make_rarer():
+def test_it_never_adds_calls():
     log = run(lambda log: PeriodicCallback(log, every_k_steps=1), batches=3, epochs=2)
     assert fired(log, "Trigger") == [3, 6]
 
@@ -231,7 +229,7 @@ class AtEnds(Callback):
 
 @WINDOWS
 @pytest.mark.parametrize("wrap", [EnableCallbackIf, when])
-def test_the_answer_at_the_begin_holds_for_the_end(wrap, steps_per_call, log):
+def test_the_result_at_the_beginning_also_applies_to_the_end(wrap, steps_per_call, log):
     log = run(lambda log: wrap(log, between), batches=3, epochs=2, steps_per_call=steps_per_call, log=log)
     assert fired(log, "StepBegin") == [2, 3]
     assert fired(log, "StepEnd") == [3, 4]  # the same steps; in tensorpack those before them
@@ -242,14 +240,14 @@ def test_the_answer_at_the_begin_holds_for_the_end(wrap, steps_per_call, log):
     assert fired(log, "FitStopping") == fired(log, "FitEnd") == [6]
 
 
-def test_what_has_no_begin_is_asked_at_its_end():
+def test_handlers_without_a_begin_event_are_checked_at_the_end():
     log = run(lambda log: EnableCallbackIf(log, between), batches=3, epochs=2, log=AtEnds)
     assert fired(log, "StepEnd") == [2, 3]
     assert fired(log, "EpochEnd") == [3]
 
 
 @pytest.mark.parametrize("numbers", [(True, False), (True, False, False), (False, True, True, False, True)])
-def test_a_predicate_that_changes_its_mind_still_ends_what_was_begun(numbers):
+def test_a_changing_predicate_still_runs_the_matching_end_handler(numbers):
     answers = itertools.cycle(numbers)
     log = run(lambda log: EnableCallbackIf(log, lambda learner: next(answers)), batches=5, epochs=4)
     assert [step + 1 for step in fired(log, "StepBegin")] == fired(log, "StepEnd")
@@ -257,7 +255,7 @@ def test_a_predicate_that_changes_its_mind_still_ends_what_was_begun(numbers):
     assert 0 < len(fired(log, "StepBegin")) < 20
 
 
-def test_pairs_of_one_phase_do_not_answer_for_another():
+def test_results_are_not_shared_between_phases():
     log = EventLog()
     learner = testlearner(EnableCallbackIf(log, lambda learner: learner.progress.epoch == 2), batches=2)
     learner.fit(3)
@@ -303,8 +301,8 @@ TRACED = (
     [
         (
             lambda: PeriodicTrigger(EventLog()),
-            "`PeriodicTrigger` needs `every_k_steps`, `every_k_epochs` or `before_train`.\n"
-            "  why:   without any of them the callback would never be triggered\n"
+            "`PeriodicTrigger` requires `every_k_steps`, `every_k_epochs` or `before_train`.\n"
+            "  why:   without any of them, the callback would never be triggered\n"
             "  fix:   write e.g. `PeriodicTrigger(callback, every_k_epochs=5)`",
         ),
         (
@@ -317,28 +315,28 @@ TRACED = (
         ),
         (
             lambda: PeriodicTrigger(EventLog(), before_train=3),
-            "`before_train` of `PeriodicTrigger` must be True or False, not 3.",
+            "`before_train` of `PeriodicTrigger` must be True or False, not 3.\n  fix:   pass True or False",
         ),
         (
             lambda: PeriodicTrigger(OnlyEpochEnd(), every_k_steps=3),
-            "OnlyEpochEnd() has no handler of Trigger, and that is all that `PeriodicTrigger` schedules.\n"
+            "OnlyEpochEnd() has no handler of Trigger, which is the only event that `PeriodicTrigger` schedules.\n"
             "  why:   it handles EpochEnd, FitBegin\n"
             "  fix:   write `every(callback, steps=...)` or `every(callback, epochs=...)`, which schedules all its "
             "host handlers",
         ),
         (
             lambda: PeriodicTrigger(Callback(), every_k_steps=3),
-            "Callback() has no handler of Trigger, and that is all that `PeriodicTrigger` schedules.\n"
+            "Callback() has no handler of Trigger, which is the only event that `PeriodicTrigger` schedules.\n"
             "  why:   it handles nothing\n"
             "  fix:   write `every(callback, steps=...)` or `every(callback, epochs=...)`, which schedules all its "
             "host handlers",
         ),
         (
             lambda: PeriodicTrigger(when(PeriodicTrigger(EventLog(), 2), never), every_k_steps=3),
-            "`PeriodicTrigger` wraps PeriodicTrigger(EventLog(), every_k_steps=2), which says already when it is "
-            "triggered.\n"
-            "  why:   there is one period of steps and one of epochs\n"
-            "  fix:   use one `PeriodicTrigger`, with `every_k_steps` and `every_k_epochs`",
+            "`PeriodicTrigger` wraps PeriodicTrigger(EventLog(), every_k_steps=2), which already has a "
+            "period.\n"
+            "  why:   a callback can only have one period in steps and one in epochs\n"
+            "  fix:   use a single `PeriodicTrigger` with `every_k_steps` and `every_k_epochs`",
         ),
         (
             lambda: PeriodicTrigger(EventLog, 3),
@@ -347,7 +345,7 @@ TRACED = (
         ),
         (
             lambda: PeriodicCallback(EventLog()),
-            "`PeriodicCallback` needs `every_k_steps` or `every_k_epochs`.\n"
+            "`PeriodicCallback` requires `every_k_steps` or `every_k_epochs`.\n"
             "  fix:   write e.g. `PeriodicCallback(callback, every_k_epochs=5)`",
         ),
         (
@@ -356,16 +354,16 @@ TRACED = (
         ),
         (
             lambda: PeriodicCallback(OnlyTraced(), 3),
-            f"OnlyTraced() has no host handlers, and `PeriodicCallback` schedules no others.\n{TRACED}",
+            f"OnlyTraced() has no host handlers, but `PeriodicCallback` schedules only host handlers.\n{TRACED}",
         ),
         (
             lambda: EnableCallbackIf(OnlyTraced(), never),
-            f"OnlyTraced() has no host handlers, and `EnableCallbackIf` schedules no others.\n{TRACED}",
+            f"OnlyTraced() has no host handlers, but `EnableCallbackIf` schedules only host handlers.\n{TRACED}",
         ),
         (
             lambda: EnableCallbackIf(EventLog(), True),
-            "`EnableCallbackIf` takes a function of the learner, not True.\n"
-            "  fix:   write e.g. `EnableCallbackIf(callback, lambda learner: learner.progress.epoch > 3)`",
+            "`pred` of `EnableCallbackIf` must be a function of the learner, not True.\n"
+            "  fix:   write e.g. `lambda learner: learner.progress.epoch > 3`",
         ),
         (
             lambda: EnableCallbackIf(3, never),
@@ -374,12 +372,12 @@ TRACED = (
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(build, text, refused):
+def test_invalid_arguments_are_rejected(build, text, refused):
     with refused(DeclarationError, text):
         build()
 
 
-def test_how_they_show_themselves():
+def test_the_representations_of_the_wrappers():
     log = EventLog()
     assert repr(PeriodicTrigger(log, 3, 2, True)) == (
         "PeriodicTrigger(EventLog(), every_k_steps=3, every_k_epochs=2, before_train=True)"
@@ -388,7 +386,7 @@ def test_how_they_show_themselves():
     assert repr(EnableCallbackIf(log, never)) == "EnableCallbackIf(EventLog(), never)"
 
 
-def test_trigger_is_there_for_the_chief_only_law_too():
+def test_chief_only_also_applies_to_trigger():
     # What is said of the wrapped callback counts at the moment that the wrapper adds.
     entries = PeriodicTrigger(CallbackFactory(trigger=print), before_train=True).handlers()
     assert [(entry.event, entry.name) for entry in entries] == [(Trigger, "trigger"), (FitBegin, "begin")]

@@ -1,4 +1,4 @@
-"""ReduceLROnPlateau: against PyTorch's algorithm, written anew from its documentation."""
+"""ReduceLROnPlateau against an implementation of PyTorch's algorithm according to its documentation."""
 
 import json
 import math
@@ -21,7 +21,7 @@ NAN, INF = math.nan, math.inf
 def rates(
     values, *, lr=1.0, factor=0.1, patience=10, threshold=1e-4, threshold_mode="rel", cooldown=0, min_lr=0.0, mode="min"
 ):
-    """Return the rate after each value, none of them negative, as PyTorch's scheduler would set it."""
+    """Return the rate after each value as PyTorch's scheduler would set it, for values that are not negative."""
     best = INF if mode == "min" else -INF
     bad = cooling = 0
     found = []
@@ -45,7 +45,7 @@ def rates(
 
 
 class Stub:
-    """What the handler sees of a Learner."""
+    """The part of a Learner that the handler uses."""
 
     def __init__(self, lr, metric="loss"):
         self.metric = metric
@@ -74,7 +74,7 @@ def ours(values, *, lr=1.0, save_at=None, **options):
 @pytest.mark.parametrize(
     ("values", "options", "expected"),
     [
-        # one best value, then the rate falls at each third epoch: patience 2, and one more
+        # after the best value, the rate is reduced at each third epoch: patience 2, and one more
         ([1.0] * 8, {"patience": 2}, [1, 1, 1, 0.1, 0.1, 0.1, 0.01, 0.01]),
         ([1.0] * 4, {"patience": 0}, [1, 0.1, 0.01, 0.001]),
         ([1.0] * 4, {"patience": 0, "factor": 0.5, "min_lr": 0.2}, [1, 0.5, 0.25, 0.2]),
@@ -82,18 +82,18 @@ def ours(values, *, lr=1.0, save_at=None, **options):
         ([1.0, 0.95, 0.9, 0.85], {"patience": 0, "threshold": 0.1}, [1, 0.1, 0.01, 0.01]),
         ([10.0, 9.95, 9.85], {"patience": 0, "threshold": 0.1, "threshold_mode": "abs"}, [1, 0.1, 0.1]),
         ([1.0, 1.2, 1.2, 1.3], {"patience": 0, "mode": "max"}, [1, 1, 0.1, 0.1]),
-        # high accuracies are good unless a mode is given
+        # high accuracies are good unless `mode` is given
         ([0.5, 0.6, 0.6, 0.7], {"patience": 0, "metric": "accuracy"}, [1, 1, 0.1, 0.1]),
         ([0.5, 0.6, 0.6, 0.7], {"patience": 0, "metric": "accuracy", "mode": "auto"}, [1, 1, 0.1, 0.1]),
         ([0.5, 0.6, 0.6, 0.4], {"patience": 0, "metric": "accuracy", "mode": "min"}, [1, 0.1, 0.01, 0.01]),
         ([0.5, 0.6, 0.6, 0.4], {"patience": 0, "mode": "auto"}, [1, 0.1, 0.01, 0.01]),
         ([1.0, NAN, NAN, 0.5], {"patience": 1}, [1, 1, 0.1, 0.1]),
         ([NAN, NAN, 0.5], {"patience": 1}, [1, 0.1, 0.1]),
-        # negative values: better means lower by a part of the best one's size; PyTorch's bar is at -0.9 here
+        # for negative values, the threshold is relative to the absolute value; PyTorch's threshold is at -0.9 here
         ([-1.0, -0.95, -1.05, -1.2], {"patience": 0, "threshold": 0.1}, [1, 0.1, 0.01, 0.01]),
     ],
 )
-def test_by_hand(values, options, expected):
+def test_values_computed_by_hand(values, options, expected):
     assert ours(values, **options) == pytest.approx(expected)
 
 
@@ -104,13 +104,13 @@ numbers = st.one_of(st.integers(0, 6).map(float), st.sampled_from([NAN, INF]))
     values=st.lists(numbers, max_size=30),
     patience=st.integers(0, 3),
     cooldown=st.integers(0, 3),
-    threshold=st.sampled_from([0.0, 1e-4, 0.25, 0.9]),  # PyTorch multiplies infinity by 1 - threshold at first
+    threshold=st.sampled_from([0.0, 1e-4, 0.25, 0.9]),  # PyTorch starts by multiplying infinity by 1 - threshold
     threshold_mode=st.sampled_from(["rel", "abs"]),
     mode=st.sampled_from(["min", "max"]),
     min_lr=st.sampled_from([0.0, 0.2]),
     save_at=st.integers(0, 30),
 )
-def test_it_is_the_algorithm_of_pytorch(values, save_at, **options):
+def test_it_matches_pytorch(values, save_at, **options):
     assert ours(values, save_at=save_at, factor=0.5, **options) == rates(values, factor=0.5, **options)
 
 
@@ -125,8 +125,8 @@ def plateau(**options):
     )
 
 
-def test_in_a_training_the_rate_changes_and_nothing_is_compiled_again():
-    # By a rate of 1, w goes 1, 0, 1, 0 and the loss stays 0.5; then by 0.5 to 0.5, where the loss is 0 for good.
+def test_the_rate_changes_without_recompilation():
+    # With rate 1, w is 1, 0, 1, 0, ... and the loss is always 0.5. With rate 0.5, w becomes 0.5 and the loss stays 0.
     learner = plateau()
     learner.fit(2)
     counts = learner.compile_counts
@@ -149,21 +149,21 @@ def test_epochs_without_a_value_do_not_count():
     assert stub.epoch(callback, 1.0) == pytest.approx(0.1)
 
 
-def test_what_it_cannot_do_without_is_missed_at_construction():
+def test_missing_requirements_are_errors_at_construction():
     with pytest.raises(MissingStateError, match=r"`cbstate\.metrics_epoch`"):
         fluxcb.testing.testlearner(ReduceLROnPlateau())
     with pytest.raises(MissingStateError, match=r"needs `hyperparams\.learning_rate`"):
         fluxcb.testing.testlearner(Metrics(), ReduceLROnPlateau(), optimizer=optax.sgd(0.1))
 
 
-def test_a_metric_may_be_named_as_it_is_logged():
+def test_a_metric_can_be_named_as_in_logs():
     callback, stub = ReduceLROnPlateau(0.5, patience=0, metric="training/loss"), Stub(1.0)
     for epoch, (training, validation) in enumerate([(2.0, 9.0), (1.0, 9.0), (1.0, 8.0)], 1):
         stub.progress.epoch = epoch
         stub.cbstate.metrics_epoch.entry("training").add("loss", epoch, training)
         stub.cbstate.metrics_epoch.entry("validation").add("loss", epoch, validation)
         callback.look(None, TrainingPhase(), stub)
-    assert stub.hyperparams.learning_rate == 0.5  # training stands still in the third epoch, and only there
+    assert stub.hyperparams.learning_rate == 0.5  # the training loss stops improving in the third epoch only
     assert repr(callback) == "ReduceLROnPlateau(0.5, patience=0, metric='training/loss')"
 
 
@@ -177,28 +177,31 @@ def test_a_metric_that_does_not_exist_is_an_error():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"factor": 1.0}, "`factor` of `ReduceLROnPlateau` must be a number between 0 and 1, not 1.0."),
-        ({"factor": 0}, "`factor` of `ReduceLROnPlateau` must be a number between 0 and 1, not 0."),
-        ({"factor": NAN}, "`factor` of `ReduceLROnPlateau` must be a number between 0 and 1, not nan."),
-        ({"patience": -1}, "`patience` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not -1."),
-        ({"patience": 1.5}, "`patience` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not 1.5."),
-        ({"threshold": -0.1}, "`threshold` of `ReduceLROnPlateau` must be a finite number, 0 or more, not -0.1."),
+        ({"factor": 1.0}, "`factor` of `ReduceLROnPlateau` must be a number above 0 and below 1, not 1.0."),
+        ({"factor": 0}, "`factor` of `ReduceLROnPlateau` must be a number above 0 and below 1, not 0."),
+        ({"factor": NAN}, "`factor` of `ReduceLROnPlateau` must be a number above 0 and below 1, not nan."),
+        ({"patience": -1}, "`patience` of `ReduceLROnPlateau` (epochs) must be a whole number of at least 0, not -1."),
+        (
+            {"patience": 1.5},
+            "`patience` of `ReduceLROnPlateau` (epochs) must be a whole number of at least 0, not 1.5.",
+        ),
+        ({"threshold": -0.1}, "`threshold` of `ReduceLROnPlateau` must be a number of at least 0, not -0.1."),
         ({"threshold_mode": "x"}, '`threshold_mode` of `ReduceLROnPlateau` must be "rel" or "abs", not \'x\'.'),
         (
             {"cooldown": True},
-            "`cooldown` of `ReduceLROnPlateau` must be a whole number of epochs, 0 or more, not True.",
+            "`cooldown` of `ReduceLROnPlateau` (epochs) must be a whole number of at least 0, not True.",
         ),
-        ({"min_lr": INF}, "`min_lr` of `ReduceLROnPlateau` must be a finite number, 0 or more, not inf."),
+        ({"min_lr": INF}, "`min_lr` of `ReduceLROnPlateau` must be a number of at least 0, not inf."),
         ({"mode": "low"}, '`mode` of `ReduceLROnPlateau` must be "min", "max" or "auto", not \'low\'.'),
         ({"metric": 3}, "`ReduceLROnPlateau` takes the name of a metric, not 3."),
         ({"phase": 3}, "`ReduceLROnPlateau` takes a phase class with a name, not 3."),
         (
             {"metric": "training/loss", "phase": "validation"},
-            '`ReduceLROnPlateau` was given the metric "training/loss" and beside it the phase validation.',
+            '`ReduceLROnPlateau` was given the metric "training/loss" and the phase validation.',
         ),
     ],
 )
-def test_mistakes_are_told_at_construction(options, said):
+def test_bad_arguments(options, said):
     with pytest.raises(DeclarationError) as caught:
         ReduceLROnPlateau(**options)
     assert caught.value.what == said

@@ -1,4 +1,4 @@
-"""`PredictionWriter`: predictions in the order of the data, in a file that is complete or not there."""
+"""`PredictionWriter`: predictions in the order of the data, in a file that is replaced atomically."""
 
 import json
 import os
@@ -21,7 +21,7 @@ BATCHES = [(XS[:2], XS[:2]), (XS[2:4], XS[2:4]), (XS[4:], XS[4:])]
 
 
 class Claiming(list):
-    """Batches that say there are more."""
+    """Batches whose length is too large."""
 
     more = 0
 
@@ -48,21 +48,21 @@ def test_an_npz_has_all_samples_in_order(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
-def test_json_lines_have_an_object_per_sample(tmp_path, name):
+def test_a_jsonl_file_has_one_object_per_sample(tmp_path, name):
     learner = run(tmp_path / name)
     rows = [json.loads(text) for text in (tmp_path / name).read_text().splitlines()]
     assert [row["index"] for row in rows] == [0, 1, 2, 3, 4]
     np.testing.assert_allclose([row["outputs"] for row in rows], line(learner), atol=1e-6)
 
 
-def test_each_round_replaces_the_file_and_leaves_no_other(tmp_path):
+def test_each_round_replaces_the_file_and_leaves_no_other_files(tmp_path):
     learner = run(tmp_path / "p.npz", epochs=3)
     np.testing.assert_allclose(np.load(tmp_path / "p.npz")["outputs"], line(learner), atol=1e-6)
     assert os.listdir(tmp_path) == ["p.npz"]
 
 
 def of_containers(writer, dtype=jnp.float32):
-    """Return a Learner whose outputs are containers: a square, and a pair of half and third."""
+    """Return a Learner whose outputs are a dict of a square and a pair."""
     learner = Learner(
         (
             lambda key, xs: {"s": jnp.ones(())},
@@ -77,7 +77,7 @@ def of_containers(writer, dtype=jnp.float32):
     learner.fit(1)
 
 
-def test_containers_are_named_by_their_parts_and_bfloat16_is_written_as_float32(tmp_path):
+def test_parts_of_containers_have_names_and_bfloat16_becomes_float32(tmp_path):
     of_containers(PredictionWriter(tmp_path / "p.npz"), jnp.bfloat16)
     file = np.load(tmp_path / "p.npz")
     assert sorted(file.files) == ["outputs.parts.0", "outputs.parts.1", "outputs.square"]
@@ -86,7 +86,7 @@ def test_containers_are_named_by_their_parts_and_bfloat16_is_written_as_float32(
     np.testing.assert_array_equal(file["outputs.parts.0"], XS / 2)  # exact in bfloat16
 
 
-def test_what_json_does_not_have_is_null(tmp_path):
+def test_nan_and_infinity_are_null_in_json(tmp_path):
     of_containers(PredictionWriter(tmp_path / "p.jsonl"))
     rows = [json.loads(text) for text in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert rows[0] == {
@@ -100,7 +100,7 @@ def test_what_json_does_not_have_is_null(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["p.npz", "p.jsonl"])
-def test_a_round_that_fails_leaves_the_file_of_the_one_before(tmp_path, name):
+def test_a_failed_round_keeps_the_previous_file(tmp_path, name):
     data = Claiming(BATCHES)
     learner = run(tmp_path / name, data=data)
     before = (tmp_path / name).read_bytes()
@@ -114,7 +114,7 @@ def test_a_round_that_fails_leaves_the_file_of_the_one_before(tmp_path, name):
     assert (tmp_path / name).read_bytes() != before
 
 
-def test_a_first_round_that_fails_leaves_nothing(tmp_path):
+def test_a_failed_first_round_leaves_no_file(tmp_path):
     data = Claiming(BATCHES)
     data.more = 1
     with pytest.raises(DataError):
@@ -122,7 +122,7 @@ def test_a_first_round_that_fails_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_process_that_is_killed_in_between_leaves_the_file_of_the_round_before(tmp_path):
+def test_a_killed_process_keeps_the_previous_file(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(
@@ -149,16 +149,16 @@ def test_a_process_that_is_killed_in_between_leaves_the_file_of_the_round_before
     rows = (tmp_path / "p.jsonl").read_text().splitlines()
     assert len(rows) == 100_000
     assert json.loads(rows[-1]) == {"index": 99_999, "outputs": [1.0]}
-    run(tmp_path / "p.jsonl")  # the next one clears away what the killed one had begun
+    run(tmp_path / "p.jsonl")  # the next process replaces the unfinished file
     assert sorted(os.listdir(tmp_path)) == ["p.jsonl", "script.py"]
 
 
-def test_a_value_without_an_axis_of_samples_is_an_error(tmp_path):
+def test_a_value_without_a_sample_axis_is_an_error(tmp_path):
     with pytest.raises(DeclarationError) as caught:
         run(tmp_path / "p.npz", "loss")
     assert str(caught.value) == (
-        "`loss` has shape () in a batch of 2 samples; `PredictionWriter` writes a value per sample.\n"
-        "  fix:   name a value with the samples along its first axis, such as `outputs`"
+        "`loss` has shape () in a batch of 2 samples, but `PredictionWriter` writes one value per sample.\n"
+        "  fix:   name a value whose first axis is the axis of samples, such as `outputs`"
     )
 
 
@@ -175,8 +175,8 @@ def test_bad_arguments(tmp_path):
         PredictionWriter(tmp_path / "file" / "p.npz")
     assert str(caught.value) == (
         f"`PredictionWriter` cannot write to `{tmp_path / 'file' / 'p.npz'}`.\n"
-        f"  why:   `{tmp_path / 'file'}` is no folder that can be written to\n"
-        "  fix:   give another path"
+        f"  why:   `{tmp_path / 'file'}` is not a writable folder\n"
+        "  fix:   use another path"
     )
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(DeclarationError, match="it is a folder"):

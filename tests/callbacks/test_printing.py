@@ -7,8 +7,8 @@ import pytest
 
 import fluxcb
 from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, on
-from fluxcb.callbacks import Metrics, MetricsPrinter, ModelSummary, ProgressBar, accuracy
-from fluxcb.events import StepEnd
+from fluxcb.callbacks import Checkpointer, Metrics, MetricsPrinter, ModelSummary, ProgressBar, accuracy
+from fluxcb.events import FitBegin, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 
 
@@ -65,13 +65,53 @@ def test_the_row_of_a_cancelled_epoch_is_not_lost(build, make_batches):
     assert len(printed) == 3
 
 
-def test_every_second_epoch_and_the_last(build):
+def test_every_second_epoch_and_the_last_one_are_printed(build):
     file = io.StringIO()
     build([Metrics(), fluxcb.every(MetricsPrinter(file), epochs=2)]).fit(5)
     assert [row[0] for row in rows(file.getvalue())] == ["epoch", "2", "4", "5"]
 
 
-def test_loops_written_by_hand_print_too(build):
+def test_a_finished_run_that_is_resumed_prints_no_header(build, tmp_path):
+    def resumed(epochs):
+        file = io.StringIO()
+        build([Metrics(), MetricsPrinter(file), Checkpointer(tmp_path)]).fit(epochs, resume=True)
+        return [row[0] for row in rows(file.getvalue())]
+
+    assert resumed(2) == ["epoch", "1", "2"]
+    assert resumed(2) == []
+    assert resumed(3) == ["epoch", "3"]
+
+
+class Begins(Callback):
+    """Record whether steps remain when the fit begins."""
+
+    def __init__(self):
+        self.complete = []
+
+    @on
+    def begin_fit(self, event: FitBegin, phase: TrainingPhase, learner):
+        self.complete.append(event.complete)
+
+
+@pytest.mark.parametrize("length", [{"steps": 6}, {"steps": 5}, {"epochs": 9}], ids=["epochs", "steps", "stopped"])
+def test_a_run_without_further_steps_prints_no_header(length, build, tmp_path):
+    begins = Begins()
+    last = StopIn(2) if "epochs" in length else StopIn(9)
+
+    def resumed(**length):
+        file = io.StringIO()
+        build([Metrics(), MetricsPrinter(file), Checkpointer(tmp_path), begins, last]).fit(**length, resume=True)
+        return [row[0] for row in rows(file.getvalue())]
+
+    assert resumed(**length) == ["epoch", "1", "2"]
+    assert resumed(**length) == []
+    assert begins.complete == [False, True]
+    if "steps" in length:
+        assert resumed(steps=9)[0] == "epoch"
+        assert begins.complete == [False, True, False]
+
+
+def test_hand_written_loops_also_print(build):
     file = io.StringIO()
     learner = build([Metrics(), MetricsPrinter(file), ProgressBar(file)])
     for _ in range(2):
@@ -86,7 +126,7 @@ def test_loops_written_by_hand_print_too(build):
     ]
 
 
-def test_the_printer_needs_metrics(build):
+def test_the_printer_requires_metrics(build):
     with pytest.raises(MissingStateError, match=r"reads `cbstate\.metrics_epoch`, which no callback creates"):
         build([MetricsPrinter()])
 
@@ -141,15 +181,16 @@ def test_short_epochs_have_a_loss_in_the_bar(terminal):
     assert {loss for epoch, loss in drawn if epoch == "2"} == {"0.8000"}
 
 
-def test_slow_epochs_have_lines_in_between(build, make_batches, monkeypatch):
+def test_slow_epochs_print_intermediate_lines(build, make_batches, monkeypatch):
     file, clock = io.StringIO(), [0.0]
 
     def ticking():
         clock[0] += 1.0
         return clock[0]
 
-    monkeypatch.setattr("fluxcb.callbacks.bars.time.monotonic", ticking)
-    monkeypatch.setattr("fluxcb._run.calling.AHEAD", 1)  # the bar looks at the ends of windows
+    monkeypatch.setattr("fluxcb.callbacks.progress.bars.time.monotonic", ticking)
+    monkeypatch.setattr("fluxcb.callbacks.progress.bars._PLAIN_SECONDS", 10.0)
+    monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)  # the bar looks at the ends of windows
     build([ProgressBar(file, interval=1e-9)], data=(make_batches([2] * 12), make_batches([2] * 12))).fit(1)
     titles = [line.split(", ")[0] for line in file.getvalue().splitlines()]
     assert titles[-1] == "epoch 1/1 validation: 12/12 steps"
@@ -188,7 +229,7 @@ def test_the_bar_closes_after_an_error(build, terminal):
     assert "\x1b[?25h" in terminal.getvalue()  # the cursor is back
 
 
-def test_a_phase_without_a_loss_has_a_bar_too(build, make_batches):
+def test_a_phase_without_a_loss_also_has_a_bar(build, make_batches):
     class Outputs(fluxcb.phases.Phase):
         name = "outputs"
         provides = {fluxcb.events.LossBegin: ("outputs",)}
@@ -214,11 +255,11 @@ def test_the_interval_must_be_positive(interval):
     with pytest.raises(DeclarationError) as caught:
         ProgressBar(interval=interval)
     assert str(caught.value).splitlines()[0] == (
-        f"The `interval` of `ProgressBar` (seconds) must be a number above 0, not {interval!r}."
+        f"`interval` of `ProgressBar` (seconds) must be a number above 0, not {interval!r}."
     )
 
 
-def test_the_summary_counts(build):
+def test_the_summary_counts_arrays_and_parameters(build):
     file = io.StringIO()
     learner = fluxcb.Learner.from_loss(
         {"a": jnp.zeros((30, 50)), "b": [jnp.zeros(7, jnp.bfloat16), jnp.zeros(())]},
@@ -240,12 +281,12 @@ def test_the_summary_counts(build):
     )
 
 
-def test_the_summary_is_in_colour_on_a_terminal(build, terminal):
+def test_the_summary_has_colors_on_a_terminal(build, terminal):
     build([ModelSummary(terminal)]).fit(1)
     assert terminal.getvalue().startswith("\x1b[1mparameter")
 
 
-def test_validation_alone_is_shown(build, make_batches):
+def test_a_separate_validation_is_shown(build, make_batches):
     file = io.StringIO()
     learner = build([ProgressBar(file), Metrics()], data=(make_batches([2]), make_batches([2])))
     learner.run_epoch(ValidationPhase())

@@ -1,4 +1,4 @@
-"""StartProcOrThread: threads and processes start in order, and none of them is left behind."""
+"""StartProcOrThread: threads and processes start in order, and none of them outlives the fit."""
 
 import multiprocessing
 import re
@@ -78,7 +78,7 @@ class Fails(Callback):
 # --- threads ----------------------------------------------------------------------------------------------------------
 
 
-def test_threads_start_in_order_and_stop_in_the_opposite_one(workers):
+def test_threads_start_in_order_and_stop_in_reverse_order(workers):
     log = []
     callback = StartProcOrThread([Worker("a", log), lambda: Worker("b", log)])
     looks = Looks(lambda: [worker.is_alive() for worker in workers])
@@ -105,7 +105,7 @@ def test_nothing_starts_when_a_learner_cannot_be_built(workers):
     assert workers == []
 
 
-def test_what_was_started_is_stopped_when_the_next_one_fails(workers):
+def test_started_items_are_stopped_when_the_next_one_fails(workers):
     def fails():
         raise OSError("no such program")
 
@@ -117,7 +117,7 @@ def test_what_was_started_is_stopped_when_the_next_one_fails(workers):
     assert [worker.is_alive() for worker in workers] == [False]
 
 
-def test_each_fit_has_fresh_ones(workers):
+def test_each_fit_creates_new_threads(workers):
     learner = testlearner(StartProcOrThread(Worker))
     learner.fit(1)
     learner.fit(1)
@@ -125,19 +125,19 @@ def test_each_fit_has_fresh_ones(workers):
     assert not any(worker.is_alive() for worker in workers)
 
 
-def test_a_thread_itself_is_for_one_fit(refused):
+def test_a_thread_can_only_be_used_for_one_fit(refused):
     learner = testlearner(StartProcOrThread(Worker("once")))
     learner.fit(1)
     with refused(
         DeclarationError,
-        "Worker `once` has been started before.\n"
-        "  why:   a thread or a process starts once, and each fit starts it\n"
-        "  fix:   give a function that makes a fresh one: `StartProcOrThread(lambda: Thread(...))`",
+        "Worker `once` has already been started.\n"
+        "  why:   a thread or process can only be started once, but each fit starts it\n"
+        "  fix:   pass a function that returns a new one: `StartProcOrThread(lambda: Thread(...))`",
     ):
         learner.fit(1)
 
 
-def test_those_that_are_not_stopped_go_on_and_are_not_started_again(workers):
+def test_items_that_are_not_stopped_keep_running_and_are_not_restarted(workers):
     learner = testlearner(StartProcOrThread([Worker, lambda: Worker("short")], stop_at_last=False))
     learner.fit(1)
     assert [worker.is_alive() for worker in workers] == [True, True]
@@ -147,7 +147,7 @@ def test_those_that_are_not_stopped_go_on_and_are_not_started_again(workers):
     assert [worker.is_alive() for worker in workers] == [True, False, True]
 
 
-def test_a_plain_thread_may_be_left_running_if_that_is_meant():
+def test_a_plain_thread_can_keep_running_on_request():
     told = threading.Event()
     thread = threading.Thread(target=told.wait)
     testlearner(StartProcOrThread(thread, stop_at_last=False)).fit(1)
@@ -156,21 +156,21 @@ def test_a_plain_thread_may_be_left_running_if_that_is_meant():
     thread.join()
 
 
-def test_a_thread_that_does_not_stop_is_told_of_and_the_others_are_stopped(workers, refused):
+def test_a_thread_that_does_not_stop_is_reported_and_the_others_are_stopped(workers, refused):
     log = []
     callback = StartProcOrThread([lambda: Worker("a", log), lambda: Worker("deaf", log, deaf=True)], timeout=0.05)
-    with refused(RuntimeError, "Worker `deaf` was told to stop, and still runs 0.05 s later"):
+    with refused(RuntimeError, "Worker `deaf` is still running 0.05 s after it was told to stop"):
         testlearner(callback).fit(1)
     assert log == ["start a", "start deaf", "stop deaf", "stop a"]
     assert [worker.is_alive() for worker in workers] == [False, True]
 
 
-def test_a_stop_that_fails_does_not_keep_the_others_running(workers, refused):
+def test_a_failing_stop_does_not_prevent_the_others_from_stopping(workers, refused):
     class Broken(Worker):
         def stop(self):
             raise KeyError("told")
 
-    with refused(RuntimeError, "Broken `worker` could not be stopped: KeyError('told')"):
+    with refused(RuntimeError, "cannot stop Broken `worker`: KeyError('told')"):
         testlearner(StartProcOrThread([Worker, Broken])).fit(1)
     assert [worker.is_alive() for worker in workers] == [False, True]
 
@@ -187,7 +187,7 @@ def test_a_thread_that_has_ended_is_not_told_to_stop():
     testlearner(StartProcOrThread(thread), looks).fit(1)
 
 
-def test_they_start_where_fit_was_called(workers):
+def test_they_start_on_the_thread_that_called_fit(workers):
     where = []
 
     def make():
@@ -245,7 +245,7 @@ def test_a_process_that_does_not_end_is_killed():
     assert [process.returncode for process in made] == [-signal.SIGKILL]
 
 
-def test_a_process_that_has_ended_is_left_alone():
+def test_a_process_that_has_ended_is_not_terminated():
     ended = []
 
     def make():
@@ -273,41 +273,45 @@ def test_a_multiprocessing_process(factory):
 
 
 NO_STOP = (
-    "  why:   a thread ends by itself only, so it would be left behind\n"
-    "  fix:   derive it from `threading.Thread`, with a `stop()` that makes its `run()` return\n"
-    "     or: let it run on: `StartProcOrThread(..., stop_at_last=False)`"
+    "  why:   a thread cannot be ended from outside, so it would outlive the fit\n"
+    "  fix:   write a subclass of `threading.Thread` whose method `stop` makes its `run` return\n"
+    "     or: let it run after the fit: `StartProcOrThread(..., stop_at_last=False)`"
 )
 NEEDS = (
-    "  why:   what is started needs `start()` and `is_alive()`\n"
-    "  fix:   give a `threading.Thread`, a `multiprocessing.Process`, or `lambda: subprocess.Popen([...])`"
+    "  why:   a thread or process has the methods `start()` and `is_alive()`\n"
+    "  fix:   pass a `threading.Thread`, a `multiprocessing.Process`, or `lambda: subprocess.Popen([...])`"
 )
 
 
 @pytest.mark.parametrize(
     ("build", "text"),
     [
-        (lambda: StartProcOrThread([]), "`StartProcOrThread` got an empty list.\n  fix:   give what is to be started"),
+        (
+            lambda: StartProcOrThread([]),
+            "`StartProcOrThread` received an empty list.\n"
+            "  fix:   pass at least one thread or process, or a function that returns one",
+        ),
         (
             lambda: StartProcOrThread(3),
-            f"`StartProcOrThread` starts threads, processes and functions that make them, not 3.\n{NEEDS}",
+            f"`StartProcOrThread` accepts threads, processes and functions that return them, not 3.\n{NEEDS}",
         ),
         (
             lambda: StartProcOrThread([Worker("a"), "b"]),
-            f"`StartProcOrThread` starts threads, processes and functions that make them, not 'b'.\n{NEEDS}",
+            f"`StartProcOrThread` accepts threads, processes and functions that return them, not 'b'.\n{NEEDS}",
         ),
         (
             lambda: StartProcOrThread(threading.Thread(name="plain")),
-            f"`StartProcOrThread` could not stop Thread `plain`: it has no method `stop()`.\n{NO_STOP}",
+            f"`StartProcOrThread` cannot stop Thread `plain`, because it has no method `stop()`.\n{NO_STOP}",
         ),
         (
             lambda: StartProcOrThread(lambda name: Worker(name)),
-            "`<lambda>`, given to `StartProcOrThread`, must be callable without arguments.\n"
-            "  why:   each fit calls it for a fresh thread or process\n"
+            "`<lambda>`, an argument of `StartProcOrThread`, must be callable without arguments.\n"
+            "  why:   each fit calls it to create a new thread or process\n"
             "  fix:   write `lambda: <lambda>(...)`",
         ),
         (
             lambda: StartProcOrThread(Worker("a"), 3),
-            "`stop_at_last` of `StartProcOrThread` must be True or False, not 3.",
+            "`stop_at_last` of `StartProcOrThread` must be True or False, not 3.\n  fix:   pass True or False",
         ),
         (
             lambda: StartProcOrThread(Worker("a"), timeout=0),
@@ -316,20 +320,20 @@ NEEDS = (
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(build, text, refused):
+def test_invalid_arguments_are_rejected(build, text, refused):
     with refused(DeclarationError, text):
         build()
 
 
-def test_a_subprocess_that_runs_already_is_refused():
+def test_a_running_subprocess_is_rejected():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     with pytest.raises(DeclarationError) as caught:
         StartProcOrThread(process)
     assert re.fullmatch(
-        r"`StartProcOrThread` was given <Popen: .*>, which runs already\.\n"
-        r"  why:   a `Popen` starts when it is made\n"
-        r"  fix:   give a function: `StartProcOrThread\(lambda: subprocess\.Popen\(\[\.\.\.\]\)\)`",
+        r"`StartProcOrThread` received <Popen: .*>, which is already running\.\n"
+        r"  why:   a `Popen` starts when it is created\n"
+        r"  fix:   pass a function: `StartProcOrThread\(lambda: subprocess\.Popen\(\[\.\.\.\]\)\)`",
         str(caught.value),
     )
 
@@ -339,18 +343,18 @@ def test_a_subprocess_that_runs_already_is_refused():
     [
         (
             lambda: threading.Thread(name="plain"),
-            f"`StartProcOrThread` could not stop Thread `plain`: it has no method `stop()`.\n{NO_STOP}",
+            f"`StartProcOrThread` cannot stop Thread `plain`, because it has no method `stop()`.\n{NO_STOP}",
         ),
         (
             lambda: None,
-            f"`StartProcOrThread` starts threads, processes and functions that make them, not None.\n{NEEDS}",
+            f"`StartProcOrThread` accepts threads, processes and functions that return them, not None.\n{NEEDS}",
         ),
     ],
 )
-def test_what_a_function_makes_is_looked_at_before_it_starts(make, text, refused):
+def test_the_result_of_a_function_is_checked_before_it_starts(make, text, refused):
     with refused(DeclarationError, text):
         testlearner(StartProcOrThread(make)).fit(1)
 
 
-def test_its_name():
+def test_the_representation_has_the_names_of_the_items():
     assert repr(StartProcOrThread([Worker, Worker("a")])) == "StartProcOrThread(Worker, Worker `a`)"

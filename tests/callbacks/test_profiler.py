@@ -1,4 +1,4 @@
-"""Profiler: the steps in the profile are just those that were asked for."""
+"""Profiler: the profile contains exactly the requested steps."""
 
 import gzip
 import json
@@ -48,7 +48,7 @@ def _nothing_is_left():
 
 @on_cpu
 @pytest.mark.parametrize(("first", "last"), [(1, 3), (10, 20), (7, 7), (38, 41), (79, 80)])
-def test_the_steps_are_those_that_were_asked_for(first, last, tmp_path):
+def test_the_profile_has_exactly_the_requested_steps(first, last, tmp_path):
     # One call of a program per step, up to 32 of them dispatched ahead: more would be seen if nothing waited.
     learner = testlearner(Profiler(tmp_path, (first, last)), batches=40, validation_batches=0, steps_per_call=1)
     learner.fit(2)
@@ -57,7 +57,7 @@ def test_the_steps_are_those_that_were_asked_for(first, last, tmp_path):
 
 
 @on_cpu
-def test_windows_end_at_its_borders(tmp_path, no_clock):
+def test_windows_end_at_the_first_and_the_last_step(tmp_path, no_clock):
     class Windows(Callback):
         """Marks each step in the profile, where its handlers run."""
 
@@ -76,14 +76,14 @@ def test_windows_end_at_its_borders(tmp_path, no_clock):
 
 
 @on_cpu
-def test_epochs_with_the_validation_between_them(tmp_path):
+def test_the_profile_of_epochs_includes_the_validation_between_them(tmp_path):
     learner = testlearner(Profiler(tmp_path, epochs=(2, 3)), batches=4, validation_batches=2, steps_per_call=1)
     learner.fit(4)
     (file,) = profiles(tmp_path)
     assert calls(file) == 4 + 2 + 4
 
 
-def test_the_training_is_the_same(tmp_path):
+def test_the_profiler_does_not_change_the_training(tmp_path):
     plain, profiled = testlearner(batches=12), testlearner(Profiler(tmp_path, (3, 7)), batches=12)
     plain.fit(2)
     profiled.fit(2)
@@ -122,7 +122,7 @@ def test_an_error_ends_the_profile(tmp_path):
     assert learner.cbstate["profiler"] is None
 
 
-def test_others_see_that_a_profile_is_running(tmp_path):
+def test_other_callbacks_see_the_active_profile(tmp_path):
     class Sees(Callback):
         chief_only = True  # as the Profiler is
 
@@ -154,10 +154,10 @@ def test_two_profilers_one_after_the_other(tmp_path):
 
 def test_two_profilers_at_one_time(tmp_path, refused):
     text = (
-        f"Profiler('b', steps=(2, 3)) cannot begin: there is a profile already ({tmp_path / 'a'}).\n"
-        "  why:   JAX has one profiler, which one profile at a time can use\n"
-        "  fix:   give the two steps or epochs that do not overlap\n"
-        "     or: leave one of them out"
+        f"Profiler('b', steps=(2, 3)) cannot begin while another profile is being recorded ({tmp_path / 'a'}).\n"
+        "  why:   JAX records one profile at a time\n"
+        "  fix:   choose steps or epochs that do not overlap\n"
+        "     or: remove one of the two"
     )
     learner = testlearner(in_order(Profiler(tmp_path / "a", (1, 4)), Profiler(tmp_path / "b", (2, 3))))
     with refused(DeclarationError, text):
@@ -165,12 +165,13 @@ def test_two_profilers_at_one_time(tmp_path, refused):
     assert [len(profiles(tmp_path / name)) for name in "ab"] == [1, 0]
 
 
-def test_beside_a_profile_of_somebody_else(tmp_path, refused):
+def test_another_active_profiler_is_an_error(tmp_path, refused):
     text = (
-        "Profiler('b', steps=(2, 3)) cannot begin: there is a profile already (another profiler in this process).\n"
-        "  why:   JAX has one profiler, which one profile at a time can use\n"
-        "  fix:   give the two steps or epochs that do not overlap\n"
-        "     or: leave one of them out"
+        "Profiler('b', steps=(2, 3)) cannot begin while another profile is being recorded (another profiler in "
+        "this process).\n"
+        "  why:   JAX records one profile at a time\n"
+        "  fix:   choose steps or epochs that do not overlap\n"
+        "     or: remove one of the two"
     )
     learner = testlearner(Profiler(tmp_path / "b", (2, 3)))
     with jax.profiler.trace(tmp_path / "a"), refused(DeclarationError, text):
@@ -187,14 +188,14 @@ def test_a_profile_that_cannot_be_written_does_not_end_the_training(tmp_path, mo
 
     monkeypatch.setattr(jax.profiler, "stop_trace", full)
     learner = testlearner(Profiler(tmp_path, (2, 3)))
-    text = f"Profiler('{tmp_path.name}', steps=(2, 3)): the profile could not be written: OSError: [Errno 28] No space"
+    text = f"Profiler('{tmp_path.name}', steps=(2, 3)) could not write the profile: OSError: [Errno 28] No space"
     with pytest.warns(UserWarning, match=re.escape(text)):
         learner.fit(1)
     monkeypatch.undo()
     assert learner.step == 4
 
 
-def test_nothing_is_left_behind(tmp_path):
+def test_no_thread_or_profile_is_left(tmp_path):
     learner = testlearner(Profiler(tmp_path / "first", (2, 3)))
     learner.fit(1)
     before = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -209,27 +210,31 @@ def test_nothing_is_left_behind(tmp_path):
         (
             ("p",),
             {},
-            "`Profiler` takes exactly one of steps and epochs.\n  fix:   e.g. `Profiler('profile', steps=(100, 120))`",
+            "`Profiler` takes exactly one of `steps` and `epochs`.\n"
+            "  fix:   write e.g. `Profiler('profile', steps=(100, 120))`",
         ),
         (
             ("p", (1, 2)),
             {"epochs": (1, 2)},
-            "`Profiler` takes exactly one of steps and epochs.\n  fix:   e.g. `Profiler('profile', steps=(100, 120))`",
+            "`Profiler` takes exactly one of `steps` and `epochs`.\n"
+            "  fix:   write e.g. `Profiler('profile', steps=(100, 120))`",
         ),
         (
             ("p", 10),
             {},
-            "`steps` of `Profiler` are the first and the last to profile, not 10.\n  fix:   e.g. `steps=(10, 20)`",
+            "`steps` of `Profiler` must be a pair of the first and the last one, not 10.\n"
+            "  fix:   write e.g. `steps=(10, 20)`",
         ),
         (
             ("p",),
             {"epochs": "ab"},
-            "`epochs` of `Profiler` are the first and the last to profile, not 'ab'.\n  fix:   e.g. `epochs=(10, 20)`",
+            "`epochs` of `Profiler` must be a pair of the first and the last one, not 'ab'.\n"
+            "  fix:   write e.g. `epochs=(10, 20)`",
         ),
         (
             ("p", (20, 10)),
             {},
-            "`steps` of `Profiler` end before they begin: (20, 10).\n  fix:   `steps=(10, 20)`",
+            "The first of the `steps` of `Profiler` is after the last: (20, 10).\n  fix:   write `steps=(10, 20)`",
         ),
         (
             ("p", (0, 10)),
@@ -238,19 +243,19 @@ def test_nothing_is_left_behind(tmp_path):
             "  why:   periods and counts are numbers of whole steps or epochs\n"
             "  fix:   give a positive int",
         ),
-        (("", (1, 2)), {}, "`Profiler` takes a path, not ''.\n  fix:   e.g. \"runs/1/log.jsonl\""),
+        (("", (1, 2)), {}, "`Profiler` takes a path, not ''.\n  fix:   write e.g. \"runs/1/log.jsonl\""),
     ],
 )
-def test_what_profiler_refuses(arguments, options, text, refused):
+def test_profiler_rejects_invalid_arguments(arguments, options, text, refused):
     with refused(DeclarationError, text):
         Profiler(*arguments, **options)
 
 
-def test_a_folder_that_is_a_file(tmp_path, refused):
+def test_a_file_instead_of_a_folder_is_rejected(tmp_path, refused):
     (tmp_path / "file").touch()
     text = (
         f"`Profiler` cannot write to {tmp_path}/file: {tmp_path}/file is a file.\n"
-        "  why:   it would be noticed when the training begins, or later\n"
+        "  why:   without this check, training would fail at its beginning or later\n"
         "  fix:   name a folder that you may write to"
     )
     with refused(DeclarationError, text):

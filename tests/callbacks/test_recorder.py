@@ -3,13 +3,13 @@ import pytest
 
 from fluxcb import AccessError, Append, Callback, CancelEpoch, DeclarationError, Read, on
 from fluxcb.callbacks import ByPhase, PhaseHistory, Recorder
-from fluxcb.callbacks.recorder import leading_axis
+from fluxcb.callbacks.metrics.recorder import leading_axis
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 
 
 class Watch(Callback):
-    """Note what the history says at each training step."""
+    """Record the history at each training step."""
 
     def __init__(self):
         self.seen = []
@@ -65,7 +65,7 @@ def test_the_history_is_read_only_for_readers(build):
         def look(self, event: StepEnd, phase: TrainingPhase, learner):
             learner.cbstate.history[phase].steps = 0
 
-    with pytest.raises(AccessError, match=r"declares only to read `cbstate.history`, and writes into it"):
+    with pytest.raises(AccessError, match=r"declares only to read `cbstate.history`, but writes to it"):
         build([Recorder(), Meddle()]).fit(1)
 
 
@@ -86,7 +86,7 @@ def test_samples_are_the_leading_axis(batch, samples):
     assert leading_axis(batch) == samples
 
 
-def test_by_phase_looks_without_a_trace_and_refuses_what_is_no_phase():
+def test_reading_by_phase_adds_no_entry_and_refuses_other_keys():
     kept = ByPhase(PhaseHistory)
     assert kept["training"] == PhaseHistory()
     assert len(kept) == 0
@@ -97,5 +97,5 @@ def test_by_phase_looks_without_a_trace_and_refuses_what_is_no_phase():
     with pytest.raises(DeclarationError) as error:
         kept[3]
     assert str(error.value) == (
-        "3 is no phase.\n  fix:   look up with a phase instance, a phase class or a name such as 'training'"
+        "3 is not a phase.\n  fix:   use a phase instance, a phase class or a name such as 'training'"
     )

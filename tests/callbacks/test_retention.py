@@ -1,4 +1,4 @@
-"""Which checkpoints a Checkpointer keeps, compared with a model that knows all there ever were."""
+"""Which checkpoints a Checkpointer keeps, compared with a model that records all checkpoints."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fluxcb import Callback, DeclarationError, Learner, MissingStateError, Write, every, on
 from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver
 from fluxcb.checkpoints import load_params
-from fluxcb.checkpoints.run_folder import Entry, entries_of, whole
+from fluxcb.checkpoints.run_folder import Entry, entries_of, verify_checkpoint
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 
@@ -44,7 +44,7 @@ VALUES = st.sampled_from([None, math.nan, math.nan, math.inf, -math.inf, -0.0, 0
     st.none() | st.integers(1, 12),
     st.sampled_from(["min", "max"]),
 )
-def test_what_is_left_is_what_the_rule_says(saves, last, best, every, mode):
+def test_the_kept_checkpoints_follow_the_rules(saves, last, best, every, mode):
     how = {"keep_best": best, "mode": mode} if best else {}
     saver = Checkpointer("never-written", keep_last=last, keep_every=every, **how)
     kept, saved, step, number = [], [], 0, 0
@@ -53,7 +53,7 @@ def test_what_is_left_is_what_the_rule_says(saves, last, best, every, mode):
         step += passed
         saved.append((step, value))
         kept.append((Entry(step, number, Path(f"{len(saved) - 1}")), SimpleNamespace(value=value)))
-        gone = set(saver.dispensable(kept))
+        gone = set(saver.to_delete(kept))
         kept = [(entry, manifest) for entry, manifest in kept if entry not in gone]
         found = [int(entry.path.name) for entry, _ in kept]
         assert found == expected(saved, last=last, best=best, every=every, mode=mode)
@@ -86,6 +86,9 @@ class _Values(dict):
     def at(self, epoch):
         return {name: values[epoch - 1] for name, values in self.items() if values[epoch - 1] is not None}
 
+    def arrays_at(self, epoch):
+        return {}
+
 
 def training(*callbacks, validation=True):
     """Return a Learner of two steps an epoch, whose parameter counts them."""
@@ -101,7 +104,7 @@ def training(*callbacks, validation=True):
 
 def steps_in(folder):
     for entry in entries_of(folder):
-        assert float(load_params(entry.path)["w"]) == whole(entry.path).step == entry.step
+        assert float(load_params(entry.path)["w"]) == verify_checkpoint(entry.path).step == entry.step
     return [entry.step for entry in entries_of(folder)]
 
 
@@ -117,7 +120,7 @@ def steps_in(folder):
         ((4.0, 3.0, 3.0, 4.0), {"keep_last": 2, "keep_best": 1, "keep_every": 100}, [4, 6, 8]),
     ],
 )
-def test_last_best_and_every(tmp_path, values, how, left):
+def test_last_best_and_every_can_be_combined(tmp_path, values, how, left):
     training(Checkpointer(tmp_path, **how), Told(*values)).fit(len(values))
     assert steps_in(tmp_path) == left
 
@@ -143,10 +146,10 @@ def test_high_accuracies_are_the_best_unless_a_mode_is_given(tmp_path, how, left
 def test_a_metric_or_a_mode_without_keep_best_is_an_error_whose_fixes_work(given, names, arguments, refused):
     with refused(
         DeclarationError,
-        f"`Checkpointer` was given {names} without `keep_best`.\n"
+        f"`Checkpointer` received {names} without `keep_best`.\n"
         "  why:   these arguments only decide which checkpoints `keep_best` keeps\n"
-        f'  fix:   say how many of the best to keep: `Checkpointer("runs/1", keep_best=1, {arguments})`\n'
-        f"     or: leave out {names}",
+        f'  fix:   pass the number of best checkpoints to keep: `Checkpointer("runs/1", keep_best=1, {arguments})`\n'
+        f"     or: remove {names}",
     ):
         Checkpointer("x", **given)
     Checkpointer("runs/1", keep_best=1, **given)
@@ -158,12 +161,13 @@ def test_an_unknown_mode_is_an_error(refused):
         DeclarationError,
         '`mode` of `Checkpointer` must be "min", "max" or "auto", not \'high\'.\n'
         "  why:   it says whether low or high values of the metric are good\n"
-        '  fix:   write `mode="max"` if high values are good, `mode="min"` if low values are good\n'
-        "     or: leave it out: the name of the metric then decides",
+        '  fix:   write `mode="max"` if high values are good, or `mode="min"` if low values are good\n'
+        "     or: leave it out, so that the name of the metric decides",
     ):
         Checkpointer("x", keep_best=1, mode="high")
 
 
+@pytest.mark.filterwarnings("ignore:`MaxSaver:UserWarning")
 @pytest.mark.parametrize(("saver", "best"), [(MinSaver, (8, 1.0)), (MaxSaver, (4, 2.0))])
 def test_epochs_without_a_value_are_not_the_best(tmp_path, saver, best):
     keeps = saver(tmp_path, "loss")
@@ -172,7 +176,7 @@ def test_epochs_without_a_value_are_not_the_best(tmp_path, saver, best):
     assert steps_in(keeps.folder) == [best[0]]
 
 
-def test_the_best_outlives_a_resume(tmp_path):
+def test_the_best_checkpoint_survives_a_resume(tmp_path):
     def made():
         return training(Checkpointer(tmp_path, keep_last=1, keep_best=1), Told(3.0, 1.0, 1.0, 2.0, 1.0))
 
@@ -184,7 +188,7 @@ def test_the_best_outlives_a_resume(tmp_path):
 def test_before_the_validation_of_an_epoch_a_checkpoint_has_no_value(tmp_path):
     training(every(Checkpointer(tmp_path, keep_last=9, keep_best=1), steps=1), Metrics()).fit(2)
     # The validation loss is minus the parameter; the last one is written behind the last validation.
-    values = [(entry.step, entry.number, whole(entry.path).value) for entry in entries_of(tmp_path)]
+    values = [(entry.step, entry.number, verify_checkpoint(entry.path).value) for entry in entries_of(tmp_path)]
     assert values == [*((step, 0, None) for step in range(5)), (4, 1, -4.0)]
 
 
@@ -200,12 +204,14 @@ def test_a_fit_that_is_ended_before_the_first_validation_is_saved(tmp_path):
 
 
 @pytest.mark.parametrize("period", [{"steps": 1}, {"seconds": 1}])
-def test_the_best_of_steps_is_refused(tmp_path, period):
-    with pytest.raises(DeclarationError, match=r"^`keep_best` of Checkpointer goes with saving after epochs\."):
+def test_keep_best_with_steps_is_rejected(tmp_path, period):
+    with pytest.raises(
+        DeclarationError, match=r"^`keep_best` of Checkpointer only works with checkpoints at the end of epochs\."
+    ):
         Checkpointer(tmp_path, keep_best=1, **period)
 
 
-def test_a_metric_that_never_comes_is_an_error_at_construction(tmp_path):
+def test_a_metric_that_no_callback_provides_is_an_error_at_construction(tmp_path):
     with pytest.raises(MissingStateError) as raised:
         training(Checkpointer(tmp_path, keep_best=1), Metrics(), validation=False)
     assert raised.value.what == (

@@ -1,4 +1,4 @@
-"""Where savers write to: one run to a directory, however it is named, and whoever wraps them."""
+"""The directories of savers: a directory holds one run, however it is named and whatever wraps the saver."""
 
 import os
 import re
@@ -43,13 +43,13 @@ def steps_in(folder):
 # --- one run to a directory -------------------------------------------------------------------------------------------
 
 
-def test_a_second_run_is_refused_unless_it_goes_on(tmp_path):
+def test_a_second_run_is_refused_unless_it_resumes(tmp_path):
     training(Checkpointer(tmp_path)).fit(1)
     second = training(Checkpointer(tmp_path))
     with pytest.raises(CheckpointError) as raised:
         second.fit(1)
     assert str(raised.value) == (
-        f"{tmp_path} has the checkpoints of another run.\n"
+        f"{tmp_path} contains checkpoints of another run.\n"
         "  why:   a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted\n"
         "  fix:   continue that run: `learner.fit(..., resume=True)`\n"
         "     or: start a new run: use another directory, or delete this one"
@@ -66,14 +66,14 @@ def test_a_program_with_resume_can_be_run_any_number_of_times(tmp_path):
         assert (learner.step, steps_in(tmp_path)) == (8, [0, 4, 8])
 
 
-def test_what_a_best_saver_without_a_checkpointer_suggests_works(tmp_path):
+def test_the_fix_of_a_best_saver_without_a_checkpointer_works(tmp_path):
     training(Metrics(), MinSaver(tmp_path)).fit(2)
     folder = tmp_path / "min-validation-loss"
     second = training(Metrics(), MinSaver(tmp_path))
     with pytest.raises(CheckpointError) as raised:
         second.fit(1)
     assert str(raised.value) == (
-        f"{folder} has the checkpoints of another run.\n"
+        f"{folder} contains checkpoints of another run.\n"
         "  why:   a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted\n"
         f"  fix:   continue that run: call `learner.restore({str(folder)!r})` before `fit`\n"
         "     or: start a new run: use another directory, or delete this one"
@@ -87,13 +87,13 @@ def test_what_a_best_saver_without_a_checkpointer_suggests_works(tmp_path):
     training(Metrics(), MinSaver(tmp_path / "other")).fit(1)
 
 
-def test_resume_without_a_checkpointer_suggests_what_works(tmp_path, refused):
+def test_the_fix_for_resume_without_a_checkpointer_works(tmp_path, refused):
     learner = training(Metrics(), MinSaver(tmp_path))
     learner.fit(1)
     text = (
         "`fit(resume=True)` continues the run of a Checkpointer, and this Learner has none.\n"
         '  fix:   add `Checkpointer("runs/1")` to the callbacks\n'
-        "     or: to continue from a checkpoint that exists, call `learner.restore(path)` before `fit`"
+        "     or: to continue from an existing checkpoint, call `learner.restore(path)` before `fit`"
     )
     second = training(Metrics(), MinSaver(tmp_path))
     with refused(CheckpointError, text):
@@ -106,7 +106,7 @@ def test_resume_without_a_checkpointer_suggests_what_works(tmp_path, refused):
     assert added.step == 8
 
 
-def test_two_runs_at_once_are_refused_also_from_another_process(tmp_path):
+def test_two_concurrent_runs_are_refused_even_from_another_process(tmp_path):
     program = (
         "import sys; sys.path.insert(0, sys.argv[2])\n"
         "from fluxcb.checkpoints.run_folder import RunFolder\n"
@@ -130,16 +130,17 @@ def test_two_runs_at_once_are_refused_also_from_another_process(tmp_path):
     within, elsewhere = told
     assert within == elsewhere
     first, *rest = within.splitlines()
-    begins = f"Another run is writing its checkpoints to {tmp_path}: process {os.getpid()} on "
+    begins = f"Another run is writing checkpoints to {tmp_path}: process {os.getpid()} on "
     assert first.startswith(begins)
     assert rest == [
         "  why:   two runs in one directory would mix their checkpoints",
-        "  fix:   give each run a directory of its own",
+        "  fix:   use a separate directory for each run",
     ]
     assert steps_in(tmp_path) == [0, 4]
 
 
-def test_savers_of_one_learner_have_directories_of_their_own(tmp_path):
+@pytest.mark.filterwarnings("ignore:`MaxSaver:UserWarning")
+def test_savers_of_one_learner_have_separate_directories(tmp_path):
     savers = [Checkpointer(tmp_path / "often", steps=1), Checkpointer(tmp_path / "seldom", epochs=2)]
     learner = training(*savers, MinSaver(tmp_path / "often"), MaxSaver(tmp_path / "often", "loss"), Metrics())
     learner.fit(2)
@@ -152,12 +153,12 @@ def test_savers_of_one_learner_have_directories_of_their_own(tmp_path):
 
 def test_two_savers_in_one_directory_are_an_error_before_the_first_step(tmp_path):
     learner = training(Checkpointer(tmp_path, steps=1), Checkpointer(tmp_path, epochs=2))
-    with pytest.raises(CheckpointError, match=r"^Another run is writing its checkpoints to "):
+    with pytest.raises(CheckpointError, match=r"^Another run is writing checkpoints to "):
         learner.fit(1)
     assert learner.step == 0
 
 
-def test_of_two_checkpointers_the_run_to_continue_has_to_be_named(tmp_path, refused):
+def test_with_two_checkpointers_the_run_to_continue_must_be_named(tmp_path, refused):
     def made():
         return training(Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two", steps=3))
 
@@ -166,7 +167,7 @@ def test_of_two_checkpointers_the_run_to_continue_has_to_be_named(tmp_path, refu
     text = (
         "`fit(resume=True)` continues the run of a Checkpointer, and this Learner has 2.\n"
         "  fix:   keep one Checkpointer in the callbacks\n"
-        "     or: to continue from a checkpoint that exists, call `learner.restore(path)` before `fit`"
+        "     or: to continue from an existing checkpoint, call `learner.restore(path)` before `fit`"
     )
     with refused(CheckpointError, text):
         learner.fit(2, resume=True)
@@ -178,7 +179,7 @@ def test_of_two_checkpointers_the_run_to_continue_has_to_be_named(tmp_path, refu
 # --- how it is named --------------------------------------------------------------------------------------------------
 
 
-def test_a_relative_directory_is_that_of_where_the_checkpointer_was_made(tmp_path, monkeypatch):
+def test_a_relative_directory_is_resolved_at_construction(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -188,7 +189,7 @@ def test_a_relative_directory_is_that_of_where_the_checkpointer_was_made(tmp_pat
     assert os.listdir(tmp_path / "there") == []
 
 
-def test_a_directory_may_be_a_link_and_is_one_under_both_names(tmp_path):
+def test_a_symbolic_link_is_the_same_directory_as_its_target(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     training(Checkpointer(tmp_path / "link")).fit(1)
@@ -198,25 +199,25 @@ def test_a_directory_may_be_a_link_and_is_one_under_both_names(tmp_path):
     assert again.step == 8
     learner = training(Checkpointer(tmp_path / "link"), Checkpointer(tmp_path / "real"))
     learner.restore(tmp_path / "link", allow=("callbacks",))
-    with pytest.raises(CheckpointError, match=r"^Another run is writing its checkpoints to "):
+    with pytest.raises(CheckpointError, match=r"^Another run is writing checkpoints to "):
         learner.fit(1)
 
 
-def test_a_file_is_refused_when_the_saver_is_made(tmp_path):
+def test_a_file_is_rejected_at_construction(tmp_path):
     (tmp_path / "file").touch()
     for make in (Checkpointer, lambda path: MinSaver(path, name="best")):
-        with pytest.raises(DeclarationError, match=r"writes to a directory, and .*file is a file\."):
+        with pytest.raises(DeclarationError, match=r"writes to a directory, but .*file is a file\."):
             make(tmp_path / "file")
 
 
 @pytest.mark.parametrize("name", ["", None, 3, b"run"])
-def test_what_is_no_path_is_refused(name):
+def test_a_value_that_is_not_a_path_is_rejected(name):
     with pytest.raises(DeclarationError, match=r"^`Checkpointer` takes a directory, not "):
         Checkpointer(name)
 
 
-def test_names_with_spaces_and_letters_of_all_kinds_are_names(tmp_path):
-    folder = tmp_path / "my runs" / "größe %2F 学習"
+def test_directory_names_can_have_spaces_and_any_letters(tmp_path):
+    folder = tmp_path / "my runs" / "größe = 2,5 学習"
     training(Checkpointer(folder)).fit(1)
     assert steps_in(folder) == [0, 4]
 
@@ -236,7 +237,7 @@ def test_names_with_spaces_and_letters_of_all_kinds_are_names(tmp_path):
         (lambda saver: every(saver, seconds=1e6), [0, 8]),
     ],
 )
-def test_wrappers_say_when_and_the_beginning_and_the_end_are_saved_anyway(tmp_path, wrapped, steps):
+def test_wrappers_set_the_schedule_but_the_beginning_and_the_end_are_always_saved(tmp_path, wrapped, steps):
     def made():
         return training(wrapped(Checkpointer(tmp_path, keep_last=9)))
 

@@ -1,4 +1,4 @@
-"""RunFunction: how often it runs, as measured on tensorpack's RunOp; on the host and traced; a DQN's target."""
+"""RunFunction: how often it runs compared with RunOp of tensorpack, on the host and traced, and the target of a DQN."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +64,7 @@ def counts(callback, *, steps_per_call="auto"):
 
 @pytest.mark.parametrize("steps_per_call", [1, 2, "auto"])
 @pytest.mark.parametrize("event", [True, StepEnd])
-def test_counts_of_the_source(event, steps_per_call):
+def test_the_number_of_calls_matches_tensorpack(event, steps_per_call):
     """Before training | steps of epoch 1 | after its Trigger | steps of epoch 2 | after its Trigger."""
 
     def of(*flags):
@@ -76,7 +76,7 @@ def test_counts_of_the_source(event, steps_per_call):
     assert of(False, False, event) == (0, [1, 2], 2, [3, 4], 4)
 
 
-def test_before_training_is_once_in_a_training():
+def test_run_before_runs_once_per_training():
     first = counting(True, False, True)  # 1 before training, and 1 in each step
     learner = testlearner(first, batches=4)
     learner.fit(1)
@@ -92,7 +92,7 @@ def test_before_training_is_once_in_a_training():
     assert int(resumed.cbstate["count"]) == 13
 
 
-def test_a_traced_function_runs_in_python_while_the_step_is_traced_only():
+def test_a_traced_function_only_runs_in_python_during_tracing():
     calls = []
 
     def noted(learner):
@@ -150,7 +150,7 @@ def weights(batches=4, epochs=3):
     ],
     ids=["host", "traced"],
 )
-def test_the_target_is_what_the_parameters_were_at_the_last_period(make, steps_per_call):
+def test_the_target_has_the_parameters_of_the_last_period(make, steps_per_call):
     learner = testlearner(make(), batches=4, steps_per_call=steps_per_call)
     seen = weights()
     assert float(learner.cbstate["target"]["w"]) == 0.0
@@ -175,7 +175,7 @@ def test_host_and_traced_updates_agree_to_the_last_bit():
     )
 
 
-def test_what_nobody_creates_is_missing_when_the_learner_is_built(refused):
+def test_state_that_no_callback_creates_is_an_error_when_the_learner_is_built(refused):
     callback = RunFunction(update_target, access=TARGET)
     with pytest.raises(MissingStateError) as caught:
         testlearner(callback)
@@ -208,7 +208,7 @@ def test_init_creates_once():
         (
             lambda: RunFunction(count, False, False),
             "`RunFunction(count, ...)` would never run.\n"
-            "  fix:   set one of `run_before`, `run_as_trigger` and `run_step`",
+            "  fix:   write `run_before=True`, `run_as_trigger=True` or `run_step=True`",
         ),
         (
             lambda: RunFunction(3),
@@ -217,26 +217,32 @@ def test_init_creates_once():
         ),
         (
             lambda: RunFunction(count, init=lambda: None),
-            "`init` of `RunFunction` must take one argument, the learner; `<lambda>` takes ().\n"
-            "  fix:   write `def fn(learner):`",
+            "`init` of `RunFunction` must be a function of the learner; `<lambda>` takes ().\n"
+            "  fix:   write `lambda learner: ...`",
         ),
-        (lambda: RunFunction(count, "yes"), "`run_before` of `RunFunction` must be True or False, not 'yes'."),
-        (lambda: RunFunction(count, True, 1), "`run_as_trigger` of `RunFunction` must be True or False, not 1."),
+        (
+            lambda: RunFunction(count, "yes"),
+            "`run_before` of `RunFunction` must be True or False, not 'yes'.\n  fix:   pass True or False",
+        ),
+        (
+            lambda: RunFunction(count, True, 1),
+            "`run_as_trigger` of `RunFunction` must be True or False, not 1.\n  fix:   pass True or False",
+        ),
         *[
             (
                 lambda given=given: RunFunction(count, run_step=given),
                 f"`run_step` of `RunFunction` must be True, False or an event of a step, not {given!r}.\n"
-                "  fix:   write `run_step=True` for UpdateEnd, or name e.g. `StepEnd`",
+                "  fix:   write `run_step=True` for UpdateEnd, or an event such as `run_step=StepEnd`",
             )
             for given in (EpochEnd, TracedEvent, Event, StepEnd(), 1)
         ],
     ],
 )
-def test_what_cannot_be_meant_is_refused(build, text, refused):
+def test_invalid_arguments_are_rejected(build, text, refused):
     with refused(DeclarationError, text):
         build()
 
 
-def test_its_name():
+def test_the_name_is_that_of_the_function():
     assert repr(RunFunction(count)) == "RunFunction(count)"
     assert repr(RunFunction(lambda learner: None, name="sync")) == "RunFunction(sync)"

@@ -1,4 +1,4 @@
-"""SanityCheck: which checks fail for what, what is an error and what a warning."""
+"""SanityCheck: which checks fail for which mistakes, and which failures are errors or warnings."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -34,8 +34,8 @@ def refusal(count, *failures, of=8):
     return (
         f"{count} of {of} sanity checks failed.\n"
         f"  where: {where}\n"
-        "  why:   training would not go well\n"
-        f"  fix:   mend {them}, or leave out `SanityCheck` if it is meant so"
+        "  why:   training is unlikely to work as intended\n"
+        f"  fix:   correct {them}, or remove `SanityCheck` if this is intended"
     )
 
 
@@ -88,18 +88,18 @@ def learner(data, *, check=None, bias=0.0, loss=lambda outputs, ys: jnp.mean((ou
     ],
     ids=["pair", "loader", "resident", "one-shot", "from_loss", "nnx"],
 )
-def test_a_training_in_order_passes(make):
+def test_a_correct_training_passes(make):
     make().fit(1)
 
 
-def test_it_changes_nothing_of_the_training():
+def test_it_does_not_change_the_training():
     with_check, without = testlearner(SanityCheck()), testlearner()
     with_check.fit(2)
     without.fit(2)
     assert with_check.params == without.params
 
 
-def test_a_source_that_can_be_gone_through_once_loses_no_batch():
+def test_a_one_shot_iterator_loses_no_batch():
     trained = learner((prepared(lambda batch: batch, iter(batches(1.0, 2.0, 3.0))), batches(1.0)))
     trained.fit(1)
     assert trained.step == 3
@@ -109,8 +109,8 @@ def test_missing_validation_data_are_a_warning():
     with pytest.warns(UserWarning, match="validation data") as caught:
         learner(batches(1.0)).fit(1)
     assert [str(warning.message) for warning in caught] == [
-        "sanity check: validation data: there are none, so nothing is validated: give the Learner "
-        "`data=(training, validation)`"
+        "sanity check: validation data: there are none, so the fit does not validate; pass "
+        "`data=(training, validation)` to the Learner"
     ]
 
 
@@ -118,16 +118,16 @@ def test_missing_training_data_are_an_error():
     empty = learner(None, example_batch=batches(1.0)[0], check=SanityCheck(default_checks()[:1]))
     with pytest.raises(DeclarationError) as caught:
         empty.emit(FitBegin(), empty.phases[0])
-    assert str(caught.value) == refusal(1, "training data: there are none: give the Learner `data=`", of=1)
+    assert str(caught.value) == refusal(1, "training data: there are none; pass `data=` to the Learner", of=1)
 
 
 def test_inputs_that_are_not_finite_are_a_warning_and_their_loss_an_error():
-    with pytest.warns(UserWarning, match="^sanity check: finite inputs: the first batch of training has NaN or inf"):
+    with pytest.warns(UserWarning, match="^sanity check: finite inputs: the first training batch has NaN or inf"):
         text = said_by(learner((batches(np.nan), batches(1.0))))
     assert text == refusal(
         2,
-        "finite outputs: the model's outputs for the first batch of training are NaN or infinite",
-        "a finite loss: the loss of the first batch of training is no finite scalar",
+        "finite outputs: the model outputs for the first training batch are NaN or infinite",
+        "a finite loss: the loss of the first training batch is not a finite scalar",
     )
 
 
@@ -137,25 +137,25 @@ def test_batches_of_two_sizes():
 
     data = [(ONES, ONES[:1])]
     text = said_by(learner((data, data), loss=broadcast))
-    assert text == refusal(1, "equal batch sizes: the arrays of a batch of training differ in their first axis")
+    assert text == refusal(1, "equal batch sizes: the arrays of the first training batch differ in their first axis")
 
 
 def test_parameters_that_are_not_finite():
     text = said_by(learner((batches(1.0), batches(1.0)), bias=np.inf))
     assert text == refusal(
         3,
-        "finite parameters: a parameter is NaN or infinite before any training",
-        "finite outputs: the model's outputs for the first batch of training are NaN or infinite",
-        "a finite loss: the loss of the first batch of training is no finite scalar",
+        "finite parameters: a parameter is NaN or infinite before training",
+        "finite outputs: the model outputs for the first training batch are NaN or infinite",
+        "a finite loss: the loss of the first training batch is not a finite scalar",
     )
 
 
 def test_a_loss_that_is_not_finite():
     text = said_by(learner((batches(1.0),) * 2, loss=lambda outputs, ys: jnp.log(-jnp.mean(outputs))))
-    assert text == refusal(1, "a finite loss: the loss of the first batch of training is no finite scalar")
+    assert text == refusal(1, "a finite loss: the loss of the first training batch is not a finite scalar")
 
 
-def test_it_fails_before_anything_is_trained():
+def test_it_fails_before_the_first_step():
     trained = learner((batches(1.0),) * 2, bias=np.nan)
     said_by(trained)
     assert (trained.step, trained.epoch) == (0, 0)
@@ -164,7 +164,7 @@ def test_it_fails_before_anything_is_trained():
 # --- checks of one's own --------------------------------------------------------------------------------------------
 
 
-def test_own_checks_replace_the_default_ones_unless_asked_for():
+def test_custom_checks_replace_the_default_ones_unless_requested():
     assert SanityCheck().checks == default_checks()
     assert SanityCheck([FINE]).checks == (FINE,)
     assert SanityCheck(FINE).checks == (FINE,)
@@ -172,7 +172,7 @@ def test_own_checks_replace_the_default_ones_unless_asked_for():
     assert SanityCheck(defaults=False).checks == ()
 
 
-def test_own_checks_see_what_is_declared():
+def test_custom_checks_can_read_the_declared_state():
     def long_enough(learner):
         names = [type(callback).__name__ for callback in learner.callbacks]
         assert (names, learner.optimizer is not None) == (["SanityCheck"], True)
@@ -191,7 +191,7 @@ def test_a_check_that_raises_has_failed():
     )
 
 
-def test_checks_are_made_for_every_fit():
+def test_checks_run_in_every_fit():
     seen = []
     check = Check(lambda learner: not seen.append(learner.progress.epoch), "noted", "cannot be")
     trained = learner(batches(1.0), check=SanityCheck([check]))
@@ -203,14 +203,20 @@ def test_checks_are_made_for_every_fit():
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: SanityCheck([lambda learner: True]), "`SanityCheck` takes checks, not <function "),
-        (lambda: Check("x", "name", "message"), "A `Check` takes a function of the learner, not 'x'."),
-        (lambda: Check(lambda: True, "name", "message"), "A `Check` takes a function of the learner, not <function "),
-        (lambda: Check(lambda learner: True, "", "message"), "The name of a `Check` must be a text, not ''."),
-        (lambda: Check(lambda learner: True, "name", None), "The message of a `Check` must be a text, not None."),
+        (lambda: SanityCheck([lambda learner: True]), "Each check of `SanityCheck` must be a `Check`, not <function "),
+        (
+            lambda: Check("x", "name", "message"),
+            "The function of a `Check` must be a function of the learner, not 'x'.",
+        ),
+        (
+            lambda: Check(lambda: True, "name", "message"),
+            "The function of a `Check` must be a function of the learner; `<lambda>` takes ().",
+        ),
+        (lambda: Check(lambda learner: True, "", "message"), "The name of a `Check` must be a string, not ''."),
+        (lambda: Check(lambda learner: True, "name", None), "The message of a `Check` must be a string, not None."),
     ],
 )
-def test_mistakes_are_told_at_construction(make, said):
+def test_invalid_arguments_are_rejected_at_construction(make, said):
     with pytest.raises(DeclarationError) as caught:
         make()
     assert caught.value.what.startswith(said)

@@ -14,9 +14,10 @@ import optax
 import pytest
 
 from fluxcb import Append, Callback, CancelFitting, CheckpointError, DeclarationError, Learner, Write, on
+from fluxcb._run.snapshots import Snapshots
 from fluxcb.callbacks import Checkpointer, InferenceRunner, MaxSaver, MinSaver, ModelSaver, ScalarStats
 from fluxcb.checkpoints import load_params
-from fluxcb.checkpoints.saving import manifest_of
+from fluxcb.checkpoints.saving import make_manifest
 from fluxcb.events import EpochEnd, Event, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, ValidationPhase
 
@@ -46,6 +47,9 @@ class _Values(dict):
 
     def at(self, epoch):
         return {name: values[epoch - 1] for name, values in self.items()}
+
+    def arrays_at(self, epoch):
+        return {}
 
 
 def training(*callbacks, steps=2):
@@ -85,9 +89,37 @@ def test_the_smallest_value_is_kept(tmp_path, values, best):
     assert float(load_params(tmp_path / "min-validation-loss")["w"]) == best
 
 
+@pytest.mark.filterwarnings("ignore:`MaxSaver:UserWarning")
 @pytest.mark.parametrize(("values", "best"), [((3.0, 5.0, 4.0), 4), ((math.nan, -2.0, -3.0), 4), ((1.0, 1.0), 2)])
 def test_the_largest_value_is_kept(tmp_path, values, best):
     assert kept(tmp_path, MaxSaver, *values, name="max-validation-loss") == [best]
+
+
+@pytest.mark.parametrize(
+    ("cls", "metric", "size", "watched", "other"),
+    [
+        (MinSaver, "accuracy", "smallest", "validation/accuracy", "MaxSaver"),
+        (MinSaver, "training/f1", "smallest", "training/f1", "MaxSaver"),
+        (MaxSaver, "loss", "largest", "validation/loss", "MinSaver"),
+        (MaxSaver, "top5_error", "largest", "validation/top5_error", "MinSaver"),
+    ],
+)
+def test_a_saver_that_keeps_the_worst_value_warns(tmp_path, cls, metric, size, watched, other):
+    with pytest.warns(UserWarning, match="keeps the checkpoint") as caught:
+        cls(tmp_path, metric)
+    assert [str(warning.message) for warning in caught] == [
+        f'`{cls.__name__}(..., "{metric}")` keeps the checkpoint with the {size} `{watched}`, which is usually the '
+        f'worst one. To keep the best one, write `{other}(..., "{metric}")`.'
+    ]
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("cls", "metric"),
+    [(MinSaver, "loss"), (MinSaver, "mae"), (MaxSaver, "accuracy"), (MaxSaver, "reward"), (MaxSaver, "training/top/5")],
+)
+def test_a_saver_of_a_good_or_unknown_metric_does_not_warn(tmp_path, cls, metric):
+    cls(tmp_path, metric)  # warnings are errors
 
 
 @pytest.mark.parametrize("folder", ["accuracy", "runs/1"])
@@ -96,18 +128,40 @@ def test_a_max_saver_without_a_metric_is_an_error_whose_fix_works(folder, refuse
         DeclarationError,
         "`MaxSaver` was not given `metric`.\n"
         "  why:   it takes folder, metric, name\n"
-        '  fix:   give the folder first and then the metric: `MaxSaver("runs/1", "accuracy")`',
+        '  fix:   pass the folder first and then the metric: `MaxSaver("runs/1", "accuracy")`',
     ):
         MaxSaver(folder)
     assert [str(watched) for watched in MaxSaver("runs/1", "accuracy").watched_metrics()] == ["validation/accuracy"]
     assert [str(watched) for watched in MinSaver("runs/1").watched_metrics()] == ["validation/loss"]
 
 
-def test_only_nan_saves_nothing(tmp_path):
+@pytest.mark.filterwarnings("ignore:`M..Saver:UserWarning")
+@pytest.mark.parametrize("name", ["accuracy", "loss", "val_loss", "validation/top5_acc"])
+@pytest.mark.parametrize("cls", [MinSaver, MaxSaver])
+def test_a_metric_instead_of_the_folder_is_rejected(cls, name, refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with refused(
+        DeclarationError,
+        f'`{cls.__name__}` received "{name}" as its folder, which is the name of a metric.\n'
+        "  why:   the first argument is the directory of the run, and the second one is the metric\n"
+        f'  fix:   write `{cls.__name__}("runs/1", "{name}")`\n'
+        f'     or: write "./{name}" if you mean a directory',
+    ):
+        cls(name, "loss")
+    cls("runs/1", name)
+    cls(f"./{name}", "loss")
+    cls(tmp_path / name, "loss")
+    for folder in ("runs/loss", "accuracy-runs", "best"):
+        cls(folder, "loss")
+    (tmp_path / name).mkdir(parents=True)
+    cls(name, "loss")  # the directory of an earlier run
+
+
+def test_nothing_is_saved_if_all_values_are_nan(tmp_path):
     assert kept(tmp_path, MinSaver, math.nan, math.nan) == []
 
 
-def test_the_best_is_the_state_at_hand_and_not_a_checkpoint_with_a_similar_number(tmp_path):
+def test_the_best_checkpoint_has_the_current_state(tmp_path):
     # Seven epochs of two steps: the best of all at step 4, and one at step 14 that only ends like it.
     values = (9.0, 1.0, 8.0, 7.0, 6.0, 5.0, 4.0)
     training(Checkpointer(tmp_path / "all", keep_last=9), MinSaver(tmp_path), Told(*values)).fit(7)
@@ -116,7 +170,7 @@ def test_the_best_is_the_state_at_hand_and_not_a_checkpoint_with_a_similar_numbe
     assert float(load_params(tmp_path / "min-validation-loss")["w"]) == 4
 
 
-def test_a_name_with_a_slash_is_a_name(tmp_path):
+def test_a_metric_name_can_contain_a_slash(tmp_path):
     saver = MinSaver(tmp_path, "validation/top/5")
     training(saver, Told(2.0, 1.0, name="top/5")).fit(2)
     assert sorted(os.listdir(tmp_path)) == ["min-validation-top-5"]
@@ -129,19 +183,19 @@ class Full:
 
     def __init__(self, monkeypatch, *steps):
         self.steps = set(steps)
-        monkeypatch.setattr("fluxcb.checkpoints.saving.manifest_of", self)
+        monkeypatch.setattr("fluxcb.checkpoints.saving.make_manifest", self)
 
     def __call__(self, snapshot, run, value, folder):
         if snapshot.step in self.steps:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return manifest_of(snapshot, run, value, folder)
+        return make_manifest(snapshot, run, value, folder)
 
 
-def test_what_could_not_be_saved_is_not_the_best(tmp_path, monkeypatch):
+def test_a_state_that_could_not_be_saved_is_not_the_best(tmp_path, monkeypatch):
     disk = Full(monkeypatch, 4)
     saver = MinSaver(tmp_path)
     learner = training(saver, Told(3.0, 1.0, 2.0))
-    with pytest.raises(CheckpointError, match=r"^The checkpoint of step 4 could not be written to .*No space left"):
+    with pytest.raises(CheckpointError, match=r"^Cannot write the checkpoint of step 4 to .*No space left"):
         learner.fit(2)
     assert saver.best == (2, 3.0)
     assert steps_in(saver.folder) == [2]
@@ -173,7 +227,7 @@ def test_a_state_that_is_not_finite_is_not_the_best(tmp_path):
     assert steps_in(saver.folder) == [6]
 
 
-def test_a_best_that_a_kill_kept_from_being_saved_is_saved_at_the_resume(tmp_path):
+def test_the_best_state_of_a_killed_run_is_saved_at_the_resume(tmp_path):
     def made():
         return training(Checkpointer(tmp_path), MinSaver(tmp_path), Told(3.0, 1.0, 2.0))
 
@@ -191,17 +245,17 @@ def test_a_best_that_a_kill_kept_from_being_saved_is_saved_at_the_resume(tmp_pat
     assert float(load_params(best)["w"]) == 4
 
 
-def test_the_savers_errors_end_the_training(tmp_path, monkeypatch):
+def test_errors_of_savers_end_the_training(tmp_path, monkeypatch):
     Full(monkeypatch, 4)
     learner = training(ModelSaver(tmp_path))
     with pytest.raises(CheckpointError) as raised:
         learner.fit(5)
-    assert raised.value.what.startswith(f"The checkpoint of step 4 could not be written to {tmp_path}: No space left")
+    assert raised.value.what.startswith(f"Cannot write the checkpoint of step 4 to {tmp_path}: No space left")
     assert steps_in(tmp_path) == [0, 2]
     assert learner.epoch == 3  # at the next save at the latest, which waits for this one
 
 
-def test_ten_are_kept(tmp_path):
+def test_model_saver_keeps_ten_checkpoints(tmp_path):
     training(ModelSaver(tmp_path), steps=1).fit(12)
     assert steps_in(tmp_path) == list(range(3, 13))
 
@@ -232,7 +286,7 @@ def preempt():
 
 
 @pytest.mark.parametrize(("how", "step"), [(cancel, 5), (press, 5), (preempt, 5)])
-def test_a_fit_that_is_ended_is_saved_where_it_ended(tmp_path, how, step):
+def test_a_fit_that_ends_early_is_saved_at_its_end(tmp_path, how, step):
     learner = training(Checkpointer(tmp_path, epochs=100), Ends(how, step), steps=3)
     if how is press:
         with pytest.raises(KeyboardInterrupt):
@@ -244,13 +298,21 @@ def test_a_fit_that_is_ended_is_saved_where_it_ended(tmp_path, how, step):
     assert float(load_params(tmp_path)["w"]) == step
 
 
-def test_the_end_is_saved_whatever_the_period(tmp_path):
+@pytest.mark.parametrize(("epochs", "copies"), [(1, [0, 2, 4]), (2, [0, 4]), (3, [0, 4])])
+def test_the_state_is_copied_again_at_the_end_only_if_it_was_not_just_saved(tmp_path, monkeypatch, epochs, copies):
+    taken, take = [], Snapshots.take
+    monkeypatch.setattr(Snapshots, "take", lambda self, phase: taken.append(take(self, phase)) or taken[-1])
+    training(Checkpointer(tmp_path, epochs=epochs)).fit(2)
+    assert [snapshot.step for snapshot in taken] == steps_in(tmp_path) == copies
+
+
+def test_the_end_is_saved_for_every_period(tmp_path):
     training(Checkpointer(tmp_path, steps=4), steps=3).fit(steps=10)
     assert steps_in(tmp_path) == [4, 8, 10]
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_the_best_model_is_saved_in_every_order_of_the_tutorials_list(tmp_path, order):
+def test_the_best_model_is_saved_in_every_order_of_the_callbacks(tmp_path, order):
     def loss(params, batch, key):  # in training each step adds 1 to w; the data of the runner find 4 the best
         return jnp.mean(jnp.where(batch > 0, (params["w"] - 4) ** 2, -params["w"]))
 
@@ -282,7 +344,7 @@ class Layer(NamedTuple):
     b: jnp.ndarray
 
 
-def test_parameters_are_read_without_the_classes_that_hold_them(tmp_path):
+def test_parameters_are_read_without_their_container_classes(tmp_path):
     first = {"layers": [Layer(jnp.arange(3.0), jnp.ones(2)), Layer(jnp.zeros((2, 2)), jnp.full(1, 7.0))]}
     learner = Learner.from_loss(
         first,

@@ -1,4 +1,4 @@
-"""MovingAverage, SimpleMovingAverage and LogSummaries: the numbers that are logged, and the steps at which they are."""
+"""MovingAverage, SimpleMovingAverage and LogSummaries: which numbers they log, and at which steps."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +47,7 @@ def debiased(values, decay):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
-def test_the_average_is_the_debiased_one_of_tensorpack(steps_per_call):
+def test_the_average_is_the_debiased_average_of_tensorpack(steps_per_call):
     learner = with_losses([9, 8, 7, 6], MovingAverage("step.loss"), Monitors(), steps_per_call=steps_per_call)
     learner.fit(2)
     (first, early), (second, late) = history(learner, "step/loss/EMA")
@@ -56,7 +56,7 @@ def test_the_average_is_the_debiased_one_of_tensorpack(steps_per_call):
     assert late == pytest.approx(debiased([9, 8, 7, 6] * 2, 0.95)[-1], rel=1e-6)
 
 
-def test_a_period_says_when_it_is_logged_and_every_step_counts():
+def test_a_period_only_affects_logging_and_every_step_counts():
     learner = with_losses([9, 8, 7, 6, 5], every(MovingAverage("step.loss", 0.5), steps=2), Monitors())
     learner.fit(1)
     expected = debiased([9, 8, 7, 6, 5], 0.5)
@@ -65,13 +65,13 @@ def test_a_period_says_when_it_is_logged_and_every_step_counts():
     np.testing.assert_allclose([value for _, value in found], [expected[1], expected[3]], rtol=1e-6)
 
 
-def test_the_first_average_is_the_first_value_and_that_of_a_constant_the_constant():
+def test_the_first_average_is_the_first_value_and_a_constant_averages_to_itself():
     learner = with_losses([0.1] * 50, every(MovingAverage("step.loss", 0.999), steps=1), Monitors())
     learner.fit(1)
     assert {value for _, value in history(learner, "step/loss/EMA")} == {float(np.float32(0.1))}
 
 
-def test_values_that_are_not_finite_are_passed_over():
+def test_non_finite_values_are_ignored():
     nan, inf = float("nan"), float("inf")
     learner = with_losses([nan, 4, inf, 2, nan], every(MovingAverage("step.loss", 0.5), steps=1), Monitors())
     learner.fit(1)
@@ -81,7 +81,7 @@ def test_values_that_are_not_finite_are_passed_over():
     np.testing.assert_allclose([value for _, value in found], [first, first, second, second], rtol=1e-6)
 
 
-def test_the_average_goes_on_after_a_resume():
+def test_the_average_continues_after_a_resume():
     losses = [9, 8, 7, 6]
     whole = with_losses(losses, MovingAverage("step.loss"), Monitors())
     whole.fit(2)
@@ -93,7 +93,7 @@ def test_the_average_goes_on_after_a_resume():
     assert history(second, "step/loss/EMA") == history(whole, "step/loss/EMA")[1:]
 
 
-def test_several_names_and_two_of_them_on_one_name():
+def test_several_names_can_be_averaged_by_several_callbacks():
     learner = with_losses([1, 3], MovingAverage(["step.loss", "step.aux.double"], 0.5), Monitors())
     learner.fit(1)
     expected = debiased([1, 3], 0.5)[-1]
@@ -118,7 +118,7 @@ def test_means_are_logged_at_multiples_of_the_window(steps_per_call):
     ]  # fmt: skip
 
 
-def test_the_first_window_after_a_resume_is_whole():
+def test_the_first_window_after_a_resume_is_complete():
     first = with_losses([3, 1], SimpleMovingAverage("step.loss", 3), Monitors())
     first.fit(1)
     second = with_losses([7, 1], SimpleMovingAverage("step.loss", 3), Monitors())
@@ -127,7 +127,7 @@ def test_the_first_window_after_a_resume_is_whole():
     assert history(second, "step/loss/SMA") == [(3, pytest.approx((3 + 1 + 7) / 3))]  # in tensorpack, 7
 
 
-def test_a_window_that_began_before_the_callback_was_there_is_not_logged():
+def test_a_window_that_began_before_the_callback_is_not_logged():
     monitors = Monitors()
     learner = with_losses([1, 2, 3, 4], monitors)
     learner.fit(1)
@@ -136,7 +136,7 @@ def test_a_window_that_began_before_the_callback_was_there_is_not_logged():
     assert history(learner, "step/loss/SMA") == [(9, pytest.approx((3 + 4 + 1) / 3)), (12, pytest.approx(3))]
 
 
-def test_a_nan_makes_the_mean_of_its_window_nan_and_no_other():
+def test_a_nan_only_affects_the_mean_of_its_window():
     learner = with_losses([1, float("nan"), 3, 4], SimpleMovingAverage("step.loss", 2), Monitors())
     learner.fit(1)
     (_, first), (_, second) = history(learner, "step/loss/SMA")
@@ -152,7 +152,7 @@ def test_a_nan_makes_the_mean_of_its_window_nan_and_no_other():
     ("steps", "period", "expected"),
     [(5, 2, [2, 4, 5, 6, 8, 10]), (4, 2, [2, 4, 6, 8]), (4, 0, [4, 8]), (3, 100, [3, 6]), (2, 1, [1, 2, 3, 4])],
 )
-def test_numbers_are_logged_at_the_period_and_at_the_last_step_of_epochs_once_each(
+def test_numbers_are_logged_once_at_each_period_and_at_the_last_step_of_each_epoch(
     steps, period, expected, steps_per_call
 ):
     summaries = LogSummaries(["step.loss", "step.aux.double"], period)
@@ -163,15 +163,15 @@ def test_numbers_are_logged_at_the_period_and_at_the_last_step_of_epochs_once_ea
     assert history(learner, "step/aux/double") == [(step, 2 * loss) for step, loss in losses]
 
 
-def test_without_a_period_nothing_happens_between_epochs():
+def test_without_a_period_nothing_is_logged_within_epochs():
     learner = testlearner(LogSummaries("step.loss"), Monitors())
     titles = [handler.title() for handler in LogSummaries("step.loss").handlers()]
     assert titles == ["(ComputeEnd, AbstractTrainingPhase)", "(EpochEnd, AbstractTrainingPhase)"]
-    plan = learner._parts.window_plan(learner.phases[0])
+    plan = learner._core.window_plan(learner.phases[0])
     assert (plan.bounds, plan.fetch.each, plan.fetch.last) == ((), {}, {})
 
 
-def test_a_hyperparameter_is_a_number_of_the_step():
+def test_a_hyperparameter_can_be_averaged():
     learner = testlearner(LogSummaries("hyperparams.learning_rate"), Monitors(), learning_rate=0.25)
     learner.fit(1)
     assert history(learner, "hyperparams/learning_rate") == [(4, 0.25)]
@@ -181,24 +181,24 @@ def test_a_hyperparameter_is_a_number_of_the_step():
 
 
 @pytest.mark.parametrize("make", [MovingAverage, LogSummaries, lambda names: SimpleMovingAverage(names, 2)])
-def test_what_cannot_be_averaged_or_logged(make, refused):
+def test_values_that_are_not_numbers_are_rejected(make, refused):
     cls = type(make("step.loss")).__name__
     with refused(
         DeclarationError,
-        f"`step.aux.row` has shape (2,); `{cls}` takes real numbers, each by itself.\n"
-        "  fix:   reduce it where it is computed, e.g. with `jnp.mean`, or name a part of it",
+        f"`step.aux.row` has shape (2,); `{cls}` takes single real numbers.\n"
+        "  fix:   reduce it where it is computed, e.g. with `jnp.mean`, or use the path of a part that is a number",
     ):
         with_losses([1], make("step.aux.row"), Monitors())
     with refused(
         DeclarationError,
-        f"`step.aux` is a dict; `{cls}` takes real numbers, each by itself.\n"
-        "  fix:   reduce it where it is computed, e.g. with `jnp.mean`, or name a part of it",
+        f"`step.aux` is a dict; `{cls}` takes single real numbers.\n"
+        "  fix:   reduce it where it is computed, e.g. with `jnp.mean`, or use the path of a part that is a number",
     ):
         with_losses([1], make("step.aux"), Monitors())
     with refused(
         DeclarationError,
-        f"`{cls}` takes paths of values, which begin with `step` or `hyperparams`, not 'params.w'.\n"
-        '  fix:   e.g. `"step.loss"`\n     or: e.g. `"hyperparams.learning_rate"`',
+        f"`{cls}` expects paths that begin with `step` or `hyperparams`; got 'params.w'.\n"
+        '  fix:   write e.g. `"step.loss"`\n     or: write e.g. `"hyperparams.learning_rate"`',
     ):
         make("params.w")
     with pytest.raises(MissingStateError, match=r"`cbstate.monitors`, which no callback"):
@@ -208,8 +208,9 @@ def test_what_cannot_be_averaged_or_logged(make, refused):
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: MovingAverage("step.loss", 1), "`decay` of MovingAverage must be at least 0 and below 1, not 1.\n"
-"  fix:   give a number in this range"),
+        (lambda: MovingAverage("step.loss", 1),
+         "`decay` of MovingAverage must be a number of at least 0 and below 1, not 1.\n"
+         "  fix:   give a finite number of at least 0 and below 1"),
         (lambda: SimpleMovingAverage("step.loss", 0),
          f"`window` of SimpleMovingAverage (steps) must be a whole number of at least 1, not 0.{PERIODS}"),
         (lambda: LogSummaries("step.loss", -1),
@@ -219,6 +220,6 @@ def test_what_cannot_be_averaged_or_logged(make, refused):
          f"{PERIODS}"),
     ],
 )  # fmt: skip
-def test_bad_arguments(make, text, refused):
+def test_invalid_arguments_are_rejected(make, text, refused):
     with refused(DeclarationError, text):
         make()

@@ -34,7 +34,7 @@ def test_values_of_every_step_of_both_phases_are_recorded(steps_per_call):
     assert [step for step, _ in found["validation"]["square"]] == [1, 2, 3, 4]  # two steps an epoch
 
 
-def test_a_trace_of_one_phase_and_arrays_and_several_callbacks():
+def test_traces_of_one_phase_can_be_arrays_and_come_from_several_callbacks():
     gradients = Traces(
         {"gradient": lambda learner: jnp.stack([learner.step.grads["w"], learner.step.grads["b"]])},
         AbstractTrainingPhase,
@@ -53,16 +53,16 @@ def test_a_trace_of_one_phase_and_arrays_and_several_callbacks():
         testlearner(Traces(OF_LOSS, access=LOSS), Traces(OF_LOSS, access=LOSS))
 
 
-def test_only_the_trace_leaves_the_device():
+def test_only_the_trace_is_fetched():
     traces = Traces(
         {"norm": lambda learner: learner.step.grads["w"] ** 2}, TrainingPhase, access={"step": {"grads": Read()}}
     )
     learner = testlearner(traces)
-    plan = learner._parts.window_plan(learner.phases[0])
+    plan = learner._core.window_plan(learner.phases[0])
     assert (list(plan.fetch.each), plan.bounds) == ([("step", "trace_norm")], ())
 
 
-def test_a_run_that_was_set_back_has_each_step_once():
+def test_a_rewound_run_has_each_step_once():
     learner = testlearner(Traces(OF_LOSS, TrainingPhase, access=LOSS))
     learner.fit(1)
     saved = learner.state
@@ -73,7 +73,7 @@ def test_a_run_that_was_set_back_has_each_step_once():
     assert [(step, float(value)) for step, value in learner.cbstate["traces"]["training"]["square"]] == before
 
 
-def test_a_function_that_reads_more_than_it_says():
+def test_a_function_that_reads_undeclared_state_is_an_error():
     with pytest.raises(AccessError, match=r"may not read `step.grads`"):
         testlearner(Traces({"norm": lambda learner: learner.step.grads["w"]}, TrainingPhase, access=LOSS))
 
@@ -81,29 +81,30 @@ def test_a_function_that_reads_more_than_it_says():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"preprocess": {}}, "`Traces` takes functions of the learner by name, not {}.\n"
-         '  fix:   e.g. `Traces({"sq": lambda learner: learner.step.loss**2}, '
-         'access={"step": {"loss": Read()}})`'),
-        ({"preprocess": {"a b": abs}}, "A trace has a name such as `gradient_norm`, not 'a b'."),
+        ({"preprocess": {}}, "`preprocess` of `Traces` must be functions of the learner by name, not {}.\n"
+         '  fix:   write e.g. `{"squared": lambda learner: learner.step.loss**2}`'),
+        ({"preprocess": {"a b": abs}}, "The name of a trace must be an identifier, not 'a b'.\n"
+         '  fix:   write e.g. `{"gradient_norm": function}`'),
         ({"preprocess": {"a": 3}}, "The trace `a` must be a function of the learner, not 3.\n"
-         "  fix:   write `lambda learner: ...`"),
-        ({"access": {"step": Read()}}, "`access` of `Traces` gives all of `step`; name what the functions read.\n"
-         '  fix:   e.g. `access={"step": {"loss": Read()}}`'),
-        ({"access": {"step": {"loss": Write()}}}, "`access` of `Traces` gives `step.loss` Write(); "
-         "its functions only read.\n  fix:   give `Read()`"),
+         "  fix:   write e.g. `lambda learner: ...`"),
+        ({"access": {"step": Read()}}, "`access` of `Traces` declares all of `step`; it must name what the "
+                                       "functions read.\n"
+         '  fix:   write e.g. `access={"step": {"loss": Read()}}`'),
+        ({"access": {"step": {"loss": Write()}}}, "`access` of `Traces` declares Write() on `step.loss`, but "
+         "its functions only read.\n  fix:   declare `Read()`"),
         ({"phase": 3}, "A handler's phase must be a subclass of `Phase`, not 3.\n  where: Traces(...)\n"
          "  fix:   name one of `fluxcb.phases`, or a class derived from `fluxcb.phases.Phase`"),
     ],
 )  # fmt: skip
-def test_bad_arguments_of_traces(arguments, text, refused):
+def test_traces_rejects_invalid_arguments(arguments, text, refused):
     with refused(DeclarationError, text):
         Traces(**{"preprocess": OF_LOSS, "access": LOSS, **arguments})
 
 
-def test_a_trace_is_one_array(refused):
+def test_a_trace_must_be_a_single_array(refused):
     with refused(
         DeclarationError,
-        "The trace `both` is a tuple; a trace is a number or an array.\n  fix:   make a trace of each part",
+        "The trace `both` is a tuple; a trace must be a number or an array.\n  fix:   write one trace per part",
     ):
         testlearner(Traces({"both": lambda learner: (1, 2)}, access={}))
 
@@ -123,13 +124,13 @@ def test_traces_are_logged_per_step_of_training_and_per_epoch_of_validation(step
     assert hub.latest("training/traces/pair").counts.sum() == 2  # a histogram
 
 
-def test_a_period_for_traces():
+def test_traces_can_be_logged_with_a_period():
     learner = testlearner(Traces(OF_LOSS, TrainingPhase, access=LOSS), every(LogTraces(), steps=3), Monitors())
     learner.fit(2)
     assert [step for step, _ in history(learner, "training/traces/square")] == [3, 6]
 
 
-def test_log_traces_names_what_is_missing():
+def test_log_traces_names_the_missing_callback():
     with pytest.raises(
         MissingStateError, match=r"`cbstate.traces`, which no callback creates(.*\n)*.*add `Traces\(\)`"
     ):

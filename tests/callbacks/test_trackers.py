@@ -1,4 +1,4 @@
-"""The trackers of throughput, memory and GPUs: which values they put at which step, and what they leave behind."""
+"""The trackers of throughput, memory and GPUs: which values they log at which step, and that no thread is left."""
 
 import itertools
 import sys
@@ -27,7 +27,7 @@ def history(learner, name):
 
 
 @pytest.mark.parametrize("tracker", [ThroughputTracker, HostMemoryTracker, DeviceMemoryTracker, GPUUtilizationTracker])
-def test_without_monitors_there_is_nowhere_to_put_values(tracker, nvml):
+def test_trackers_require_monitors(tracker, nvml):
     with pytest.raises(MissingStateError, match=r"`cbstate\.monitors`, which no callback"):
         testlearner(tracker())
 
@@ -39,7 +39,7 @@ def test_without_monitors_there_is_nowhere_to_put_values(tracker, nvml):
 def clock(monkeypatch):
     """Return a list whose one number is the time (seconds)."""
     now = [100.0]
-    monkeypatch.setattr("fluxcb.callbacks.throughput.monotonic", lambda: now[0])
+    monkeypatch.setattr("fluxcb.callbacks.progress.throughput.monotonic", lambda: now[0])
     monkeypatch.setattr("fluxcb._declare.schedules.time.monotonic", lambda: now[0])
     return now
 
@@ -84,13 +84,13 @@ RATE, NOW = "Throughput (steps/sec)", "Throughput now (steps/sec)"
         (lambda: every(ThroughputTracker(), epochs=2), 0, RATE, [(8, 1.0)]),
     ],
 )
-def test_only_the_time_of_training_epochs_counts(tracker, behind, name, expected, clock):
+def test_throughput_only_counts_the_time_of_training_epochs(tracker, behind, name, expected, clock):
     learner = testlearner(Takes(clock, behind=behind), tracker(), Monitors())
     learner.fit(2)
     assert history(learner, name) == expected
 
 
-def test_the_throughput_now_is_put_within_an_epoch(clock):
+def test_the_current_throughput_is_logged_within_an_epoch(clock):
     # 20 steps of 1 s: 5 s have passed at each fifth step, whatever the clock was asked in between.
     learner = testlearner(Takes(clock), ThroughputTracker(seconds=5), Monitors(), batches=20, validation_batches=0)
     learner.fit(1)
@@ -100,7 +100,7 @@ def test_the_throughput_now_is_put_within_an_epoch(clock):
     assert history(learner, RATE) == [(20, 1.0)]
 
 
-def test_two_triggers_at_one_step_put_one_value(clock):
+def test_two_triggers_at_one_step_log_one_value(clock):
     """tensorpack puts 0.0 the second time, or fails."""
     learner = testlearner(Takes(clock), ThroughputTracker(), Monitors())
     learner.fit(1)
@@ -108,13 +108,13 @@ def test_two_triggers_at_one_step_put_one_value(clock):
     assert history(learner, RATE) == [(4, 1.0)]
 
 
-def test_no_time_no_value(clock):
+def test_no_value_is_logged_without_elapsed_time(clock):
     learner = testlearner(Takes(clock, step=0, validation=0, epoch=0), ThroughputTracker(), Monitors())
     learner.fit(2)
     assert learner.cbstate["monitors"].names() == []
 
 
-def test_each_fit_begins_anew(clock):
+def test_each_fit_resets_the_clock(clock):
     learner = testlearner(Takes(clock), ThroughputTracker(), Monitors())
     for _ in range(2):
         learner.fit(1)
@@ -122,14 +122,14 @@ def test_each_fit_begins_anew(clock):
     assert history(learner, RATE) == [(4, 1.0), (8, 1.0)]
 
 
-def test_it_bounds_no_window():
+def test_throughput_does_not_shorten_windows():
     learner = testlearner(ThroughputTracker(), Monitors(), steps_per_call=4)
     learner.fit(1)
     assert "ended by  nothing" in learner.explain_windows()
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1.5, True, "32"])
-def test_what_throughput_refuses(samples, refused):
+def test_throughput_tracker_rejects_invalid_arguments(samples, refused):
     text = (
         f"`samples_per_step` of `ThroughputTracker` must be a whole number of at least 1, not {samples!r}.\n"
         "  why:   periods and counts are numbers of whole steps or epochs\n"
@@ -139,7 +139,7 @@ def test_what_throughput_refuses(samples, refused):
         ThroughputTracker(samples)
 
 
-def test_a_period_of_no_seconds_is_refused(refused):
+def test_a_period_of_zero_seconds_is_rejected(refused):
     text = (
         "The period of `EverySeconds` (seconds) must be a number above 0, not 0.\n"
         "  fix:   give a positive number of seconds"
@@ -161,7 +161,7 @@ def test_host_memory(monkeypatch):
     assert history(learner, "ProcessMemory (GB)") == [(4, 3.0), (8, 3.0)]
 
 
-def test_host_memory_for_real():
+def test_host_memory_of_the_real_machine():
     psutil = pytest.importorskip("psutil")
     learner = testlearner(HostMemoryTracker(), Monitors())
     learner.fit(1)
@@ -177,7 +177,7 @@ def test_host_memory_for_real():
         ("pynvml", GPUUtilizationTracker, "pynvml", "nvml"),
     ],
 )
-def test_a_library_that_is_missing_is_named(module, tracker, package, extra, monkeypatch, refused):
+def test_a_missing_library_is_named(module, tracker, package, extra, monkeypatch, refused):
     monkeypatch.setitem(sys.modules, module, None)
     text = (
         f"`{tracker.__name__}` needs the package `{package}`, which is not installed.\n"
@@ -201,7 +201,7 @@ class Device:
         return {"bytes_in_use": 1, "peak_bytes_in_use": self.peaks.pop(0)}
 
 
-def test_the_peak_of_each_device_after_each_epoch():
+def test_the_peak_memory_of_each_device_is_logged_after_each_epoch():
     devices = [Device(0, 2_500_000, 3_000_000), Device(1, 1, 2)]
     learner = testlearner(DeviceMemoryTracker(devices), Monitors())
     learner.fit(2)
@@ -209,13 +209,13 @@ def test_the_peak_of_each_device_after_each_epoch():
     assert history(learner, "PeakMemory (MB)/gpu:1") == [(4, 1e-6), (8, 2e-6)]
 
 
-def test_a_device_without_statistics_is_told_once_and_nothing_is_put():
+def test_a_device_without_statistics_warns_once_and_is_not_logged():
     device = SimpleNamespace(platform="cpu", id=0, memory_stats=lambda: None)
     learner = testlearner(DeviceMemoryTracker([device, Device(1, 1e6, 1e6)]), Monitors())
     with pytest.warns(UserWarning, match="gpu:1") as caught:
         learner.fit(2)
     assert [str(warning.message) for warning in caught] == [
-        "DeviceMemoryTracker(cpu:0, gpu:1): cpu:0 has no statistics of its memory, so nothing is put for it."
+        "DeviceMemoryTracker(cpu:0, gpu:1) does not log the memory of cpu:0, because it has no memory statistics."
     ]
     assert learner.cbstate["monitors"].names() == ["PeakMemory (MB)/gpu:1"]
 
@@ -233,9 +233,10 @@ def test_the_devices_of_this_machine():
 
 
 @pytest.mark.parametrize("devices", [[], [0], "gpu:0", 3])
-def test_what_is_no_device(devices, refused):
+def test_values_that_are_not_devices_are_rejected(devices, refused):
     text = (
-        f"`devices` of `DeviceMemoryTracker` must be JAX devices, not {devices!r}.\n  fix:   e.g. `jax.local_devices()`"
+        f"`devices` of `DeviceMemoryTracker` must be JAX devices, not {devices!r}.\n"
+        "  fix:   write e.g. `jax.local_devices()`"
     )
     with refused(DeclarationError, text):
         DeviceMemoryTracker(devices)
@@ -302,7 +303,7 @@ class Waits(Callback):
 
     @on
     def wait_in_step(self, event: StepEnd, phase: TrainingPhase, learner):
-        ends = time.monotonic() + 20
+        ends = time.monotonic() + 600
         while learner.progress.step_in_epoch == 4 and len(self.nvml.told[1]) < 3:
             assert time.monotonic() < ends
             time.sleep(0.001)
@@ -316,7 +317,7 @@ class Waits(Callback):
         assert self.nvml.told == {0: [], 1: []}  # what happens after an epoch is not sampled
 
 
-def test_the_mean_of_an_epoch_by_gpu(nvml):
+def test_the_mean_over_an_epoch_is_logged_for_each_gpu(nvml):
     nvml.values = {0: [10, 20, 90, 40, 100, 80, 50], 1: [0, 0, 0, 4, 7, 9, 50]}
     waits = Waits(nvml)
     learner = testlearner(waits, GPUUtilizationTracker(interval=0.01), Monitors(), steps_per_call=1)
@@ -350,7 +351,7 @@ def test_an_epoch_shorter_than_the_interval_has_one_sample(nvml):
         (["GPU-0", 1], None, ["GPU-0", "1"]),
     ],
 )
-def test_which_gpus(given, visible, names, nvml, monkeypatch):
+def test_gpus_are_selected_by_number_uuid_or_environment(given, visible, names, nvml, monkeypatch):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     learner = testlearner(GPUUtilizationTracker(given, interval=3600), Monitors())
@@ -358,20 +359,20 @@ def test_which_gpus(given, visible, names, nvml, monkeypatch):
     assert learner.cbstate["monitors"].names() == [f"GPUUtil/{name}" for name in names]
 
 
-def test_a_driver_that_fails_in_training_is_told_once_and_does_not_end_it(nvml):
+def test_a_driver_failure_during_training_warns_once_and_does_not_end_the_training(nvml):
     """tensorpack ends the training as if it were done."""
     learner = testlearner(GPUUtilizationTracker([0]), Monitors())
     nvml.failure = "sample"
     with pytest.warns(UserWarning, match="GPU is lost") as caught:
         learner.fit(3)
     assert [str(warning.message) for warning in caught] == [
-        "GPUUtilizationTracker([0]): the driver does not tell the utilisation: NVMLError: GPU is lost"
+        "GPUUtilizationTracker([0]): the driver does not report the utilization: NVMLError: GPU is lost"
     ]
     assert (learner.step, learner.cbstate["monitors"].names()) == (12, [])
     assert nvml.users == 0
 
 
-def test_the_thread_ends_with_a_fit_that_fails(nvml):
+def test_the_thread_ends_when_a_fit_fails(nvml):
     class Fails(Callback):
         @on
         def fail(self, event: StepEnd, phase: TrainingPhase, learner):
@@ -385,37 +386,37 @@ def test_the_thread_ends_with_a_fit_that_fails(nvml):
     assert nvml.users == 0
 
 
-def test_a_machine_without_a_gpu(nvml, refused):
+def test_a_machine_without_a_gpu_is_an_error(nvml, refused):
     nvml.failure = "init"
     text = (
-        "`GPUUtilizationTracker` finds no NVIDIA driver: Driver Not Loaded.\n"
-        "  why:   there is no NVIDIA GPU on this machine, or it cannot be used\n"
-        "  fix:   leave the callback out here"
+        "`GPUUtilizationTracker` cannot find an NVIDIA driver: Driver Not Loaded.\n"
+        "  why:   this machine has no NVIDIA GPU, or the GPU cannot be used\n"
+        "  fix:   remove the callback on this machine"
     )
     with refused(DeclarationError, text):
         testlearner(GPUUtilizationTracker(), Monitors())
 
 
 @pytest.mark.parametrize("visible", [None, "", "-1"])
-def test_a_machine_whose_gpus_are_hidden(visible, nvml, monkeypatch, refused):
+def test_a_machine_with_hidden_gpus_is_an_error(visible, nvml, monkeypatch, refused):
     if visible is None:
         nvml.count = 0
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     text = (
-        "`GPUUtilizationTracker` finds no NVIDIA GPU.\n"
-        "  why:   the driver knows none, or `CUDA_VISIBLE_DEVICES` lists none\n"
-        "  fix:   leave the callback out here"
+        "`GPUUtilizationTracker` cannot find an NVIDIA GPU.\n"
+        "  why:   the driver reports no GPU, or `CUDA_VISIBLE_DEVICES` is empty\n"
+        "  fix:   remove the callback on this machine"
     )
     with refused(DeclarationError, text):
         testlearner(GPUUtilizationTracker(), Monitors())
 
 
-def test_a_gpu_that_is_not_there(nvml, refused):
+def test_a_missing_gpu_is_an_error(nvml, refused):
     text = (
-        "`GPUUtilizationTracker` finds no GPU 2: Invalid Argument.\n"
-        "  why:   there are 2\n"
-        "  fix:   name one that `nvidia-smi -L` shows"
+        "`GPUUtilizationTracker` cannot find GPU 2: Invalid Argument.\n"
+        "  why:   the number of GPUs on this machine is 2\n"
+        "  fix:   use a GPU that `nvidia-smi -L` lists"
     )
     with refused(DeclarationError, text):
         testlearner(GPUUtilizationTracker([0, 2]), Monitors())
@@ -423,16 +424,16 @@ def test_a_gpu_that_is_not_there(nvml, refused):
 
 
 @pytest.mark.parametrize("devices", [[], 0, "0", [-1], [True], [1.5], ["0"]])
-def test_what_names_no_gpu(devices, refused):
+def test_values_that_do_not_name_gpus_are_rejected(devices, refused):
     text = (
-        f"`devices` of `GPUUtilizationTracker` must be numbers of GPUs, or their UUIDs, not {devices!r}.\n"
-        '  fix:   e.g. `[0, 1]`, or `["GPU-8d6b..."]` as `nvidia-smi -L` shows them'
+        f"`devices` of `GPUUtilizationTracker` must be a list of GPU numbers or UUIDs, not {devices!r}.\n"
+        '  fix:   write e.g. `[0, 1]`, or a UUID from `nvidia-smi -L` such as `["GPU-8d6b..."]`'
     )
     with refused(DeclarationError, text):
         GPUUtilizationTracker(devices)
 
 
-def test_an_interval_of_nothing_is_refused(refused):
+def test_an_interval_of_zero_is_rejected(refused):
     text = (
         "`interval` of `GPUUtilizationTracker` (seconds) must be a number above 0, not 0.\n"
         "  fix:   give a finite number above 0"
@@ -441,7 +442,7 @@ def test_an_interval_of_nothing_is_refused(refused):
         GPUUtilizationTracker(interval=0)
 
 
-def test_without_a_hub_the_error_names_who_creates_it():
+def test_without_a_hub_the_error_names_monitors():
     with pytest.raises(MissingStateError) as raised:
         testlearner(ThroughputTracker())
     assert raised.value.fix == ("add `Monitors()` to the callbacks, which creates it",)

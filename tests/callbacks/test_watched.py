@@ -1,4 +1,4 @@
-"""Naming a metric in text: as it is logged, with its phase in front."""
+"""Naming a metric with its phase, as in logs."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from fluxcb.events import Trigger
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase
 from fluxcb.testing import testlearner
 
-BATCHES = [(np.ones((4, 1), np.float32), np.full((4, 1), 2, np.float32))]  # a point of the line that testlearner fits
+BATCHES = [(np.ones((4, 1), np.float32), np.full((4, 1), 2, np.float32))]  # a point on the line that `testlearner` fits
 
 
 class Named(AbstractValidationPhase):
@@ -28,7 +28,7 @@ class Named(AbstractValidationPhase):
 
 
 class Look(Callback):
-    """Note what is watched, each epoch."""
+    """Record the watched value of each epoch."""
 
     def __init__(self, *watched):
         self.watched, self.seen = watched, []
@@ -43,7 +43,7 @@ class Look(Callback):
 
 
 def of(**phases):
-    """Return `cbstate.metrics_epoch` with a value of epoch 1 for each metric named."""
+    """Return a `cbstate.metrics_epoch` with a value in epoch 1 for each of the given metrics."""
     metrics = ByPhase(EpochValues)
     for phase, names in phases.items():
         entry = metrics.entry(phase)
@@ -64,7 +64,7 @@ def of(**phases):
         ("min", "dice_loss iou_loss map_error recall_err accuracy_loss validation/loss 損失"),
     ],
 )
-def test_the_name_says_whether_high_values_are_good(mode, names):
+def test_the_name_implies_whether_high_values_are_good(mode, names):
     names = names.split()
     assert {name: Watched.named(name, None, "Look").default_mode for name in names} == dict.fromkeys(names, mode)
 
@@ -95,27 +95,27 @@ def test_the_default_is_for_names_without_a_phase():
 
 
 @pytest.mark.parametrize("text", ["", "/", "/loss", "training/", 3, None, Metrics])
-def test_what_is_no_name(text):
+def test_invalid_names(text):
     with pytest.raises(DeclarationError) as error:
         Watched.named(text, None, "Mine")
     assert str(error.value) == (
         f"`Mine` takes the name of a metric, not {text!r}.\n"
-        '  fix:   e.g. "loss", or "training/loss", or "accuracy" if there is a `Metrics(accuracy)`'
+        '  fix:   write e.g. `"loss"`, `"training/loss"`, or `"accuracy"` with a `Metrics(accuracy)`'
     )
 
 
-def test_two_phases_for_one_metric():
+def test_two_different_phases_for_one_metric_are_an_error():
     with pytest.raises(DeclarationError) as error:
         Watched.named("training/loss", "validation", "Mine")
     assert str(error.value) == (
-        '`Mine` was given the metric "training/loss" and beside it the phase validation.\n'
-        "  why:   what stands before the first slash is the phase, so these are two\n"
-        '  fix:   name the phase once: leave out the one beside the metric, or write "validation/loss"\n'
-        '     or: write "validation/training/loss" if the metric itself is called "training/loss"'
+        '`Mine` was given the metric "training/loss" and the phase validation.\n'
+        "  why:   the part before the first slash is a phase, so two different phases are named\n"
+        '  fix:   name only one phase: leave out `phase=`, or write `"validation/loss"`\n'
+        '     or: write `"validation/training/loss"` if the metric itself is called "training/loss"'
     )
 
 
-def test_every_value_that_is_logged_of_an_epoch_is_watched_by_its_logged_name():
+def test_every_logged_epoch_value_can_be_watched_by_its_logged_name():
     slashed = Metric(lambda outputs, ys: (outputs > ys).mean(), name="over/all")
     watched = [
         Watched.named(f"{phase}/{name}", None, "Look")
@@ -132,16 +132,16 @@ def test_every_value_that_is_logged_of_an_epoch_is_watched_by_its_logged_name():
     assert look.seen[-1] == [monitors.latest(str(one)) for one in watched]
 
 
-def test_a_runner_that_has_not_been_due_yet_is_waited_for():
+def test_a_runner_that_is_not_yet_due_has_no_value():
     stop = EarlyStopping(1, metric="inference/loss", mode="max")
     learner = testlearner(every(InferenceRunner(BATCHES, ScalarStats("loss")), epochs=2), stop)
     learner.fit(10)
-    # The losses fall, which is bad for `max`: the second of them, in epoch 4, is one without a better one.
+    # With `max`, a decreasing loss is no improvement. The second value is that of epoch 4.
     assert learner.epoch == 4
     assert learner.stop_reason.startswith("inference/loss: no improvement on ")
 
 
-def test_a_statistic_of_unknown_name_that_a_runner_does_not_have_is_told_when_it_has_run():
+def test_a_missing_statistic_is_reported_after_the_runner_has_run():
     class Unknown(ScalarStats):
         def after(self):
             return dict(super().after())
@@ -162,32 +162,32 @@ def test_a_statistic_of_unknown_name_that_a_runner_does_not_have_is_told_when_it
             "validaton/loss",
             of(training=["loss"], validation=["loss"]),
             "Mine watches `validaton/loss`, which has no value in epoch 1. Did you mean `validation`?\n"
-            "  where: there are `training/loss`, `validation/loss`\n"
-            "  why:   without it nothing would ever happen\n"
+            "  where: available metrics: `training/loss`, `validation/loss`\n"
+            "  why:   without a value of its metric, the callback would do nothing\n"
             "  fix:   name one of these\n"
-            '     or: add what runs it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="validaton")`',
+            '     or: add a callback for it: `InferenceRunner(data, ScalarStats("loss"), name="validaton")`',
         ),
         (
             "top/5",
             of(training=["loss"], validation=["top/5"]),
             "Mine watches `top/5`, which has no value in epoch 1. Did you mean `validation/top/5`?\n"
-            "  where: there are `training/loss`, `validation/top/5`\n"
-            "  why:   without it nothing would ever happen\n"
+            "  where: available metrics: `training/loss`, `validation/top/5`\n"
+            "  why:   without a value of its metric, the callback would do nothing\n"
             "  fix:   name one of these\n"
-            '     or: add what runs it, e.g. `InferenceRunner(data, ScalarStats("loss"), name="top")`',
+            '     or: add a callback for it: `InferenceRunner(data, ScalarStats("loss"), name="top")`',
         ),
         (
             "training/step/loss",
             of(training=["loss"]),
             "Mine watches `training/step/loss`, which has no value in epoch 1. Did you mean `loss`?\n"
-            "  where: there are `training/loss`\n"
-            "  why:   without it nothing would ever happen\n"
+            "  where: available metrics: `training/loss`\n"
+            "  why:   without a value of its metric, the callback would do nothing\n"
             "  fix:   name one of these\n"
             '     or: add it: `Metrics(Metric(fn, name="step/loss"))`',
         ),
     ],
 )
-def test_what_has_no_value(text, metrics, message):
+def test_a_metric_without_values_is_an_error(text, metrics, message):
     with pytest.raises(DeclarationError) as error:
         Watched.named(text, None, "Mine").at(metrics, 1)
     assert str(error.value) == message

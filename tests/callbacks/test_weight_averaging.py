@@ -1,4 +1,4 @@
-"""StochasticWeightAveraging against the mean of the parameters that it says it averages."""
+"""StochasticWeightAveraging against the mean of the parameters after the updates that it averages."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def average_of(learner):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
-def test_it_is_the_mean_over_every_third_update_from_the_fourth_on(steps_per_call):
+def test_the_average_is_the_mean_over_every_third_update_from_the_fourth(steps_per_call):
     collect = Collect()
     learner = testlearner(collect, StochasticWeightAveraging(4, every=3), steps_per_call=steps_per_call)
     learner.fit(3)
@@ -49,20 +49,20 @@ def test_it_is_the_mean_over_every_third_update_from_the_fourth_on(steps_per_cal
     np.testing.assert_allclose(average_of(learner), seen.mean(axis=0), rtol=1e-6)
 
 
-def test_before_the_start_it_is_the_parameters_and_from_then_on_validation_runs_with_it():
+def test_the_average_before_the_start_and_in_validation():
     collect, plain = Collect(), Collect()
     learner = testlearner(collect, StochasticWeightAveraging(7, every=2), Metrics())
     testlearner(plain, Metrics()).fit(3)
     learner.fit(1)
     np.testing.assert_array_equal(average_of(learner), collect.params[3])
     learner.fit(2)
-    np.testing.assert_array_equal(collect.params, plain.params)  # training goes on with its own, bit for bit
+    np.testing.assert_array_equal(collect.params, plain.params)  # training uses its own parameters, bit for bit
     np.testing.assert_array_equal(collect.validated[0], plain.validated[0])
     np.testing.assert_array_equal(collect.validated[1], collect.params[6])
     np.testing.assert_allclose(collect.validated[2], np.mean([collect.params[i] for i in (6, 8, 10)], axis=0), 1e-6)
 
 
-def test_skipped_steps_are_no_updates():
+def test_skipped_steps_do_not_count_as_updates():
     collect = Collect()
     learner = testlearner(collect, SkipSecond(), StochasticWeightAveraging(2, every=2, validate=False))
     learner.fit(1)
@@ -73,7 +73,7 @@ def test_skipped_steps_are_no_updates():
     ]
 
 
-def test_steps_that_are_held_back_are_no_updates():
+def test_held_steps_do_not_count_as_updates():
     collect = Collect()
     average = StochasticWeightAveraging(1)
     learner = testlearner(collect, average, ParameterEMA(0.5, validate=False), AccumulateGradients(2))

@@ -68,7 +68,7 @@ class Shows(Callback):
         self.seen.append(learner.cbstate.count)
 
 
-def test_a_proxy_counts_as_what_it_wraps():
+def test_a_proxy_has_the_type_of_the_wrapped_callback():
     inner, shows = Counts(), Shows()
     learner = testlearner(shows, ProxyCallback(inner), batches=3)
     learner.fit(1)
@@ -106,7 +106,7 @@ class Around(ProxyCallback):
         self.said.append("trigger")
 
 
-def test_handlers_of_a_proxy_run_in_the_place_of_the_wrapped_ones():
+def test_handlers_of_a_proxy_replace_those_of_the_wrapped_callback():
     log = EventLog()
     around = Around(log)
     testlearner(around, batches=2).fit(1)
@@ -116,7 +116,7 @@ def test_handlers_of_a_proxy_run_in_the_place_of_the_wrapped_ones():
     assert fired(log, "Trigger") == []
 
 
-def test_they_run_when_the_wrapped_one_is_due_and_where_it_has_none():
+def test_handlers_of_a_proxy_have_the_schedule_of_the_wrapped_handler():
     around = Around(every(Counts(), steps=2))
     testlearner(around, batches=4).fit(1)
     assert around.said == [("before", 2), ("after", 2), ("before", 4), ("after", 4), "trigger"]
@@ -127,7 +127,7 @@ def test_they_run_when_the_wrapped_one_is_due_and_where_it_has_none():
     assert learner.cbstate["count"] == 1
 
 
-def test_what_a_proxy_hands_on_where_there_is_nothing():
+def test_forwarding_to_a_missing_handler_does_nothing():
     said = []
 
     class Forwards(ProxyCallback):
@@ -166,13 +166,13 @@ class History(Callback):
 
 
 @pytest.mark.parametrize(("freq", "steps"), [(1, 16), (2, 8), (16, 1), (17, 0)])
-def test_frequencies_of_the_source(freq, steps):
+def test_frequencies_match_fluxtraining(freq, steps):
     history = History()
     testlearner(ConditionalCallback(history, FrequencyThrottle(freq, StepEnd)), batches=16).fit(1)
     assert history.steps == steps
 
 
-def test_a_frequency_is_of_one_event_and_counts_numbers_not_calls():
+def test_a_frequency_applies_to_one_event_and_counts_steps_not_calls():
     log = EventLog()
     learner = testlearner(ConditionalCallback(log, FrequencyThrottle(3, StepEnd)), batches=4, validation_batches=0)
     learner.fit(1)
@@ -185,7 +185,7 @@ def test_a_frequency_is_of_one_event_and_counts_numbers_not_calls():
     assert fired(log, "EpochEnd") == [1, 2, 3, 4, 5]
 
 
-def test_a_frequency_of_a_traced_event():
+def test_a_frequency_can_apply_to_a_traced_event():
     import jax.numpy as jnp
 
     class Traced(Callback):
@@ -205,7 +205,7 @@ def test_a_frequency_of_a_traced_event():
     assert int(learner.cbstate["count"]) == 2
 
 
-def test_seconds_of_the_source(monkeypatch):
+def test_seconds_match_fluxtraining(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("fluxcb._declare.schedules.time.monotonic", lambda: now[0])
     log = EventLog()
@@ -234,7 +234,7 @@ class Asked(CallbackCondition):
         return self.answer(event, phase, learner)
 
 
-def test_a_condition_of_ones_own_is_asked_before_each_host_handler():
+def test_a_custom_condition_is_evaluated_before_each_host_handler():
     log = EventLog()
     condition = Asked(lambda event, phase, learner: issubclass(phase, ValidationPhase) and event is StepEnd)
     testlearner(ConditionalCallback(log, condition), batches=1, validation_batches=2).fit(1)
@@ -250,14 +250,14 @@ def test_a_condition_of_ones_own_is_asked_before_each_host_handler():
     ]
 
 
-def test_a_condition_sees_what_the_callback_declares():
+def test_a_condition_has_the_access_of_the_callback():
     shows = Shows()
     condition = Asked(lambda event, phase, learner: learner.cbstate.count > 2)
     testlearner(Counts(), ConditionalCallback(shows, condition), batches=4).fit(1)
     assert shows.seen == [3, 4]
 
 
-def test_what_a_condition_does_without_words():
+def test_the_base_class_of_conditions():
     assert repr(CallbackCondition()) == "CallbackCondition()"
     with pytest.raises(NotImplementedError):
         CallbackCondition().shouldrun(StepEnd, TrainingPhase, None)
@@ -298,14 +298,14 @@ def test_what_a_condition_does_without_words():
         ),
         (
             lambda: TimeThrottle(10, UpdateEnd),
-            "`TimeThrottle` takes a host event; UpdateEnd is traced.\n"
-            "  why:   the compiled step has no clock\n"
-            "  fix:   write `FrequencyThrottle(freq, event)`, or name a host event",
+            "`TimeThrottle` requires a host event, but UpdateEnd is traced.\n"
+            "  why:   the compiled step cannot read the clock\n"
+            "  fix:   write `FrequencyThrottle(freq, event)`, or use a host event",
         ),
         (
             lambda: ConditionalCallback(Recorder(), len),
-            "`ConditionalCallback` takes a `CallbackCondition`, not <built-in function len>.\n"
-            "  fix:   give e.g. `FrequencyThrottle(10, StepEnd)`, or derive a class from `CallbackCondition`\n"
+            "`ConditionalCallback` requires a `CallbackCondition`, not <built-in function len>.\n"
+            "  fix:   pass e.g. `FrequencyThrottle(10, StepEnd)`, or write a subclass of `CallbackCondition`\n"
             "     or: write `when(callback, function)` for a function of the learner",
         ),
         (
@@ -315,7 +315,7 @@ def test_what_a_condition_does_without_words():
         ),
     ],
 )
-def test_conditions_that_cannot_be_meant(build, text, refused):
+def test_invalid_conditions_are_rejected(build, text, refused):
     with refused(DeclarationError, text):
         build()
 
@@ -323,7 +323,7 @@ def test_conditions_that_cannot_be_meant(build, text, refused):
 # --- CallbackFactory --------------------------------------------------------------------------------------------------
 
 
-def test_the_functions_run_at_their_moments():
+def test_the_functions_of_a_factory_run_at_their_events():
     said = []
     factory = CallbackFactory(
         lambda learner: said.append("init"),
@@ -335,7 +335,7 @@ def test_the_functions_run_at_their_moments():
     assert said == ["init", "before", 1, 2, "after"]
 
 
-def test_after_training_runs_also_after_an_error_and_trigger_can_be_rescheduled():
+def test_after_train_runs_even_after_an_error_and_trigger_can_be_rescheduled():
     said = []
 
     def stop(learner):
@@ -349,7 +349,7 @@ def test_after_training_runs_also_after_an_error_and_trigger_can_be_rescheduled(
     assert said == [3, 6, "after"]
 
 
-def test_what_the_functions_touch_is_declared():
+def test_the_functions_need_declared_access():
     def begin(learner):
         learner.cbstate.best = 0
 
@@ -376,7 +376,7 @@ def named(learner): ...
         (lambda: CallbackFactory(named, name="mine"), "CallbackFactory(mine)"),
     ],
 )
-def test_its_name(factory, shown):
+def test_the_default_name(factory, shown):
     assert repr(factory()) == shown
 
 
@@ -385,7 +385,7 @@ def test_its_name(factory, shown):
     [
         (
             lambda: CallbackFactory(),
-            "`CallbackFactory` needs a function: `init`, `before_train`, `trigger` or `after_train`.\n"
+            "`CallbackFactory` requires at least one of `init`, `before_train`, `trigger` and `after_train`.\n"
             "  fix:   write e.g. `CallbackFactory(trigger=lambda learner: ...)`",
         ),
         (
@@ -394,10 +394,10 @@ def test_its_name(factory, shown):
             "  fix:   write e.g. `lambda learner: ...`",
         ),
         (
-            lambda: CallbackFactory(after_train=test_its_name),
-            "`after_train` of `CallbackFactory` must take one argument, the learner; `test_its_name` takes "
+            lambda: CallbackFactory(after_train=test_the_default_name),
+            "`after_train` of `CallbackFactory` must be a function of the learner; `test_the_default_name` takes "
             "(factory, shown).\n"
-            "  fix:   write `def fn(learner):`",
+            "  fix:   write `def test_the_default_name(learner):`",
         ),
         (
             lambda: CallbackFactory(int),
@@ -406,6 +406,6 @@ def test_its_name(factory, shown):
         ),
     ],
 )
-def test_factories_that_cannot_be_meant(build, text, refused):
+def test_invalid_factories_are_rejected(build, text, refused):
     with refused(DeclarationError, text):
         build()

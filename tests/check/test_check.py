@@ -1,4 +1,4 @@
-"""`fluxcb.check` in a process of its own: it answers, and JAX is not imported."""
+"""`fluxcb.check` works without importing JAX."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ def run(program: str) -> str:
     return done.stdout
 
 
-def test_a_set_is_checked_without_jax() -> None:
+def test_check_does_not_import_jax() -> None:
     assert (
         run(
             """
@@ -40,7 +40,7 @@ def test_a_set_is_checked_without_jax() -> None:
     )
 
 
-def test_a_set_that_does_not_fit_is_refused_without_jax() -> None:
+def test_check_rejects_invalid_callbacks_without_importing_jax() -> None:
     assert (
         run(
             """

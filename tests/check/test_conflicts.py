@@ -1,4 +1,4 @@
-"""Conflicts and loops: whole messages, with the lines that declare them and the edits that cure them."""
+"""Conflict errors: complete messages, with the declaring lines and the suggested fixes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fluxcb import (
     on,
     resolveconflict,
 )
-from fluxcb._check.preflight import build_graph
+from fluxcb._check.preflight import checked_graph
 from fluxcb._errors import CheckError, ConflictError
 from fluxcb.events import EpochEnd, FitBegin, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
 
 PHASES = (TrainingPhase, ValidationPhase)
-APPEND = "     or: declare `Append()` in both, if they only add what does not depend on order"
+APPEND = "     or: declare `Append()` in both if the order of the values that they add does not matter"
 
 
 class Base(Callback):
@@ -62,7 +62,7 @@ LR = {"hyperparams": {"lr": Write()}}
 # --- conflicts --------------------------------------------------------------------------------------------------------
 
 
-def test_two_writers_without_an_order(refused: Any) -> None:
+def test_two_writers_without_order_conflict(refused: Any) -> None:
     with refused(
         ConflictError,
         "WarmUp and Decay both write `hyperparams.lr` and no order is declared.\n"
@@ -72,10 +72,10 @@ def test_two_writers_without_an_order(refused: Any) -> None:
         "  fix:   put them in the list as `in_order(WarmUp, Decay)`\n"
         "     or: make `Decay.runafter()` return `(WarmUp,)`",
     ):
-        build_graph([WarmUp(LR), Decay(LR)], PHASES)
+        checked_graph([WarmUp(LR), Decay(LR)], PHASES)
 
 
-def test_two_instances_of_one_class(refused: Any) -> None:
+def test_two_instances_of_one_class_conflict(refused: Any) -> None:
     with refused(
         ConflictError,
         "WarmUp and WarmUp #2 both write `hyperparams.lr` and no order is declared.\n"
@@ -83,10 +83,10 @@ def test_two_instances_of_one_class(refused: Any) -> None:
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`",
     ):
-        build_graph([WarmUp(LR), WarmUp(LR)], PHASES)
+        checked_graph([WarmUp(LR), WarmUp(LR)], PHASES)
 
 
-def test_many_moments_are_counted(refused: Any) -> None:
+def test_conflict_message_counts_further_moments(refused: Any) -> None:
     with refused(
         ConflictError,
         "Everywhere and AlsoEverywhere at EverySteps(steps=2) both write `params` and `cbstate.a.b` "
@@ -98,7 +98,7 @@ def test_many_moments_are_counted(refused: Any) -> None:
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
         "     or: make `AlsoEverywhere.runafter()` return `(Everywhere,)`",
     ):
-        build_graph(
+        checked_graph(
             [
                 Everywhere({"params": Write(), "cbstate": {"a": Append()}}),
                 every(AlsoEverywhere({"params": Write(), "cbstate": {"a": {"b": Write()}}}), steps=2),
@@ -107,7 +107,7 @@ def test_many_moments_are_counted(refused: Any) -> None:
         )
 
 
-def test_the_class_to_change_is_the_users_own(refused: Any) -> None:
+def test_runafter_fix_names_user_class_not_built_in(refused: Any) -> None:
     built_in = type("BuiltIn", (Everywhere,), {"__module__": "fluxcb.callbacks.built_in"})
     for one, other in ((Everywhere(LR), built_in(LR)), (built_in(LR), Everywhere(LR))):
         with refused(
@@ -120,12 +120,12 @@ def test_the_class_to_change_is_the_users_own(refused: Any) -> None:
             f"  fix:   put them in the list as `in_order({one}, {other})`\n"
             "     or: make `Everywhere.runafter()` return `(BuiltIn,)`",
         ):
-            build_graph([one, other], PHASES)
+            checked_graph([one, other], PHASES)
 
 
 def conflicting(one: Any, other: Any) -> bool:
     try:
-        build_graph([Everywhere(one), AlsoEverywhere(other)], PHASES)
+        checked_graph([Everywhere(one), AlsoEverywhere(other)], PHASES)
     except ConflictError:
         return True
     return False
@@ -148,7 +148,7 @@ def conflicting(one: Any, other: Any) -> bool:
         ({"control": Write()}, {"control": Write()}, False),
     ],
 )
-def test_who_conflicts(one: Any, other: Any, expected: bool) -> None:
+def test_conflicting_access(one: Any, other: Any, expected: bool) -> None:
     assert conflicting(one, other) is expected
     assert conflicting(other, one) is expected
 
@@ -177,8 +177,8 @@ class NarrowToo(Narrow):
     def at_epoch(self, event: EpochEnd, phase, learner) -> None: ...
 
 
-def test_only_the_moments_at_which_both_write_it_are_named(refused: Any) -> None:
-    """The pair also meets at EpochEnd of both phases, with handlers that do not conflict."""
+def test_conflict_message_names_only_moments_where_both_write(refused: Any) -> None:
+    """The pair also has EpochEnd in common, where its handlers do not conflict."""
     with refused(
         ConflictError,
         "Narrow and NarrowToo both write `cbstate.a` and no order is declared.\n"
@@ -189,14 +189,14 @@ def test_only_the_moments_at_which_both_write_it_are_named(refused: Any) -> None
         "     or: make `NarrowToo.runafter()` return `(Narrow,)`\n"
         f"{APPEND}",
     ):
-        build_graph([Narrow(), NarrowToo()], PHASES)
+        checked_graph([Narrow(), NarrowToo()], PHASES)
 
 
-def test_different_paths_at_different_moments_are_different_problems() -> None:
+def test_conflicts_on_different_paths_are_reported_separately() -> None:
     class Second(Narrow): ...
 
     with pytest.raises(CheckError) as caught:
-        build_graph([Narrow(), Second()], PHASES)
+        checked_graph([Narrow(), Second()], PHASES)
     assert [(type(p), p.what, p.why) for p in caught.value.problems] == [
         (
             ConflictError,
@@ -222,14 +222,14 @@ class Answering(Everywhere):
 class Other(Answering): ...
 
 
-def test_unresolvable(refused: Any) -> None:
+def test_unresolvable_raises(refused: Any) -> None:
     with refused(
         ConflictError,
         "Everywhere and Answering can never be used together.\n"
         "  where: Answering.resolveconflict returns Unresolvable()\n"
         "  fix:   remove one of the two from the callbacks list",
     ):
-        build_graph([Everywhere({}), Answering({}, lambda me, other: Unresolvable())], PHASES)
+        checked_graph([Everywhere({}), Answering({}, lambda me, other: Unresolvable())], PHASES)
 
 
 @pytest.mark.parametrize(
@@ -239,30 +239,30 @@ def test_unresolvable(refused: Any) -> None:
         (lambda me, it: RunFirst(it), lambda me, it: NoConflict(), "Other first", "any order is fine"),
     ],
 )
-def test_answers_that_differ(one: Any, other: Any, said: str, also_said: str, refused: Any) -> None:
+def test_contradictory_resolutions_raise(one: Any, other: Any, said: str, also_said: str, refused: Any) -> None:
     with refused(
         ConflictError,
-        "Answering and Other are resolved in different ways.\n"
+        "Answering and Other have contradictory resolutions.\n"
         f"  where: Answering.resolveconflict: {said}\n"
         f"         Other.resolveconflict: {also_said}\n"
-        "  why:   an order can only be derived when everybody who answers says the same\n"
-        "  fix:   make the answers agree, or return `NotDefined()` from one of them",
+        "  why:   fluxcb can derive an order only if all resolutions agree\n"
+        "  fix:   make the resolutions agree, or return `NotDefined()` from one of them",
     ):
-        build_graph([Answering(LR, one), Other(LR, other)], PHASES)
+        checked_graph([Answering(LR, one), Other(LR, other)], PHASES)
 
 
-def test_answers_that_agree_are_told_in_one_way_whatever_the_list() -> None:
+def test_matching_resolutions_give_same_order_for_every_list_order() -> None:
     one, other = Answering(LR, lambda me, other: RunFirst(other)), Other(LR, lambda me, other: RunFirst(me))
     for listed in ([one, other], [other, one]):
-        graph = build_graph(listed, PHASES)
+        graph = checked_graph(listed, PHASES)
         (edge,) = graph.edges.values()
         assert edge.reasons == [
-            "Answering.resolveconflict says RunFirst(Other) and Other.resolveconflict says RunFirst(Other)"
+            "Answering.resolveconflict returns RunFirst(Other) and Other.resolveconflict returns RunFirst(Other)"
         ]
     assert list(map(repr, graph.order(FitBegin, TrainingPhase))) == ["Other", "Answering"]
 
 
-def test_the_registry_and_a_method_that_differ(refused: Any) -> None:
+def test_registered_resolution_contradicting_method_raises(refused: Any) -> None:
     @resolveconflict.register(Answering, WarmUp)
     def _(one: Answering, other: WarmUp) -> RunFirst:
         return RunFirst(one)
@@ -270,19 +270,19 @@ def test_the_registry_and_a_method_that_differ(refused: Any) -> None:
     try:
         with refused(
             ConflictError,
-            "WarmUp and Answering are resolved in different ways.\n"
+            "WarmUp and Answering have contradictory resolutions.\n"
             "  where: Answering.resolveconflict: WarmUp first\n"
             "         resolveconflict.register: Answering first\n"
-            "  why:   an order can only be derived when everybody who answers says the same\n"
-            "  fix:   make the answers agree, or return `NotDefined()` from one of them",
+            "  why:   fluxcb can derive an order only if all resolutions agree\n"
+            "  fix:   make the resolutions agree, or return `NotDefined()` from one of them",
         ):
-            build_graph([WarmUp(LR), Answering(LR, lambda me, other: RunFirst(other))], PHASES)
+            checked_graph([WarmUp(LR), Answering(LR, lambda me, other: RunFirst(other))], PHASES)
     finally:
         resolveconflict.unregister(Answering, WarmUp)
 
 
-def test_a_registered_answer_that_depends_on_the_list_is_told_to(refused: Any) -> None:
-    """Two of one class are an (A, B) and a (B, A): "the first" is not one of them."""
+def test_registered_resolution_depending_on_list_order_raises(refused: Any) -> None:
+    """Two instances of one class match the registered pair in both orders, so "the first" is ambiguous."""
 
     @resolveconflict.register(WarmUp, WarmUp)
     def _(one: WarmUp, other: WarmUp) -> RunFirst:
@@ -291,13 +291,13 @@ def test_a_registered_answer_that_depends_on_the_list_is_told_to(refused: Any) -
     try:
         with refused(
             ConflictError,
-            "WarmUp and WarmUp #2 are resolved in different ways.\n"
+            "WarmUp and WarmUp #2 have contradictory resolutions.\n"
             "  where: resolveconflict.register: WarmUp first\n"
             "         resolveconflict.register: WarmUp #2 first\n"
-            "  why:   an order can only be derived when everybody who answers says the same\n"
-            "  fix:   make the answers agree, or return `NotDefined()` from one of them",
+            "  why:   fluxcb can derive an order only if all resolutions agree\n"
+            "  fix:   make the resolutions agree, or return `NotDefined()` from one of them",
         ):
-            build_graph([WarmUp(LR), WarmUp(LR)], PHASES)
+            checked_graph([WarmUp(LR), WarmUp(LR)], PHASES)
     finally:
         resolveconflict.unregister(WarmUp, WarmUp)
 
@@ -316,26 +316,26 @@ class Stranger(Callback):
         (lambda me, other: me, "Answering"),
     ],
 )
-def test_an_answer_that_is_none(answer: Any, shown: str, refused: Any) -> None:
+def test_invalid_resolution_raises(answer: Any, shown: str, refused: Any) -> None:
     with refused(
         CheckError,
-        f"`Answering.resolveconflict` answered {shown} for WarmUp and Answering.\n"
+        f"`Answering.resolveconflict` returned {shown} for WarmUp and Answering.\n"
         "  fix:   return NotDefined(), Unresolvable(), NoConflict(), or RunFirst(one of the two callbacks)",
     ):
-        build_graph([WarmUp(LR), Answering(LR, answer)], PHASES)
+        checked_graph([WarmUp(LR), Answering(LR, answer)], PHASES)
 
 
-def test_a_class_that_both_are_of_says_nothing_of_who_is_first() -> None:
+def test_run_first_with_common_base_class_raises() -> None:
     def answer(me: Any, other: Any) -> RunFirst:
         return RunFirst(Answering)
 
     with pytest.raises(CheckError) as caught:
-        build_graph([Answering(LR, answer), Answering(LR, answer)], PHASES)
+        checked_graph([Answering(LR, answer), Answering(LR, answer)], PHASES)
     assert caught.value.what == (
-        f"`Answering.resolveconflict` answered RunFirst(callback={Answering!r}) for Answering and Answering #2."
+        f"`Answering.resolveconflict` returned RunFirst(callback={Answering!r}) for Answering and Answering #2."
     )
 
 
-def test_not_defined_leaves_the_conflict() -> None:
+def test_not_defined_keeps_conflict() -> None:
     with pytest.raises(ConflictError, match=r"^WarmUp and Answering both write"):
-        build_graph([WarmUp(LR), Answering(LR, lambda me, other: NotDefined())], PHASES)
+        checked_graph([WarmUp(LR), Answering(LR, lambda me, other: NotDefined())], PHASES)

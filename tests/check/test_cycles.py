@@ -1,4 +1,4 @@
-"""Loops, several problems in one error, and problems met later: whole messages."""
+"""Cycle errors, several problems in one error, and problems at moments that are added later: complete messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fluxcb import (
     in_order,
     on,
 )
-from fluxcb._check.preflight import build_graph
+from fluxcb._check.preflight import checked_graph
 from fluxcb._errors import CheckError, ConflictError, CycleError
 from fluxcb.events import BackwardEnd, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
@@ -64,18 +64,18 @@ class Answering(Everywhere):
 CHICKEN_OR_EGG = (
     "  fix:   put them in the list as `in_order(Chicken, Egg)`\n"
     "     or: put them in the list as `in_order(Egg, Chicken)`\n"
-    "     or: in `Chicken` or `Egg`, declare `Read(previous=True)` for what an earlier moment may have left\n"
-    "     or: in `Chicken` or `Egg`, narrow a handler that touches less with `@on(..., access={...})`"
+    "     or: in `Chicken` or `Egg`, declare `Read(previous=True)` if a value from an earlier moment is sufficient\n"
+    "     or: in `Chicken` or `Egg`, narrow a handler that uses less with `@on(..., access={...})`"
 )
 
 
 def wants(name: str, reads: str, writes: str, **body: Any) -> Any:
-    """Make an instance of a new class that reads one entry and writes another."""
+    """Create an instance of a new class that reads one entry and writes another."""
     cls = type(name, (Everywhere,), body)
     return cls({"cbstate": {reads: Read(), writes: Write()}})
 
 
-def test_a_loop_of_two(refused: Any) -> None:
+def test_cycle_of_two(refused: Any) -> None:
     with refused(
         CycleError,
         "2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
@@ -84,10 +84,10 @@ def test_a_loop_of_two(refused: Any) -> None:
         "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
         f"{CHICKEN_OR_EGG}",
     ):
-        build_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], PHASES)
+        checked_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], PHASES)
 
 
-def test_a_loop_of_five_with_five_reasons_beside_innocents(refused: Any) -> None:
+def test_cycle_of_five_with_five_reasons(refused: Any) -> None:
     class After(Everywhere):
         def runafter(self) -> Any:
             return (Listed,)
@@ -110,31 +110,31 @@ def test_a_loop_of_five_with_five_reasons_beside_innocents(refused: Any) -> None
         "  where: WarmUp -> Listed: in_order\n"
         "         Listed -> After: After.runafter names Listed\n"
         "         After -> Answering: in_order\n"
-        "         Answering -> Third: Answering.resolveconflict says RunFirst(Answering)\n"
+        "         Answering -> Third: Answering.resolveconflict returns RunFirst(Answering)\n"
         "         Third -> WarmUp: Third writes `cbstate.x`, WarmUp reads it\n"
         "  why:   at StepBegin x TrainingPhase no order satisfies all of these\n"
         "  fix:   put them in the list as `in_order(WarmUp, Third)`\n"
-        "     or: exchange the two in `in_order(WarmUp, Listed)`\n"
-        "     or: exchange the two in `in_order(After, Answering)`\n"
+        "     or: swap the two in `in_order(WarmUp, Listed)`\n"
+        "     or: swap the two in `in_order(After, Answering)`\n"
         "     or: remove `Listed` from `After.runafter()`\n"
         "     or: return `RunFirst` of the other callback from `Answering.resolveconflict`\n"
-        "     or: in `WarmUp`, declare `Read(previous=True)` for what an earlier moment may have left\n"
-        "     or: in `WarmUp` or `Third`, narrow a handler that touches less with `@on(..., access={...})`",
+        "     or: in `WarmUp`, declare `Read(previous=True)` if a value from an earlier moment is sufficient\n"
+        "     or: in `WarmUp` or `Third`, narrow a handler that uses less with `@on(..., access={...})`",
     ):
-        build_graph([behind, reader, third, in_order(reader, listed), in_order(after, settling)], PHASES)
+        checked_graph([behind, reader, third, in_order(reader, listed), in_order(after, settling)], PHASES)
 
 
-def test_two_loops_at_one_moment_are_two_problems_and_the_shortest_of_each_is_told() -> None:
+def test_two_cycles_at_one_moment_are_reported_with_shortest_paths() -> None:
     pairs = [("A", "a", "b"), ("B", "b", "a"), ("X", "x", "y"), ("Y", "y", "z"), ("Z", "z", "x")]
     with pytest.raises(CheckError) as caught:
-        build_graph([wants(*pair) for pair in pairs], PHASES)
+        checked_graph([wants(*pair) for pair in pairs], PHASES)
     assert [p.what for p in caught.value.problems] == [
         "2 callbacks form a cycle: A -> B -> A.",
         "3 callbacks form a cycle: X -> Y -> Z -> X.",
     ]
 
 
-def test_statements_that_contradict_each_other_make_a_loop(refused: Any) -> None:
+def test_contradictory_order_statements_form_cycle(refused: Any) -> None:
     class After(Everywhere):
         def runafter(self) -> Any:
             return (WarmUp,)
@@ -146,13 +146,13 @@ def test_statements_that_contradict_each_other_make_a_loop(refused: Any) -> None
         "  where: After -> WarmUp: in_order\n"
         "         WarmUp -> After: After.runafter names WarmUp\n"
         "  why:   at StepBegin x TrainingPhase no order satisfies all of these\n"
-        "  fix:   exchange the two in `in_order(After, WarmUp)`\n"
+        "  fix:   swap the two in `in_order(After, WarmUp)`\n"
         "     or: remove `WarmUp` from `After.runafter()`",
     ):
-        build_graph([in_order(after, warm)], PHASES)
+        checked_graph([in_order(after, warm)], PHASES)
 
 
-def test_a_loop_of_runafter_alone_is_broken_in_the_classes(refused: Any) -> None:
+def test_cycle_of_runafter_is_fixed_in_classes(refused: Any) -> None:
     class First(Everywhere):
         def runafter(self) -> Any:
             return (Last,)
@@ -170,14 +170,14 @@ def test_a_loop_of_runafter_alone_is_broken_in_the_classes(refused: Any) -> None
         "     or: remove `Last` from `First.runafter()`"
     )
     with refused(CycleError, text):
-        build_graph([First({}), Last({})], PHASES)
+        checked_graph([First({}), Last({})], PHASES)
     for cls in (First, Last):
         removed = type(cls.__name__, (cls,), {"runafter": lambda self: ()})
-        build_graph([removed({}) if cls is First else First({}), removed({}) if cls is Last else Last({})], PHASES)
+        checked_graph([removed({}) if cls is First else First({}), removed({}) if cls is Last else Last({})], PHASES)
 
 
-def test_a_loop_of_shipped_callbacks_is_broken_in_the_list() -> None:
-    """Nobody can edit their classes."""
+def test_cycle_of_built_in_callbacks_is_fixed_with_in_order() -> None:
+    """Users cannot edit the classes of built-in callbacks."""
 
     class Shipped(Everywhere):
         __module__ = "fluxcb.callbacks.shipped"
@@ -186,7 +186,7 @@ def test_a_loop_of_shipped_callbacks_is_broken_in_the_list() -> None:
         return type(name, (Shipped,), {"__module__": Shipped.__module__})({"cbstate": {reads: Read(), writes: Write()}})
 
     with pytest.raises(CycleError) as raised:
-        build_graph([shipped("A", "a", "b"), shipped("B", "b", "a")], PHASES)
+        checked_graph([shipped("A", "a", "b"), shipped("B", "b", "a")], PHASES)
     assert raised.value.fix == (
         "put them in the list as `in_order(A, B)`",
         "put them in the list as `in_order(B, A)`",
@@ -202,30 +202,30 @@ LOOPS = [
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: "-".join(name for name, *_ in loop))
-def test_each_in_order_that_is_suggested_breaks_the_loop(loop: Any) -> None:
+def test_each_suggested_in_order_breaks_cycle(loop: Any) -> None:
     callbacks = {name: wants(name, reads, writes) for name, reads, writes in loop}
     with pytest.raises(CycleError) as raised:
-        build_graph(list(callbacks.values()), PHASES)
+        checked_graph(list(callbacks.values()), PHASES)
     lines = [line for fix in raised.value.fix for line in re.findall(r"`(in_order\(.*\))`", fix)]
     assert 1 <= len(lines) <= 2
     for line in lines:
         group = eval(line, {"in_order": in_order, **callbacks})  # noqa: S307 - of the message's own text
-        build_graph([*callbacks.values(), group], PHASES)
+        checked_graph([*callbacks.values(), group], PHASES)
         rest = [callback for callback in callbacks.values() if callback not in tuple(group)]
-        build_graph([group, *rest], PHASES)
+        checked_graph([group, *rest], PHASES)
 
 
 # --- several, and later -----------------------------------------------------------------------------------------------
 
 
-def test_all_problems_are_told_together(refused: Any) -> None:
+def test_all_problems_are_reported_together(refused: Any) -> None:
     with refused(
         CheckError,
         "5 problems were found in this set of callbacks.\n\n"
         "1. UnknownStateError: Decay declares access to `step.lsos`, which no phase provides and no callback writes. "
         "Did you mean `loss`?\n"
         "  where: Decay.stateaccess  <@access>\n"
-        "  fix:   name one of batch, grads, hold, loss, outputs, skip, stop, updates, xs, ys\n\n"
+        "  fix:   name one of batch, earlier_losses, grads, hold, loss, outputs, skip, stop, updates, xs, ys\n\n"
         "2. CycleError: 2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
         "  where: Chicken -> Egg: Chicken writes `cbstate.egg`, Egg reads it\n"
         "         Egg -> Chicken: Egg writes `cbstate.chicken`, Chicken reads it\n"
@@ -246,7 +246,7 @@ def test_all_problems_are_told_together(refused: Any) -> None:
         "  why:   `step.grads` does not exist yet there\n"
         "  fix:   handle StepEnd instead",
     ):
-        build_graph(
+        checked_graph(
             [
                 WarmUp({"params": Write(), "cbstate": {"history": Read()}, "step": {"grads": Read()}}),
                 Decay({"params": Write(), "step": {"lsos": Read()}}),
@@ -265,11 +265,11 @@ class Late(Base):
 class AlsoLate(Late): ...
 
 
-def test_a_moment_first_met_later_refuses_each_time_it_is_asked_for_and_leaves_no_trace(refused: Any) -> None:
+def test_conflict_at_moment_added_later_raises_on_every_request(refused: Any) -> None:
     class PhaseOfOnesOwn(TrainingPhase): ...
 
     one, other = Late({"params": Write()}), AlsoLate({"params": Write()})
-    graph = build_graph([one, other], [ValidationPhase])
+    graph = checked_graph([one, other], [ValidationPhase])
     edges = dict(graph.edges)
     for _ in range(2):
         with refused(
@@ -285,8 +285,8 @@ def test_a_moment_first_met_later_refuses_each_time_it_is_asked_for_and_leaves_n
     assert (graph.edges, graph.problems, graph.orders) == (edges, [], {})
 
 
-def test_a_loop_first_met_later_is_told_each_time() -> None:
-    graph = build_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], [])
+def test_cycle_at_moment_added_later_raises_on_every_request() -> None:
+    graph = checked_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], [])
     for phase in (TrainingPhase, TrainingPhase, ValidationPhase):
         with pytest.raises(CycleError, match=f"at StepEnd x {phase.__name__} no order"):
             graph.order(StepEnd, phase)

@@ -1,19 +1,32 @@
-"""Names of metrics are compared at construction: what is watched is provided, and no name is used by two callbacks."""
+"""Metric names are checked at construction: watched metrics must exist, and names must be unique."""
 
 import numpy as np
 import pytest
 
 import fluxcb
-from fluxcb import Callback, ConflictError, DeclarationError, MissingStateError, Read, Write, every, on
+from fluxcb import (
+    Append,
+    Callback,
+    ConflictError,
+    DeclarationError,
+    MissingStateError,
+    Read,
+    Write,
+    every,
+    in_order,
+    on,
+)
 from fluxcb.callbacks import (
     ByPhase,
     Checkpointer,
     ClassificationError,
     EarlyStopping,
     EpochValues,
+    HostMemoryTracker,
     InferenceRunner,
     LearningRate,
     LogMetrics,
+    LogVisualization,
     MaxSaver,
     Metric,
     Metrics,
@@ -21,7 +34,10 @@ from fluxcb.callbacks import (
     Monitors,
     ReduceLROnPlateau,
     ScalarStats,
+    SendMonitorData,
+    SendStat,
     StatMonitorParamSetter,
+    ThroughputTracker,
     Watched,
     accuracy,
 )
@@ -30,7 +46,7 @@ from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase,
 from fluxcb.testing import testlearner
 
 BATCHES = [(np.ones((4, 1), np.float32), np.full((4, 1), 2, np.float32))]
-WHY = "  why:   a metric that never has a value decides nothing\n"
+WHY = "  why:   the metric would never have a value, so the callback would have no effect\n"
 
 
 class Watches(Callback):
@@ -51,7 +67,7 @@ class Watches(Callback):
 
 
 class Provides(Callback):
-    """Provide a metric for one phase; without a declaration of its names."""
+    """Provide a metric for one phase, without declaring its name."""
 
     def stateaccess(self):
         return {"cbstate": {"metrics_epoch": Write()}}
@@ -101,7 +117,7 @@ def check(*callbacks, phases=(TrainingPhase, ValidationPhase)):
         "every",
     ],
 )
-def test_a_misspelt_metric_is_an_error_at_construction(make, tmp_path, refused):
+def test_misspelled_metric_raises_at_construction(make, tmp_path, refused):
     callback = make(tmp_path)
     text = (
         f"{callback!r} watches `validation/acuracy`, which no callback provides. "
@@ -126,7 +142,7 @@ def test_a_misspelt_metric_is_an_error_at_construction(make, tmp_path, refused):
     check(Metrics(accuracy, Metric(accuracy, name="acuracy")), callback)
 
 
-def test_a_checkpointer_that_keeps_no_best_watches_nothing(tmp_path):
+def test_checkpointer_without_keep_best_watches_no_metric(tmp_path):
     check(Checkpointer(tmp_path))
 
 
@@ -142,7 +158,7 @@ def test_a_checkpointer_that_keeps_no_best_watches_nothing(tmp_path):
         ("over/all", "validation/over/all"),  # a slash in the metric's own name
     ],
 )
-def test_the_nearest_name_that_works(metric, nearest):
+def test_error_suggests_nearest_metric(metric, nearest):
     of_validation = Metric(accuracy, phase=ValidationPhase)
     others = [
         Metrics(of_validation, Metric(accuracy, name="over/all", phase=ValidationPhase)),
@@ -156,7 +172,7 @@ def test_the_nearest_name_that_works(metric, nearest):
     check(*others, Watches(nearest))
 
 
-def test_a_phase_that_is_not_run(refused):
+def test_metric_of_phase_that_does_not_run_raises(refused):
     with refused(
         MissingStateError,
         "Watches(mine/loss) watches `mine/loss`, which no callback provides. Did you mean `training/loss`?\n"
@@ -170,25 +186,25 @@ def test_a_phase_that_is_not_run(refused):
     check(Metrics(), Watches("mine/loss"), InferenceRunner(BATCHES, ScalarStats("loss"), name="mine"))
 
 
-def test_a_callback_that_does_not_declare_its_metrics_provides_any():
+def test_callback_without_provided_metrics_may_provide_any_metric():
     check(fluxcb.in_order(Metrics(), Provides()), Watches("training/mine"), Watches("test/anything"))
 
 
-def test_a_callback_that_declares_its_metrics_provides_these():
+def test_callback_with_provided_metrics_provides_only_these():
     check(Declares(), Watches("training/mine"))
     for wrong in ("validation/mine", "training/other", "test/mine"):
         with pytest.raises(MissingStateError, match="which no callback provides"):
             check(Declares(), Watches(wrong))
 
 
-def test_a_wrapper_forwards_the_names():
+def test_wrapper_forwards_metric_names():
     wrapped = every(InferenceRunner(BATCHES, ScalarStats("loss"), name="test"), epochs=2)
     check(wrapped, every(Watches("test/loss"), epochs=2))
     with pytest.raises(MissingStateError, match=r"watches `test/los`, .* Did you mean `test/loss`"):
         check(wrapped, every(Watches("test/los"), epochs=2))
 
 
-def test_an_inferencer_that_does_not_declare_its_statistics_provides_any():
+def test_inferencer_without_declared_statistics_may_provide_any():
     class Unknown(ScalarStats):
         def after(self):
             return {"anything": 1.0}
@@ -198,7 +214,7 @@ def test_an_inferencer_that_does_not_declare_its_statistics_provides_any():
         check(Metrics(), InferenceRunner(BATCHES, Unknown("loss"), name="test"), Watches("anything"))
 
 
-def test_all_misspelt_names_are_reported_together():
+def test_all_misspelled_metrics_are_reported_together():
     with pytest.raises(fluxcb.CheckError, match=r"^2 problems were found") as caught:
         check(Metrics(), Watches("los"), Watches("lss"))
     assert [problem.what.split(",")[0] for problem in caught.value.problems] == [
@@ -207,12 +223,12 @@ def test_all_misspelt_names_are_reported_together():
     ]
 
 
-def test_without_metrics_the_metrics_are_what_is_missing():
+def test_error_suggests_adding_metrics_callback():
     with pytest.raises(MissingStateError, match=r"reads `cbstate\.metrics_epoch`, which no callback creates"):
         check(Watches("los"))
 
 
-def test_a_statistic_needs_no_data_of_its_phase():
+def test_statistic_does_not_need_phase_data():
     runner = InferenceRunner(BATCHES, ScalarStats("loss"), name="validation")
     testlearner(runner, EarlyStopping(3), validation_batches=0)
 
@@ -226,14 +242,14 @@ def test_a_statistic_needs_no_data_of_its_phase():
         ("watched_metrics", ["loss"], "returned 'loss', which is not a `Watched`."),
     ],
 )
-def test_declarations_of_another_kind(method, returned, text):
+def test_provided_metrics_of_wrong_type_raises(method, returned, text):
     cls = type("Wrong", (Provides,), {method: lambda self, *_: returned})
     with pytest.raises(DeclarationError) as caught:
         check(cls(), Metrics())
     assert caught.value.what == f"`Wrong.{method}` {text}"
 
 
-def test_the_names_that_the_library_provides():
+def test_metric_names_of_built_in_callbacks():
     metrics = Metrics(accuracy, Metric(accuracy, name="top", phase=ValidationPhase))
     runner = InferenceRunner(BATCHES, [ScalarStats("loss"), ClassificationError()], name="test")
     assert list(metrics.provided_metrics(TrainingPhase)) == ["loss", "accuracy"]
@@ -253,7 +269,7 @@ def test_the_names_that_the_library_provides():
 # --- names that two callbacks use -----------------------------------------------------------------------------------
 
 
-def test_two_runners_that_log_under_one_name(refused):
+def test_two_inference_runners_with_same_name_raise(refused):
     class Other(InferenceRunner):
         def stateaccess(self):
             return {**super().stateaccess(), "cbstate": {"metrics_epoch": Write()}}
@@ -264,19 +280,19 @@ def test_two_runners_that_log_under_one_name(refused):
     with refused(
         ConflictError,
         "InferenceRunner('test') and Other('test') both provide the metric `test/loss`.\n"
-        "  why:   values are kept by name, so the values of the two would be mixed\n"
+        "  why:   values are stored by name, so the values of both would be mixed\n"
         "  fix:   give the values of one of the two another name",
     ):
         check(fluxcb.in_order(one, other))
     check(one, InferenceRunner(BATCHES, ScalarStats("loss"), name="other"))
 
 
-def test_a_runner_with_the_name_of_a_phase_that_is_measured(refused):
+def test_inference_runner_named_like_measured_phase_raises(refused):
     runner = InferenceRunner(BATCHES, ScalarStats("loss"), name="validation")
     with refused(
         ConflictError,
         "Metrics() and InferenceRunner('validation') both provide the metric `validation/loss`.\n"
-        "  why:   values are kept by name, so the values of the two would be mixed\n"
+        "  why:   values are stored by name, so the values of both would be mixed\n"
         "  fix:   give the values of one of the two another name",
     ):
         check(Metrics(), runner)
@@ -285,15 +301,92 @@ def test_a_runner_with_the_name_of_a_phase_that_is_measured(refused):
     check(Metrics(), errors, Watches("validation/error"), LogMetrics(), Monitors())
 
 
-def test_two_that_log_the_metrics(refused):
+def test_two_log_metrics_raise(refused):
     text = (
         "LogMetrics() and LogMetrics() #2 both log `training/loss` and `training/step/loss` and 1 more.\n"
-        "  why:   values are kept by name, so the values of the two would be mixed\n"
+        "  why:   values are stored by name, so the values of both would be mixed\n"
         "  fix:   remove one `LogMetrics` from the callbacks\n"
-        "     or: give one of the two another name, if it takes one"
+        "     or: give one of the two another name, if it accepts a name"
     )
     with refused(ConflictError, text):
         check(Metrics(), Monitors(), LogMetrics(), LogMetrics())
     with refused(ConflictError, text):
         testlearner(Metrics(), Monitors(), LogMetrics(), LogMetrics())
     check(Metrics(), Monitors(), LogMetrics())
+
+
+# --- names of logged values -----------------------------------------------------------------------------------------
+
+
+def sending(name):
+    return [SendStat(["echo", "{" + name + "}"], name), SendMonitorData(print, [name])]
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("validation/acuracy", "validation/accuracy"), ("loss", "training/loss"), ("something else", None)],
+)
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("wrap", [lambda callback: callback, lambda callback: every(callback, epochs=2)])
+def test_watched_log_value_without_logger_raises(name, near, which, wrap, refused):
+    callback = wrap(sending(name)[which])
+    label = repr(callback) if not hasattr(callback, "callback") else f"{callback.callback!r} at EveryEpochs(epochs=2)"
+    hint = f" Did you mean `{near}`?" if near else ""
+    write = f'write "{near}" as the name\n     or: ' if near else ""
+    with refused(
+        MissingStateError,
+        f"{label} reads the logged value `{name}`, which no callback logs.{hint}\n"
+        "  where: the callbacks log `training/loss`, `training/accuracy`, `validation/loss`, `validation/accuracy`\n"
+        "  why:   the value would never exist\n"
+        f"  fix:   {write}log the value in a callback of your own: "
+        f'`learner.cbstate.monitors.put_scalar("{name}", value)`',
+    ):
+        check(Metrics(accuracy), Monitors(), LogMetrics(steps=False), callback)
+    if near:
+        check(Metrics(accuracy), Monitors(), LogMetrics(steps=False), wrap(sending(near)[which]))
+
+
+def test_error_suggests_log_metrics_for_unlogged_metric():
+    callbacks = [Metrics(), Monitors(), ThroughputTracker(), *sending("validation/loss")[:1]]
+    with pytest.raises(MissingStateError) as caught:
+        check(*callbacks)
+    assert caught.value.fix[0] == "add `LogMetrics()` to the callbacks"
+    check(*callbacks, LogMetrics())
+
+
+class Logs(Callback):
+    """Log a value, without declaring its name."""
+
+    def stateaccess(self):
+        return {"cbstate": {"monitors": Append()}}
+
+    @on
+    def log(self, event: EpochEnd, phase: AbstractTrainingPhase, learner):
+        learner.cbstate.monitors.put_scalar("own", 1.0)
+
+
+class LogsNamed(Logs):
+    def logged_names(self, metrics):
+        return ["own"]
+
+
+def test_callback_with_logged_names_provides_value():
+    check(Metrics(), Monitors(), LogsNamed(), *sending("own"))
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        lambda: [Metrics(), Monitors(), LogMetrics(), Logs()],
+        lambda: [in_order(Metrics(), Provides()), Monitors(), LogMetrics()],
+    ],
+)
+def test_watched_names_may_be_logged_by_callback_with_unknown_names(callbacks):
+    check(*callbacks(), *sending("any name"))
+
+
+def test_trackers_declare_logged_names():
+    names = ["Throughput (steps/sec)", "Throughput now (samples/sec)", "HostFreeMemory (GB)", "a picture"]
+    trackers = [ThroughputTracker(), ThroughputTracker(2), HostMemoryTracker()]
+    visualize = LogVisualization(lambda loss: loss, ["step.loss"], name="a picture")
+    check(Metrics(), Monitors(), *trackers, visualize, SendMonitorData(print, names))

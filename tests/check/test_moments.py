@@ -1,4 +1,4 @@
-"""Moments: only there do callbacks meet; what decides between those without an order; and who initialises first."""
+"""Moments: callbacks interact only at common moments. Also ties in the order, and the order of initialization."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fluxcb import (
     on,
 )
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._check.preflight import build_graph
+from fluxcb._check.preflight import checked_graph
 from fluxcb.events import (
     EpochBegin,
     EpochEnd,
@@ -32,7 +32,7 @@ PHASES = (TrainingPhase, ValidationPhase)
 
 
 class Host(Callback):
-    """Handles all host events with the access it is given."""
+    """Handle all host events with the given access."""
 
     def __init__(self, access: Any = None, name: str = "") -> None:
         self.access, self.name = access or {}, name
@@ -97,9 +97,9 @@ class Scheduler(Callback):
 
 
 @pytest.mark.parametrize("classes", list(itertools.permutations([Recorder, ToDevice, Scheduler])))
-def test_the_known_false_cycle_is_none(classes: Any) -> None:
-    """FluxTraining.jl's issue 122: Recorder -> ToGPU -> Scheduler -> Recorder, of which no two edges share a moment."""
-    graph = build_graph([cls() for cls in classes], PHASES)
+def test_edges_at_different_moments_do_not_form_cycle(classes: Any) -> None:
+    """Issue 122 of FluxTraining.jl: Recorder -> ToGPU -> Scheduler -> Recorder, where no two edges share a moment."""
+    graph = checked_graph([cls() for cls in classes], PHASES)
     assert edges(graph) == {
         "ToDevice() -> Recorder()": ["ToDevice writes `step`, Recorder reads it"],
         "Scheduler() -> ToDevice()": ["Scheduler writes `optimizer`, ToDevice reads it"],
@@ -110,7 +110,7 @@ def test_the_known_false_cycle_is_none(classes: Any) -> None:
     assert names(graph, StepEnd) == names(graph, EpochEnd) == "Recorder()"
 
 
-def test_writers_that_never_meet_do_not_conflict() -> None:
+def test_writers_without_common_moment_do_not_conflict() -> None:
     class InTraining(Host):
         @on
         def run(self, event: HostEvent, phase: TrainingPhase, learner) -> None: ...
@@ -119,17 +119,17 @@ def test_writers_that_never_meet_do_not_conflict() -> None:
         @on
         def run(self, event: HostEvent, phase: ValidationPhase, learner) -> None: ...
 
-    assert edges(build_graph([InTraining(WRITES), InValidation(WRITES)], PHASES)) == {}
+    assert edges(checked_graph([InTraining(WRITES), InValidation(WRITES)], PHASES)) == {}
 
 
-def test_an_event_of_ones_own_is_a_moment_when_a_handler_names_it_or_it_is_asked_for() -> None:
+def test_custom_event_is_moment_if_handled_or_requested() -> None:
     class Draw(HostEvent): ...
 
     class Drawer(Host):
         @on
         def run(self, event: Draw, phase, learner) -> None: ...
 
-    graph = build_graph([Drawer(), Reader()], PHASES)
+    graph = checked_graph([Drawer(), Reader()], PHASES)
     assert (Draw, TrainingPhase) in graph.orders
 
     class DrawMore(Draw): ...
@@ -157,26 +157,26 @@ class Beta(Traced): ...
 class Gamma(Traced): ...
 
 
-def test_host_ties_go_by_the_list_and_traced_ties_by_class_name_then_the_list() -> None:
+def test_ties_follow_list_on_host_and_class_name_in_traced_events() -> None:
     hosts = [Host(name=name) for name in "cab"]
-    assert names(build_graph(hosts, PHASES)) == "c a b"
+    assert names(checked_graph(hosts, PHASES)) == "c a b"
     for order in itertools.permutations([Gamma(), Alpha(), Beta()]):
-        assert names(build_graph(order, PHASES), LossBegin) == "Alpha Beta Gamma"
-    graph = build_graph([Beta(name="b1"), Alpha(name="a1"), Beta(name="b2"), Alpha(name="a2")], PHASES)
+        assert names(checked_graph(order, PHASES), LossBegin) == "Alpha Beta Gamma"
+    graph = checked_graph([Beta(name="b1"), Alpha(name="a1"), Beta(name="b2"), Alpha(name="a2")], PHASES)
     assert names(graph, LossBegin) == "a1 a2 b1 b2"
 
 
-def test_a_tie_is_broken_only_among_those_that_may_run_next() -> None:
-    graph = build_graph([Reader(READS), Host(name="free"), Writer(WRITES)], PHASES)
+def test_tie_breaking_considers_only_ready_callbacks() -> None:
+    graph = checked_graph([Reader(READS), Host(name="free"), Writer(WRITES)], PHASES)
     assert names(graph) == "free Writer Reader"
-    graph = build_graph([Alpha({"params": Read()}), Gamma({"params": Write()}), Beta()], PHASES)
+    graph = checked_graph([Alpha({"params": Read()}), Gamma({"params": Write()}), Beta()], PHASES)
     assert names(graph, UpdateEnd) == "Beta Gamma Alpha"
 
 
 # --- init -------------------------------------------------------------------------------------------------------------
 
 
-def test_creators_initialise_before_readers_even_if_they_never_meet() -> None:
+def test_creators_initialize_before_readers_without_common_moment() -> None:
     class AtFitBegin(Reader):
         run = None  # type: ignore[assignment]
 
@@ -189,12 +189,12 @@ def test_creators_initialise_before_readers_even_if_they_never_meet() -> None:
         @on
         def end(self, event: StepEnd, phase, learner) -> None: ...
 
-    graph = build_graph([AtFitBegin(READS), AtStepEnd(WRITES)], PHASES)
+    graph = checked_graph([AtFitBegin(READS), AtStepEnd(WRITES)], PHASES)
     assert edges(graph) == {}
     assert [d.label for d in graph.init_order()] == ["AtStepEnd", "AtFitBegin"]
 
 
-def test_a_loop_over_several_moments_keeps_those_behind_it_waiting() -> None:
+def test_callbacks_after_cycle_wait_for_it() -> None:
     class Ping(Callback):
         def stateaccess(self) -> Any:
             return {"cbstate": {"ping": Write(), "pong": Read(), "a": Write()}}
@@ -215,6 +215,6 @@ def test_a_loop_over_several_moments_keeps_those_behind_it_waiting() -> None:
         @on(access={"cbstate": {"pong": Write()}})
         def write(self, event: StepEnd, phase, learner) -> None: ...
 
-    graph = build_graph([Reader(READS), Pong(), Ping()], PHASES)
+    graph = checked_graph([Reader(READS), Pong(), Ping()], PHASES)
     assert set(graph.edges) == {(2, 1), (1, 2), (2, 0)}
     assert [d.label for d in graph.init_order()] == ["Pong()", "Ping()", "Reader"]

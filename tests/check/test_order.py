@@ -1,4 +1,4 @@
-"""The order at each moment, the edges with their reasons, and what decides between callbacks that have none."""
+"""The order at each moment, the edges with their reasons, and the precedence of order statements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fluxcb import (
     resolveconflict,
 )
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._check.preflight import build_graph
+from fluxcb._check.preflight import checked_graph
 from fluxcb.events import (
     EpochEnd,
     HostEvent,
@@ -35,7 +35,7 @@ PHASES = (TrainingPhase, ValidationPhase)
 
 
 class Host(Callback):
-    """Handles all host events with the access it is given."""
+    """Handle all host events with the given access."""
 
     def __init__(self, access: Any = None, name: str = "") -> None:
         self.access, self.name = access or {}, name
@@ -85,10 +85,10 @@ def edges(graph: CallbackGraph) -> dict[str, list[str]]:
         ({"model": Write()}, {"model_state": Read()}, "model model_state"),
     ],
 )
-def test_the_writer_runs_before_the_reader(written: Any, read: Any, paths: str) -> None:
+def test_writer_runs_before_reader(written: Any, read: Any, paths: str) -> None:
     what, _, other = paths.partition(" ")
     reason = f"Writer writes `{what}`, Reader reads " + (f"`{other}`" if other else "it")
-    graph = build_graph([Reader(read), Writer(written)], PHASES)
+    graph = checked_graph([Reader(read), Writer(written)], PHASES)
     assert names(graph) == "Writer Reader"
     assert edges(graph) == {"Writer -> Reader": [reason]}
 
@@ -106,16 +106,16 @@ def test_the_writer_runs_before_the_reader(written: Any, read: Any, paths: str) 
         ({"control": Append()}, {"control": Append(), "*": Read()}),
     ],
 )
-def test_nothing_is_ordered_where_nothing_is_waited_for(written: Any, read: Any) -> None:
+def test_independent_callbacks_have_no_order(written: Any, read: Any) -> None:
     creator = Host({"cbstate": {"b": Append(), "a": {"y": Append()}}}, "creator")
-    creator.entry_for = lambda event, phase: None  # type: ignore[method-assign]  # it runs at no moment
-    graph = build_graph([Reader(read), Writer(written), creator], PHASES)
+    creator.handlers = list  # type: ignore[method-assign]  # it runs at no moment
+    graph = checked_graph([Reader(read), Writer(written), creator], PHASES)
     assert names(graph) == "Reader Writer"
     assert edges(graph) == {}
 
 
-def test_statistic_driven_setters_on_one_hub_make_no_loop() -> None:
-    """Both read one metric by name and append to the hub: ordered by whole hubs, each would wait for the other."""
+def test_setters_that_read_metrics_and_append_logs_form_no_cycle() -> None:
+    """Both read one metric by name and append to the hub. If whole hubs were ordered, each would wait for the other."""
     one = Host({"cbstate": {"hub": {"loss": Read()}, "log": Append()}}, "one")
     other = Host({"cbstate": {"hub": {"accuracy": Read()}, "log": Append()}}, "other")
     metrics = Host({"cbstate": {"hub": {"loss": Write(), "accuracy": Write()}}}, "metrics")
@@ -123,15 +123,15 @@ def test_statistic_driven_setters_on_one_hub_make_no_loop() -> None:
     hub = [Host({"cbstate": {"hub": Append()}}, f"hub{i}") for i in range(2)]
     for one_first in (True, False):
         setters = [one, other] if one_first else [other, one]
-        graph = build_graph([whole, *setters, metrics], PHASES)
+        graph = checked_graph([whole, *setters, metrics], PHASES)
         assert names(graph) == " ".join(["metrics", "whole", *map(repr, setters)])
     named = [Host({"cbstate": {"hub": {name: Append()}, "seen": Read()}}, name) for name in ("loss", "accuracy")]
     seen = Host({"cbstate": {"seen": Write(), "hub": {"loss": Read(previous=True)}}}, "seen")
-    graph = build_graph([whole, *named, *hub, seen], PHASES)
+    graph = checked_graph([whole, *named, *hub, seen], PHASES)
     assert names(graph) == "hub0 hub1 seen loss accuracy whole"
 
 
-def test_one_edge_tells_every_reason_and_every_moment_once() -> None:
+def test_edge_lists_each_reason_and_moment_once() -> None:
     class Partial(Callback):
         def stateaccess(self) -> Any:
             return {"cbstate": {"a": Write(), "b": Write()}}
@@ -142,7 +142,7 @@ def test_one_edge_tells_every_reason_and_every_moment_once() -> None:
         @on(access={"cbstate": {"b": Write()}})
         def at_epoch_end(self, event: EpochEnd, phase: AbstractTrainingPhase, learner) -> None: ...
 
-    graph = build_graph([Reader({"cbstate": {"a": Read(), "b": Read()}}), Partial()], PHASES)
+    graph = checked_graph([Reader({"cbstate": {"a": Read(), "b": Read()}}), Partial()], PHASES)
     edge = graph.edges[1, 0]
     a, b = ("Partial writes `cbstate.a`, Reader reads it", "Partial writes `cbstate.b`, Reader reads it")
     assert edge.at == {
@@ -168,12 +168,12 @@ def test_one_edge_tells_every_reason_and_every_moment_once() -> None:
     ]
 
 
-def test_the_order_of_each_moment_is_its_own() -> None:
+def test_each_moment_has_its_own_order() -> None:
     class AtStep(Host):
         @on
         def run(self, event: StepEnd, phase: TrainingPhase, learner) -> None: ...
 
-    graph = build_graph(
+    graph = checked_graph(
         [Reader({"cbstate": {"a": Read()}}), AtStep({"cbstate": {"a": Write()}}), Host(name="other")], PHASES
     )
     assert names(graph, StepEnd, TrainingPhase) == "AtStep Reader other"
@@ -193,35 +193,35 @@ class AfterReader(Writer):
 WRITES, READS = {"cbstate": {"a": Write()}}, {"cbstate": {"a": Read()}}
 
 
-def test_runafter_outweighs_reads_and_writes() -> None:
-    graph = build_graph([AfterReader(WRITES), Reader(READS)], PHASES)
+def test_runafter_takes_precedence_over_access() -> None:
+    graph = checked_graph([AfterReader(WRITES), Reader(READS)], PHASES)
     assert names(graph) == "Reader AfterReader"
     assert edges(graph) == {"Reader -> AfterReader": ["AfterReader.runafter names Reader"]}
 
 
-def test_runafter_settles_two_writers_and_a_base_class_stands_for_its_subclasses() -> None:
+def test_runafter_resolves_conflict_and_includes_subclasses() -> None:
     class Sub(Reader): ...
 
     class AfterHost(Host):
         def runafter(self) -> Any:
             return (Host,)
 
-    graph = build_graph([AfterReader(WRITES), Sub(WRITES)], PHASES)
+    graph = checked_graph([AfterReader(WRITES), Sub(WRITES)], PHASES)
     assert edges(graph) == {"Sub -> AfterReader": ["AfterReader.runafter names Reader"]}
-    graph = build_graph([AfterHost(WRITES), every(Sub(WRITES), steps=3)], PHASES)
+    graph = checked_graph([AfterHost(WRITES), every(Sub(WRITES), steps=3)], PHASES)
     assert names(graph) == "Sub at EverySteps(steps=3) AfterHost"
     assert edges(graph) == {"Sub at EverySteps(steps=3) -> AfterHost": ["AfterHost.runafter names Host"]}
 
 
-def test_runafter_a_class_nobody_uses_means_nothing() -> None:
-    graph = build_graph([AfterReader(WRITES), Host(READS)], PHASES)
+def test_runafter_with_absent_class_has_no_effect() -> None:
+    graph = checked_graph([AfterReader(WRITES), Host(READS)], PHASES)
     assert edges(graph) == {"AfterReader -> Host": ["AfterReader writes `cbstate.a`, Host reads it"]}
 
 
-def test_in_order_settles_instances_and_outweighs_reads_and_writes() -> None:
+def test_in_order_resolves_conflict_and_takes_precedence_over_access() -> None:
     one, two, three = (Host(WRITES, name) for name in ("one", "two", "three"))
     reader = Reader(READS)
-    graph = build_graph([in_order(three, one, two), in_order(reader, three, one, two)], PHASES)
+    graph = checked_graph([in_order(three, one, two), in_order(reader, three, one, two)], PHASES)
     assert names(graph) == "Reader three one two"
     assert edges(graph) == {
         "three -> one": ["in_order"],
@@ -244,9 +244,9 @@ class First(Host):
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_an_order_that_follows_from_statements_settles_two_writers(turned: bool) -> None:
+def test_transitive_order_resolves_conflict(turned: bool) -> None:
     reader, after, last = Reader(WRITES), AfterReader(READS), AfterAfterReader(WRITES)
-    graph = build_graph([last, after, reader] if turned else [reader, after, last], PHASES)
+    graph = checked_graph([last, after, reader] if turned else [reader, after, last], PHASES)
     assert names(graph) == "Reader AfterReader AfterAfterReader"
     assert edges(graph) == {
         "Reader -> AfterReader": ["AfterReader.runafter names Reader"],
@@ -255,25 +255,25 @@ def test_an_order_that_follows_from_statements_settles_two_writers(turned: bool)
 
 
 @pytest.mark.parametrize("shuffled", list(itertools.permutations(range(4))))
-def test_statements_of_all_kinds_can_be_combined_in_any_list(shuffled: tuple[int, ...]) -> None:
+def test_order_statements_of_all_kinds_combine(shuffled: tuple[int, ...]) -> None:
     first, reader, after, last = First(WRITES), Reader(), AfterReader(), Host(WRITES, "last")
     listed = [[first, reader, after, last][i] for i in shuffled]
-    graph = build_graph([*listed, in_order(after, last)], PHASES)
+    graph = checked_graph([*listed, in_order(after, last)], PHASES)
     assert names(graph) == "First Reader AfterReader last"
     assert "First -> last" not in edges(graph)
 
 
-def test_an_order_that_only_reads_and_writes_give_settles_no_conflict() -> None:
+def test_order_by_access_does_not_resolve_conflict() -> None:
     both = {"a": Write(), "b": Write()}
     one, two = Host({"cbstate": both}, "one"), Host({"cbstate": {"b": Read(), "c": Write()}}, "two")
     three = Host({"cbstate": {"a": Write(), "c": Read()}}, "three")
     with pytest.raises(ConflictError) as error:
-        build_graph([one, two, three], PHASES)
+        checked_graph([one, two, three], PHASES)
     assert error.value.what == "one and three both write `cbstate.a` and no order is declared."
-    assert names(build_graph([one, two, three, in_order(one, three)], PHASES)) == "one two three"
+    assert names(checked_graph([one, two, three, in_order(one, three)], PHASES)) == "one two three"
 
 
-def test_only_callbacks_of_the_moment_can_be_between_two_writers() -> None:
+def test_only_callbacks_at_same_moment_order_two_writers() -> None:
     class AtStepEnd(Callback):
         @on
         def run(self, event: StepEnd, phase, learner) -> None: ...
@@ -283,18 +283,18 @@ def test_only_callbacks_of_the_moment_can_be_between_two_writers() -> None:
 
     one, between, two = Host(WRITES, "one"), AtStepEnd(), Host(WRITES, "two")
     with pytest.raises(ConflictError) as error:
-        build_graph([in_order(one, between), in_order(between, two)], (TrainingPhase,))
+        checked_graph([in_order(one, between), in_order(between, two)], (TrainingPhase,))
     assert error.value.what == "one and two both write `cbstate.a` and no order is declared."
     assert error.value.why == (
         "at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 4 more both run, "
         "and the result depends on which is last"
     )
-    assert names(build_graph([in_order(one, between, two)], PHASES)) == "one between two"
+    assert names(checked_graph([in_order(one, between, two)], PHASES)) == "one between two"
 
 
-def test_two_statements_of_one_order_are_both_told() -> None:
+def test_edge_lists_both_order_statements() -> None:
     one, two = Reader(WRITES), AfterReader(WRITES)
-    graph = build_graph([in_order(one, two)], PHASES)
+    graph = checked_graph([in_order(one, two)], PHASES)
     assert edges(graph) == {"Reader -> AfterReader": ["AfterReader.runafter names Reader", "in_order"]}
 
 
@@ -302,7 +302,7 @@ def test_two_statements_of_one_order_are_both_told() -> None:
 
 
 class Settling(Host):
-    """Answers what it is told to."""
+    """Return the given resolution."""
 
     def __init__(self, access: Any, name: str, answer: Any) -> None:
         super().__init__(access, name)
@@ -312,7 +312,7 @@ class Settling(Host):
         return self.answer(self, other)
 
 
-def test_either_side_may_say_who_runs_first_and_wrappers_forward_the_answer() -> None:
+def test_either_callback_may_resolve_and_wrappers_forward_resolution() -> None:
     def self_first(me: Any, other: Any) -> RunFirst:
         return RunFirst(me)
 
@@ -323,42 +323,42 @@ def test_either_side_may_say_who_runs_first_and_wrappers_forward_the_answer() ->
         for wrap in (lambda cb: cb, lambda cb: every(cb, epochs=1)):
             for turn in (1, -1):
                 plain, settling = Host(WRITES, "plain"), Settling(WRITES, "settling", answer)
-                graph = build_graph([wrap(plain), wrap(settling)][::turn], PHASES)
+                graph = checked_graph([wrap(plain), wrap(settling)][::turn], PHASES)
                 assert names(graph).replace(" at EveryEpochs(epochs=1)", "") == order
 
 
-def test_a_wrapper_may_be_named_as_the_first() -> None:
+def test_resolution_may_name_wrapper_as_first() -> None:
     inner = Host(WRITES, "inner")
     wrapped = every(inner, epochs=1)
-    graph = build_graph([Settling(WRITES, "settling", lambda me, other: RunFirst(wrapped)), wrapped], PHASES)
+    graph = checked_graph([Settling(WRITES, "settling", lambda me, other: RunFirst(wrapped)), wrapped], PHASES)
     assert edges(graph) == {
         "inner at EveryEpochs(epochs=1) -> settling": [
-            "Settling.resolveconflict says RunFirst(inner at EveryEpochs(epochs=1))"
+            "Settling.resolveconflict returns RunFirst(inner at EveryEpochs(epochs=1))"
         ]
     }
 
 
-def test_a_class_may_be_named_as_the_first_if_only_one_of_the_two_is_of_it() -> None:
-    graph = build_graph([Settling(WRITES, "settling", lambda me, other: RunFirst(Writer)), Writer(WRITES)], PHASES)
-    assert edges(graph) == {"Writer -> settling": ["Settling.resolveconflict says RunFirst(Writer)"]}
+def test_resolution_may_name_class_of_exactly_one_callback() -> None:
+    graph = checked_graph([Settling(WRITES, "settling", lambda me, other: RunFirst(Writer)), Writer(WRITES)], PHASES)
+    assert edges(graph) == {"Writer -> settling": ["Settling.resolveconflict returns RunFirst(Writer)"]}
 
 
-def test_no_conflict_leaves_the_list_order_for_writers_and_for_readers() -> None:
+def test_no_conflict_keeps_list_order() -> None:
     for other in (WRITES, READS):
         for turn in (1, -1):
             listed = [Settling(WRITES, "free", lambda me, other: NoConflict()), Host(other, "other")][::turn]
-            graph = build_graph(listed, PHASES)
+            graph = checked_graph(listed, PHASES)
             assert graph.order(StepEnd, TrainingPhase) == listed
             assert edges(graph) == {}
 
 
-def test_a_resolution_outweighs_reads_and_writes() -> None:
+def test_resolution_takes_precedence_over_access() -> None:
     settling = Settling(READS, "reader", lambda me, other: RunFirst(me))
-    graph = build_graph([Writer(WRITES), settling], PHASES)
-    assert edges(graph) == {"reader -> Writer": ["Settling.resolveconflict says RunFirst(reader)"]}
+    graph = checked_graph([Writer(WRITES), settling], PHASES)
+    assert edges(graph) == {"reader -> Writer": ["Settling.resolveconflict returns RunFirst(reader)"]}
 
 
-def test_registered_resolutions_hold_for_subclasses_in_either_order_and_the_most_specific_answers() -> None:
+def test_registered_resolutions_apply_to_subclasses_and_most_specific_wins() -> None:
     class SubWriter(Writer): ...
 
     @resolveconflict.register(Writer, Reader)
@@ -368,8 +368,10 @@ def test_registered_resolutions_hold_for_subclasses_in_either_order_and_the_most
 
     try:
         for writer, turn in itertools.product((Writer, SubWriter), (1, -1)):
-            graph = build_graph([writer(WRITES), Reader(WRITES)][::turn], PHASES)
-            assert edges(graph) == {f"Reader -> {writer.__name__}": ["resolveconflict.register says RunFirst(Reader)"]}
+            graph = checked_graph([writer(WRITES), Reader(WRITES)][::turn], PHASES)
+            assert edges(graph) == {
+                f"Reader -> {writer.__name__}": ["resolveconflict.register returns RunFirst(Reader)"]
+            }
 
         @resolveconflict.register(Reader, SubWriter)
         def _(reader: Reader, writer: SubWriter) -> RunFirst:
@@ -377,8 +379,8 @@ def test_registered_resolutions_hold_for_subclasses_in_either_order_and_the_most
 
         try:
             for turn in (1, -1):
-                graph = build_graph([SubWriter(WRITES), Reader(WRITES)][::turn], PHASES)
-                assert edges(graph) == {"SubWriter -> Reader": ["resolveconflict.register says RunFirst(SubWriter)"]}
+                graph = checked_graph([SubWriter(WRITES), Reader(WRITES)][::turn], PHASES)
+                assert edges(graph) == {"SubWriter -> Reader": ["resolveconflict.register returns RunFirst(SubWriter)"]}
         finally:
             resolveconflict.unregister(Reader, SubWriter)
     finally:

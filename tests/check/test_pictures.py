@@ -1,21 +1,26 @@
-"""Pictures of callback graphs: what they show, of which moments, and in which forms."""
+"""Drawings of callback graphs: contents, selection of moments, and formats."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
 
+import fluxcb.callbacks as library
 from fluxcb import Append, Callback, Read, Unresolvable, Write, every, in_order, on
+from fluxcb._check.dataflow import first_reads
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._check.pictures import drawing
-from fluxcb._check.preflight import build_graph, derive_graph
-from fluxcb._draw.drawing import Drawing
+from fluxcb._check.ordering import moment_name
+from fluxcb._check.pictures import drawing, timeline
+from fluxcb._check.preflight import checked_graph, unchecked_graph
+from fluxcb._draw.drawing import Drawing, Timeline
 from fluxcb._errors import CheckError, ConflictError, CycleError, DeclarationError
 from fluxcb.events import BackwardEnd, EpochEnd, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from tests.contract.every_callback import HOW, found
 
 PHASES = (TrainingPhase, ValidationPhase)
 
@@ -79,7 +84,7 @@ class Idle(Callback): ...
 
 def sample() -> CallbackGraph:
     clip, norm = Clip(), Norm()
-    return build_graph([every(Show(), steps=5), Log(), in_order(clip, norm), Spike(), Idle()], PHASES)
+    return checked_graph([every(Show(), steps=5), Log(), in_order(clip, norm), Spike(), Idle()], PHASES)
 
 
 def nodes(picture: Drawing) -> dict[str, tuple[Any, ...]]:
@@ -95,10 +100,9 @@ STEP, EPOCH, BACK = "StepEnd x TrainingPhase", "EpochEnd x TrainingPhase", "Back
 SHOW = "Show() at EverySteps(steps=5)"
 
 
-def test_all_moments_show_whole_declarations_and_edges_with_reasons_in_a_word() -> None:
+def test_drawing_of_all_moments() -> None:
     picture = drawing(sample())
     assert picture.title == "Callbacks at all moments"
-    assert picture.problems == ()
     assert nodes(picture) == {
         SHOW: ("host", ("cbstate.log", "cbstate.notes"), ()),
         "Log()": ("host", ("step.norm", "cbstate.last (previous)"), ("cbstate.log", "cbstate.notes (append)")),
@@ -110,11 +114,13 @@ def test_all_moments_show_whole_declarations_and_edges_with_reasons_in_a_word() 
     assert sorted(links(picture)) == [
         ("Clip()", "Norm()", "order", "in_order", (BACK,), False),
         ("Log()", SHOW, "order", "runafter", (STEP, EPOCH), False),
+        ("Norm()", "Log()", "data", "step.norm", (), False),
         ("Norm()", "Spike()", "order", "step.norm", (BACK,), False),
+        ("Spike()", "Log()", "data", "cbstate.last", (), False),
     ]
 
 
-def test_one_moment_shows_who_runs_then_with_the_access_and_edges_of_then() -> None:
+def test_drawing_of_one_moment() -> None:
     graph = sample()
     assert nodes(drawing(graph, [(EpochEnd, TrainingPhase)])) == {
         SHOW: ("host", ("cbstate.log", "cbstate.notes"), ()),
@@ -126,27 +132,95 @@ def test_one_moment_shows_who_runs_then_with_the_access_and_edges_of_then() -> N
     assert links(picture) == [("Log()", SHOW, "order", "runafter", (STEP,), False)]
 
 
-def test_details_say_what_is_declared_where_and_when_it_runs() -> None:
-    picture = drawing(sample())
-    details = {node.title: dict(node.details) for node in picture.nodes}
-    place = details["Norm()"].pop("declared")
-    assert re.fullmatch(r"Norm\.stateaccess  .*test_pictures\.py:\d+", place[0])
-    assert details["Norm()"] == {
+def rows(shown: Timeline) -> list[tuple[str, str, str]]:
+    return [(row.moment, row.callback, row.handler) for row in shown.rows]
+
+
+def test_rows_follow_order_of_fit() -> None:
+    shown = timeline(sample())
+    assert rows(shown) == [
+        (BACK, "Clip()", "clip"),
+        (BACK, "Norm()", "measure"),
+        (BACK, "Spike()", "look"),
+        (STEP, "Log()", "note"),
+        (STEP, SHOW, "show, EverySteps(steps=5)"),
+        (STEP, "Spike()", "tell"),
+        (EPOCH, "Log()", "close"),
+        (EPOCH, SHOW, "show"),
+        ("", "Idle()", ""),
+    ]
+    assert [row.traced for row in shown.rows] == [True] * 3 + [False] * 6
+    assert [(a.earlier, a.later, a.kind, a.label) for a in shown.arcs] == [
+        (0, 1, "order", "in_order"),
+        (1, 2, "order", "step.norm"),
+        (3, 4, "order", "runafter"),
+        (6, 7, "order", "runafter"),
+        (1, 3, "data", "step.norm"),
+        (5, 6, "data", "cbstate.last"),
+    ]
+    assert shown.arcs[-1].reasons == (f"Spike writes `cbstate.last` at {STEP}, Log reads it at {EPOCH}",)
+    assert rows(timeline(sample(), [(EpochEnd, TrainingPhase)])) == rows(shown)[6:8]
+
+
+def test_rows_show_shared_paths_first() -> None:
+    one, other = Reader("a", cb(own=Write(), x=Write())), Reader("b", cb(x=Read()))
+    assert [row.writes for row in timeline(checked_graph([one, other], PHASES)).rows] == [
+        ("cbstate.x", "cbstate.own"),
+        (),
+    ]
+
+
+def test_details_show_declarations_and_moments() -> None:
+    shown = timeline(sample())
+    details = {(row.callback, row.moment): dict(row.details) for row in shown.rows}
+    norm = details["Norm()", BACK]
+    assert re.fullmatch(r"Norm\.stateaccess  .*test_pictures\.py:\d+", norm.pop("declared")[0])
+    assert re.fullmatch(r"Norm\.measure  .*test_pictures\.py:\d+", norm.pop("handler")[0])
+    assert norm == {
+        "runs": ("2 of 3 handlers",),
         "does": ("Measure the gradients.",),
         "class": (f"{__name__}.Norm",),
         "reads": ("step.grads",),
         "writes": ("step.norm",),
-        "runs": (f"{BACK}: measure (traced, 2 of 3)",),
     }
-    assert details[SHOW]["runs"] == (
-        f"{STEP}: show (host, 2 of 3, EverySteps(steps=5))",
-        f"{EPOCH}: show (host, 2 of 2)",
+    assert details[SHOW, STEP]["runs"] == ("2 of 3 handlers, EverySteps(steps=5)",)
+    assert details[SHOW, EPOCH]["runs"] == ("2 of 2 handlers",)
+    assert list(details["Idle()", ""]) == ["class", "declared"]
+
+
+def test_each_edge_and_flow_is_drawn_once() -> None:
+    callbacks: list[Callback] = []
+    for name in found():
+        how = HOW.get(name, {})
+        made = how["make"]() if "make" in how else getattr(library, name)()
+        if not unchecked_graph([*callbacks, made], PHASES).conflicts:
+            callbacks.append(made)
+    graph = checked_graph(callbacks, PHASES)
+    assert len(callbacks) > 55
+    shown = timeline(graph)
+    ends = [tuple((shown.rows[i].moment, shown.rows[i].callback) for i in (a.earlier, a.later)) for a in shown.arcs]
+    label = [d.label for d in graph.declared]
+    assert Counter(end for end, arc in zip(ends, shown.arcs, strict=True) if arc.kind == "order") == Counter(
+        ((moment_name(moment), label[i]), (moment_name(moment), label[j]))
+        for (i, j), edge in graph.edges.items()
+        for moment in edge.moments
     )
-    assert "runs" not in details["Idle()"]
+    assert Counter(end for end, arc in zip(ends, shown.arcs, strict=True) if arc.kind == "data") == Counter(
+        tuple((moment_name((h.event, h.phase)), h.declared.label) for h in (flow.writer, flow.reader))
+        for flow in first_reads(graph, graph.moments)
+    )
+    assert {arc.kind for arc in shown.arcs} == {"order", "data"}
+    for arc in shown.arcs:
+        assert arc.earlier < arc.later
+        assert (shown.rows[arc.earlier].moment == shown.rows[arc.later].moment) is (arc.kind == "order")
+    handlers = Counter((moment_name(m), h.declared.label) for m, found in graph.orders.items() for h in found)
+    assert Counter((row.moment, row.callback) for row in shown.rows if row.moment) == handlers
+    headings = [moment for moment, _ in itertools.groupby(row.moment for row in shown.rows)]
+    assert len(headings) == len(set(headings))
 
 
 class Reader(Callback):
-    """Reads what it is given, at StepEnd."""
+    """Read the given paths at StepEnd."""
 
     def __init__(self, name: str, access: Any, *after: type[Callback]) -> None:
         self.title, self.access, self.after = name, access, after
@@ -165,22 +239,22 @@ def cb(**permissions: Any) -> Any:
     return {"cbstate": permissions}
 
 
-def test_what_follows_from_other_edges_of_its_moment_is_implied() -> None:
+def test_transitive_edges_are_marked_as_implied() -> None:
     a, b, c = (
         Reader("a", cb(x=Write(), y=Write())),
         Reader("b", cb(x=Read(), z=Write())),
         Reader("c", cb(y=Read(), z=Read())),
     )
-    assert links(drawing(build_graph([a, b, c], PHASES))) == [
+    assert links(drawing(checked_graph([a, b, c], PHASES))) == [
         ("a", "b", "order", "cbstate.x", (STEP,), False),
         ("a", "c", "order", "cbstate.y", (STEP,), True),
         ("b", "c", "order", "cbstate.z", (STEP,), False),
     ]
 
 
-def test_several_reasons_are_counted() -> None:
+def test_label_counts_further_reasons() -> None:
     a, b = Reader("a", cb(x=Write(), y=Write())), Reader("b", cb(x=Read(), y=Read()))
-    [link] = drawing(build_graph([a, b], PHASES)).links
+    [link] = drawing(checked_graph([a, b], PHASES)).links
     assert link.label == "cbstate.x +1"
     assert link.reasons == (
         "Reader writes `cbstate.x`, Reader reads it",
@@ -189,7 +263,7 @@ def test_several_reasons_are_counted() -> None:
 
 
 class Forth(Callback):
-    """Writes at StepBegin what `Back` reads then, and reads at StepEnd what it writes then."""
+    """Write at StepBegin what `Back` reads then, and read at StepEnd what `Back` writes then."""
 
     def stateaccess(self) -> Any:
         return cb(forth=Write(), back=Read())
@@ -212,20 +286,19 @@ class Back(Callback):
     def end(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
 
 
-def test_an_order_that_differs_between_moments_is_no_circle() -> None:
-    graph = build_graph([Forth(), Back()], PHASES)
+def test_different_orders_at_different_moments_are_not_cycle() -> None:
+    graph = checked_graph([Forth(), Back()], PHASES)
     assert links(drawing(graph)) == [
         ("Forth()", "Back()", "order", "cbstate.forth", ("StepBegin x TrainingPhase",), False),
         ("Back()", "Forth()", "order", "cbstate.back", (STEP,), False),
     ]
-    assert 'class="link order"' in graph.render("svg")
-    assert "cycle" not in graph.render("svg")
+    assert {arc.kind for arc in timeline(graph).arcs} == {"order"}
 
 
-def test_a_circle_within_a_moment_is_drawn_as_one() -> None:
+def test_cycle_within_moment_is_drawn_as_cycle() -> None:
     a, b = Reader("a", cb(x=Write(), y=Read())), Reader("b", cb(x=Read(), y=Write()))
     follower = Reader("c", cb(x=Read()))
-    graph = derive_graph([a, b, follower], PHASES)
+    graph = unchecked_graph([a, b, follower], PHASES)
     assert [type(problem) for problem in graph.problems] == [CycleError]
     picture = drawing(graph)
     assert links(picture) == [
@@ -233,7 +306,8 @@ def test_a_circle_within_a_moment_is_drawn_as_one() -> None:
         ("b", "a", "cycle", "cbstate.y", (STEP,), False),
         ("a", "c", "order", "cbstate.x", (STEP,), False),
     ]
-    assert picture.problems == (f"CycleError: {graph.problems[0]}",)
+    assert [arc.kind for arc in timeline(graph).arcs] == ["cycle", "cycle", "order"]
+    assert timeline(graph).problems == (f"CycleError: {graph.problems[0]}",)
     for form in ("tree", "text", "mermaid", "dot", "svg", "html"):
         assert graph.render(form)
 
@@ -246,8 +320,8 @@ class Rival(Callback):
     def clip(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner: Any) -> None: ...
 
 
-def test_conflicts_stay_known_and_are_drawn_at_their_moments() -> None:
-    graph = derive_graph([Clip(), Rival(), Norm()], PHASES)
+def test_conflicts_are_drawn_at_their_moments() -> None:
+    graph = unchecked_graph([Clip(), Rival(), Norm()], PHASES)
     [found] = graph.conflicts
     assert (found.a.declared.label, found.b.declared.label) == ("Clip()", "Rival()")
     assert found.moments == [(BackwardEnd, TrainingPhase)]
@@ -260,7 +334,7 @@ def test_conflicts_stay_known_and_are_drawn_at_their_moments() -> None:
     [link] = [link for link in drawing(graph).links if link.kind == "conflict"]
     assert "\n".join(link.reasons) == str(found.error)
     with pytest.raises(ConflictError) as caught:
-        build_graph([Clip(), Rival(), Norm()], PHASES)
+        checked_graph([Clip(), Rival(), Norm()], PHASES)
     assert str(caught.value) == str(found.error)
 
 
@@ -269,21 +343,21 @@ class Hermit(Rival):
         return Unresolvable()
 
 
-def test_two_that_can_never_be_together_are_in_conflict() -> None:
-    graph = derive_graph([Clip(), Hermit()], PHASES)
+def test_unresolvable_callbacks_are_drawn_as_conflict() -> None:
+    graph = unchecked_graph([Clip(), Hermit()], PHASES)
     assert links(drawing(graph)) == [("Clip()", "Hermit()", "conflict", "never together", (BACK,), False)]
     assert graph.problems == [graph.conflicts[0].error]
 
 
-def test_a_conflict_at_a_moment_that_is_asked_for_later_is_raised_and_not_kept() -> None:
-    graph = build_graph([Clip(), Rival()], (ValidationPhase,))
+def test_conflict_at_requested_moment_raises_and_is_not_kept() -> None:
+    graph = checked_graph([Clip(), Rival()], (ValidationPhase,))
     for _ in range(2):
         with pytest.raises(ConflictError):
             graph.render(event=BackwardEnd, phase=TrainingPhase)
     assert (graph.conflicts, graph.problems) == ([], [])
 
 
-def test_an_unknown_form_is_refused_with_the_nearest() -> None:
+def test_unknown_format_raises_with_suggestion() -> None:
     with pytest.raises(DeclarationError) as caught:
         sample().render("mermade")
     assert str(caught.value) == (
@@ -292,7 +366,7 @@ def test_an_unknown_form_is_refused_with_the_nearest() -> None:
     )
 
 
-def test_the_tree_is_the_default_form() -> None:
+def test_default_format_is_tree() -> None:
     graph = sample()
     assert graph.render() == graph.render("tree")
     assert (
@@ -312,8 +386,8 @@ unordered
     )
 
 
-def test_an_event_or_a_phase_alone_chooses_several_moments() -> None:
-    graph = build_graph([Reader("a", {}), Everyone()], PHASES)
+def test_selecting_event_or_phase_gives_several_moments() -> None:
+    graph = checked_graph([Reader("a", {}), Everyone()], PHASES)
     assert graph.render(event=StepEnd).splitlines()[0] == (
         "StepEnd x TrainingPhase, StepEnd x ValidationPhase: 2 callbacks, 0 edges"
     )
@@ -326,34 +400,30 @@ class Everyone(Callback):
     def run(self, event: HostEvent, phase: Phase, learner: Any) -> None: ...
 
 
-def test_a_moment_of_an_event_that_nobody_named_is_derived() -> None:
+def test_moment_of_unhandled_event_is_derived() -> None:
     class Later(HostEvent): ...
 
-    graph = build_graph([Everyone()], PHASES)
+    graph = checked_graph([Everyone()], PHASES)
     assert (
         graph.render(event=Later, phase=TrainingPhase).splitlines()[0] == "Later x TrainingPhase: 1 callback, 0 edges"
     )
 
 
-def options(page: str) -> list[str]:
-    return re.findall(r"<option[^>]*>([^<]*)</option>", page)
+def summaries(page: str) -> list[str]:
+    return re.findall(r"<summary>([^<]*) <small>", page)
 
 
-def test_the_page_has_all_moments_and_each() -> None:
+def test_page_has_details_of_selected_moments() -> None:
     graph = sample()
-    assert options(graph.render("html")) == ["All moments", BACK, STEP, EPOCH]
-    assert options(graph.render("html", event=StepEnd, phase=TrainingPhase)) == [STEP]
-    assert options(graph.render("html", phase=TrainingPhase)) == ["All of these moments", BACK, STEP, EPOCH]
-    assert options(graph.render("html", phase=ValidationPhase)) == ["All of these moments"]
-    [data] = re.findall(r'id="drawings">(.*?)</script>', graph.render("html"), re.DOTALL)
-    assert [[node["title"] for node in page["nodes"]] for page in json.loads(data)[1:]] == [
-        ["Clip()", "Norm()", "Spike()"],
-        [SHOW, "Log()", "Spike()"],
-        [SHOW, "Log()"],
-    ]
+    assert summaries(graph.render("html")) == [BACK, STEP, EPOCH, "At no moment"]
+    assert summaries(graph.render("html", event=StepEnd, phase=TrainingPhase)) == [STEP]
+    assert summaries(graph.render("html", phase=TrainingPhase)) == [BACK, STEP, EPOCH]
+    assert summaries(graph.render("html", phase=ValidationPhase)) == []
+    for chosen in ({}, {"phase": TrainingPhase}):
+        assert graph.render("svg", **chosen) in graph.render("html", **chosen)
 
 
-def test_notebooks_are_shown_the_tree_the_svg_and_mermaid() -> None:
+def test_notebook_formats() -> None:
     graph = sample()
     assert graph._repr_mimebundle_() == {
         "text/plain": graph.render("tree"),
@@ -362,9 +432,9 @@ def test_notebooks_are_shown_the_tree_the_svg_and_mermaid() -> None:
     }
 
 
-def test_the_text_is_the_same_for_every_order_of_the_list() -> None:
+def test_text_does_not_depend_on_list_order() -> None:
     def text(*callbacks: Any) -> str:
-        return build_graph(callbacks, PHASES).render("text")
+        return checked_graph(callbacks, PHASES).render("text")
 
     clip, norm = Clip(), Norm()
     one = text(in_order(clip, norm), Log(), Spike(), Show())
@@ -372,10 +442,10 @@ def test_the_text_is_the_same_for_every_order_of_the_list() -> None:
     assert text(Log(), Show(), Spike(), in_order(clip, norm)) == one
 
 
-def test_a_set_that_is_wrong_is_derived_without_raising() -> None:
+def test_invalid_callbacks_are_derived_without_error() -> None:
     broken = [Reader("a", cb(missing=Read())), Reader("b", {"nonsense": Read()})]
-    graph = derive_graph(broken, PHASES)
+    graph = unchecked_graph(broken, PHASES)
     assert [type(problem).__name__ for problem in graph.problems] == ["UnknownStateError", "MissingStateError"]
     with pytest.raises(CheckError, match="2 problems"):
         graph.require()
-    assert len(drawing(graph).problems) == 2
+    assert len(timeline(graph).problems) == 2

@@ -1,4 +1,4 @@
-"""Paths that do not exist, state that nobody creates, and values used before they are there."""
+"""Unknown paths, missing state, and values that are used before they exist."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 import fluxcb
 from fluxcb import Append, Callback, Read, Write, every, on
-from fluxcb._check.preflight import build_graph, phase_types
+from fluxcb._check.preflight import checked_graph, phase_types
 from fluxcb._declare.state import FIRST_LEVEL, PROGRESS, PROVIDERS
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError
-from fluxcb.callbacks import Monitors
+from fluxcb.callbacks import Monitors, Recorder
 from fluxcb.events import (
     BackwardBegin,
     BackwardEnd,
@@ -47,7 +47,7 @@ class Says(Callback):
 
 
 # What the phases of the library provide, and what the engine adds.
-STEP_NAMES = ["batch", "grads", "hold", "loss", "outputs", "skip", "stop", "updates", "xs", "ys"]
+STEP_NAMES = ["batch", "earlier_losses", "grads", "hold", "loss", "outputs", "skip", "stop", "updates", "xs", "ys"]
 
 # --- paths ------------------------------------------------------------------------------------------------------------
 
@@ -67,13 +67,13 @@ STEP_NAMES = ["batch", "grads", "hold", "loss", "outputs", "skip", "stop", "upda
         ),
         ({"step": {"zzz": Read()}}, "`step.zzz`, which no phase provides and no callback writes."),
         ({"step": {"aux": Read()}}, "`step.aux`, which no phase provides and no callback writes."),
-        ({"progress": {"stp": Read()}}, "`progress.stp`, which is no counter. Did you mean `step`?"),
-        ({"data": {"trainig": Read()}}, "`data.trainig`, which is the name of no phase. Did you mean `training`?"),
+        ({"progress": {"stp": Read()}}, "`progress.stp`, which is not a counter. Did you mean `step`?"),
+        ({"data": {"trainig": Read()}}, "`data.trainig`, which is not the name of a phase. Did you mean `training`?"),
         ({"*": {"params": Read()}}, "`*.params`, but `*` has no parts."),
         ({"control": {"x": Append()}}, "`control.x`, but `control` has no parts."),
     ],
 )
-def test_a_path_that_does_not_exist(access: Any, what: str, refused: Any) -> None:
+def test_unknown_path_raises(access: Any, what: str, refused: Any) -> None:
     (first,) = access
     known = {"step": STEP_NAMES, "progress": sorted(PROGRESS), "data": ["training", "validation"]}
     names = known.get(first, sorted(FIRST_LEVEL))
@@ -81,7 +81,7 @@ def test_a_path_that_does_not_exist(access: Any, what: str, refused: Any) -> Non
     fix = f"write `{first}` alone" if alone else f"name one of {', '.join(names)}"
     text = f"Says declares access to {what}\n  where: Says.stateaccess  <@says>\n  fix:   {fix}"
     with refused(UnknownStateError, text):
-        build_graph([Says(access)], PHASES)
+        checked_graph([Says(access)], PHASES)
 
 
 @pytest.mark.parametrize(
@@ -93,16 +93,16 @@ def test_a_path_that_does_not_exist(access: Any, what: str, refused: Any) -> Non
         ({"progress": {"step": Append()}}, "progress.step", "remove it from `stateaccess`"),
     ],
 )
-def test_a_path_that_nobody_can_write(access: Any, path: str, fix: str, refused: Any) -> None:
+def test_read_only_path_raises_on_write(access: Any, path: str, fix: str, refused: Any) -> None:
     with refused(
         UnknownStateError,
-        f"Says declares to write `{path}`, which no callback can write.\n"
+        f"Says declares a write to `{path}`, which no callback can write.\n"
         f"  where: Says.stateaccess  <@says>\n  fix:   {fix}",
     ):
-        build_graph([Says(access)], PHASES)
+        checked_graph([Says(access)], PHASES)
 
 
-def test_paths_that_do_exist() -> None:
+def test_known_paths_are_accepted() -> None:
     access = {
         "params": Read(),
         "model_state": {"norm": {"mean": Read()}},
@@ -120,15 +120,15 @@ def test_paths_that_do_exist() -> None:
         "callbacks": Read(),
         "*": Read(),
     }
-    assert build_graph([Says(access)], PHASES).edges == {}
+    assert checked_graph([Says(access)], PHASES).edges == {}
 
 
-def test_a_step_name_is_known_if_a_phase_provides_it_or_a_callback_writes_it() -> None:
-    build_graph([Says({"step": {"aux": Read()}})], [LossTrainingPhase])
-    build_graph([Says({"step": {"norm": Read()}}), Says({"step": {"norm": Write()}})], PHASES)
+def test_step_value_is_known_if_phase_provides_or_callback_writes_it() -> None:
+    checked_graph([Says({"step": {"aux": Read()}})], [LossTrainingPhase])
+    checked_graph([Says({"step": {"norm": Read()}}), Says({"step": {"norm": Write()}})], PHASES)
 
 
-def test_the_names_a_handler_narrows_a_hub_to_are_checked_too(refused: Any) -> None:
+def test_narrowed_access_is_checked(refused: Any) -> None:
     class Narrow(Says):
         @on(access={"step": {"lsos": Read()}})  # narrow
         def run(self, event: StepEnd, phase, learner) -> None: ...
@@ -139,7 +139,7 @@ def test_the_names_a_handler_narrows_a_hub_to_are_checked_too(refused: Any) -> N
         "  where: Narrow.run  <@narrow>\n"
         f"  fix:   name one of {', '.join(STEP_NAMES)}",
     ):
-        build_graph([Narrow({"step": Read()})], PHASES)
+        checked_graph([Narrow({"step": Read()})], PHASES)
 
 
 # --- shared state -----------------------------------------------------------------------------------------------------
@@ -148,14 +148,14 @@ WHY = "  why:   it would fail at the first handler that reads it"
 
 
 @pytest.mark.parametrize("name", sorted(PROVIDERS))
-def test_missing_state_names_the_callback_that_creates_it(name: str, refused: Any) -> None:
+def test_missing_state_error_names_creator(name: str, refused: Any) -> None:
     with refused(
         MissingStateError,
         f"Says reads `cbstate.{name}`, which no callback creates.\n"
         f"  where: Says.stateaccess  <@says>\n{WHY}\n"
         f"  fix:   add `{PROVIDERS[name]}()` to the callbacks, which creates it",
     ):
-        build_graph([Says({"cbstate": {name: Read()}})], PHASES)
+        checked_graph([Says({"cbstate": {name: Read()}})], PHASES)
 
 
 @pytest.mark.parametrize(
@@ -169,16 +169,31 @@ def test_missing_state_names_the_callback_that_creates_it(name: str, refused: An
         ({"cbstate": {"hub": {"valid_loss": Read()}}}, "cbstate.hub.valid_loss", ""),
     ],
 )
-def test_missing_state_of_ones_own(read: Any, path: str, hint: str, refused: Any) -> None:
+def test_missing_custom_state_raises(read: Any, path: str, hint: str, refused: Any) -> None:
     written = {"cbstate": {"mine": Write(), "deep": {"loss": Append()}, "hub": Append()}}
     listed = [Says(written), Says({"cbstate": {"hub": Read()}}), every(Says(read), steps=5)]
+    provider = ", and add `Recorder()` to the callbacks" if "history" in hint else ""
+    instead = f"write `{hint.split('`')[1]}` instead of `{path.split('.')[-1]}`{provider}\n     or: " if hint else ""
     with refused(
         MissingStateError,
         f"Says at EverySteps(steps=5) reads `{path}`, which no callback creates.{hint}\n"
         f"  where: Says.stateaccess  <@says>\n{WHY}\n"
-        f"  fix:   add a callback that declares `Write()` on `{path}` and creates it in its `init`",
+        f"  fix:   {instead}add a callback that declares `Write()` on `{path}` and creates it in its `init`",
     ):
-        build_graph(listed, PHASES)
+        checked_graph(listed, PHASES)
+
+
+def test_misspelled_cbstate_entry_raises_with_suggestion(refused: Any) -> None:
+    misspelled = Says({"cbstate": {"histry": Read()}})
+    with refused(
+        MissingStateError,
+        "Says reads `cbstate.histry`, which no callback creates. Did you mean `history`?\n"
+        f"  where: Says.stateaccess  <@says>\n{WHY}\n"
+        "  fix:   write `history` instead of `histry`\n"
+        "     or: add a callback that declares `Write()` on `cbstate.histry` and creates it in its `init`",
+    ):
+        checked_graph([misspelled, Recorder()], PHASES)
+    checked_graph([Says({"cbstate": {"history": Read()}}), Recorder()], PHASES)
 
 
 @pytest.mark.parametrize(
@@ -193,19 +208,19 @@ def test_missing_state_of_ones_own(read: Any, path: str, hint: str, refused: Any
         ({"a": Write()}, {"a": {"x": Read(previous=True)}}),
     ],
 )
-def test_state_that_somebody_creates(written: Any, read: Any) -> None:
-    build_graph([Says({"cbstate": read}), Says({"cbstate": written})], PHASES)
+def test_created_state_is_accepted(written: Any, read: Any) -> None:
+    checked_graph([Says({"cbstate": read}), Says({"cbstate": written})], PHASES)
 
 
-def test_reading_all_shared_state_asks_for_nothing_in_particular() -> None:
-    build_graph([Says({"cbstate": Read()}), Says({"*": Read()})], PHASES)
+def test_reading_all_of_cbstate_requires_no_entry() -> None:
+    checked_graph([Says({"cbstate": Read()}), Says({"*": Read()})], PHASES)
 
 
 # --- step values ------------------------------------------------------------------------------------------------------
 
 
 def at(event: Any, phase: Any = Phase) -> Callable[[Any], Says]:
-    """Return what makes a callback with a handler of one moment."""
+    """Return a function that creates a callback with a handler of one moment."""
 
     def run(self: Any, event: Any, phase: Any, learner: Any) -> None: ...  # at
 
@@ -240,7 +255,7 @@ OUTSIDE = "host handlers see step values only at StepBegin and StepEnd"
         (StepEnd, ValidationPhase, "grads", "StepEnd x ValidationPhase", None, ""),
     ],
 )
-def test_a_step_value_used_where_it_does_not_exist(
+def test_step_value_before_its_event_raises(
     event: Any, phase: Any, name: str, shown: str, why: str | None, fix: str, refused: Any
 ) -> None:
     adder = at(BackwardEnd, AbstractTrainingPhase)({"step": {"added": Write(), "stop": Append()}})
@@ -251,7 +266,7 @@ def test_a_step_value_used_where_it_does_not_exist(
         f"  why:   {why or f'`step.{name}` does not exist yet there'}\n"
         f"  fix:   {f'handle {fix} instead' if fix else 'use it in a phase that provides it'}",
     ):
-        build_graph([at(event, phase)({"step": {name: Read()}}), adder], PHASES)
+        checked_graph([at(event, phase)({"step": {name: Read()}}), adder], PHASES)
 
 
 @pytest.mark.parametrize(
@@ -276,12 +291,12 @@ def test_a_step_value_used_where_it_does_not_exist(
         (UpdateEnd, Phase, "added"),
     ],
 )
-def test_a_step_value_used_where_it_exists(event: Any, phase: Any, name: str) -> None:
+def test_step_value_after_its_event_is_accepted(event: Any, phase: Any, name: str) -> None:
     adder = at(BackwardEnd, AbstractTrainingPhase)({"step": {"added": Write()}})
-    build_graph([at(event, phase)({"step": {name: Read()}}), adder], PHASES)
+    checked_graph([at(event, phase)({"step": {name: Read()}}), adder], PHASES)
 
 
-def test_a_narrowed_handler_is_looked_at_alone(refused: Any) -> None:
+def test_narrowed_handler_is_checked_by_its_own_access(refused: Any) -> None:
     class Narrow(Says):
         @on
         def end(self, event: StepEnd, phase, learner) -> None: ...
@@ -296,10 +311,10 @@ def test_a_narrowed_handler_is_looked_at_alone(refused: Any) -> None:
         "  why:   `step.loss` does not exist yet there\n"
         "  fix:   handle StepEnd instead",
     ):
-        build_graph([Narrow({"step": {"loss": Read()}})], PHASES)
+        checked_graph([Narrow({"step": {"loss": Read()}})], PHASES)
 
 
-def test_what_a_class_declares_for_a_narrowed_handler_is_no_fault_of_the_others() -> None:
+def test_class_access_for_narrowed_handler_does_not_affect_others() -> None:
     class Narrow(Says):
         @on
         def epoch(self, event: EpochEnd, phase, learner) -> None: ...
@@ -307,25 +322,25 @@ def test_what_a_class_declares_for_a_narrowed_handler_is_no_fault_of_the_others(
         @on(access={"step": {"loss": Read()}})
         def step(self, event: StepEnd, phase, learner) -> None: ...
 
-    build_graph([Narrow({"step": {"loss": Read()}})], PHASES)
+    checked_graph([Narrow({"step": {"loss": Read()}})], PHASES)
 
 
-def test_events_of_ones_own_are_not_second_guessed() -> None:
+def test_step_values_at_custom_events_are_not_checked() -> None:
     class Corrupt(TracedEvent): ...
 
     class Draw(HostEvent): ...
 
     for event in (Corrupt, Draw):
-        build_graph([at(event)({"step": {"loss": Read()}})], PHASES)
+        checked_graph([at(event)({"step": {"loss": Read()}})], PHASES)
 
 
-def test_an_event_of_ones_own_that_a_phase_provides_is_known(refused: Any) -> None:
+def test_custom_event_provided_by_phase_is_known(refused: Any) -> None:
     class Generated(TracedEvent): ...
 
     class GANPhase(AbstractTrainingPhase):
         provides = {Generated: ("fake",), LossBegin: (), BackwardBegin: ("loss",), BackwardEnd: ("grads",)}
 
-    build_graph([at(Generated)({"step": {"fake": Read()}})], [GANPhase])
+    checked_graph([at(Generated)({"step": {"fake": Read()}})], [GANPhase])
     with refused(
         MissingStateError,
         "User uses `step.loss` at Generated x GANPhase, where it does not exist.\n"
@@ -333,26 +348,28 @@ def test_an_event_of_ones_own_that_a_phase_provides_is_known(refused: Any) -> No
         "  why:   `step.loss` does not exist yet there\n"
         "  fix:   handle BackwardBegin instead",
     ):
-        build_graph([at(Generated)({"step": {"loss": Read()}})], [GANPhase])
+        checked_graph([at(Generated)({"step": {"loss": Read()}})], [GANPhase])
 
 
 # --- phases -----------------------------------------------------------------------------------------------------------
 
 
-def test_phases_are_classes_or_instances_one_or_many(refused: Any) -> None:
+def test_phases_may_be_classes_or_instances(refused: Any) -> None:
     assert phase_types([TrainingPhase, ValidationPhase()]) == PHASES
     assert phase_types(TrainingPhase()) == phase_types(TrainingPhase) == (TrainingPhase,)
-    assert build_graph([], (TrainingPhase, TrainingPhase())).phases == (TrainingPhase,)
+    assert checked_graph([], (TrainingPhase, TrainingPhase())).phases == (TrainingPhase,)
     for wrong in (int, 3, Event):
         name = wrong.__name__ if isinstance(wrong, type) else type(wrong).__name__
-        with refused(DeclarationError, f"`phases` contains {name}, which is no phase.\n  fix:   derive it from Phase"):
-            build_graph([], [wrong])
+        with refused(
+            DeclarationError, f"`phases` contains {name}, which is not a phase.\n  fix:   derive it from Phase"
+        ):
+            checked_graph([], [wrong])
 
 
 @pytest.mark.parametrize(
     ("event", "names"), [(StepEnd, ("x",)), (LossBegin, "x"), (TracedEvent(), ("x",)), ("LossBegin", ("x",))]
 )
-def test_what_a_phase_provides_is_by_traced_event(event: Any, names: Any, refused: Any) -> None:
+def test_provides_of_wrong_type_raises(event: Any, names: Any, refused: Any) -> None:
     with refused(
         DeclarationError,
         f"`Bad.provides` must map traced events to tuples of step names, not {event!r} to {names!r}.\n"
@@ -362,9 +379,9 @@ def test_what_a_phase_provides_is_by_traced_event(event: Any, names: Any, refuse
         type("Bad", (Phase,), {"provides": {event: names}})
 
 
-def test_one_error_holds_all_problems() -> None:
+def test_one_error_contains_all_problems() -> None:
     with pytest.raises(CheckError) as caught:
-        build_graph(
+        checked_graph(
             [Says({"stpe": Read(), "cbstate": {"history": Read()}}), at(EpochEnd)({"step": {"loss": Read()}})], PHASES
         )
     assert [type(problem).__name__ for problem in caught.value.problems] == [
@@ -374,7 +391,7 @@ def test_one_error_holds_all_problems() -> None:
     ]
 
 
-def test_a_known_hub_that_is_appended_to_must_be_created():
+def test_appending_requires_creator():
     class Puts(Callback):
         def stateaccess(self):
             return {"cbstate": {"monitors": Append()}}

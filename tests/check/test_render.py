@@ -1,4 +1,4 @@
-"""The graph as text, whole."""
+"""The callback graph as text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import pickle
 from typing import Any
 
 from fluxcb import Append, Callback, EverySteps, Read, Write, every, in_order, on
-from fluxcb._check.preflight import build_graph, derive_graph
+from fluxcb._check.preflight import checked_graph, unchecked_graph
 from fluxcb._check.render import explain
 from fluxcb.events import BackwardEnd, EpochEnd, HostEvent, StepEnd
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 
 
 class Draw(HostEvent):
-    """An event of the user's own."""
+    """A custom event."""
 
 
 class Recorder(Callback):
@@ -55,9 +55,11 @@ class Clip(Callback):
     def count(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
 
 
-def test_explain_tells_per_moment_who_runs_in_which_order_and_why() -> None:
+def test_explain_lists_order_and_reasons_for_each_moment() -> None:
     first, second = every(Printer("a"), epochs=2), Printer("b")
-    graph = build_graph([first, second, Recorder(), Clip(), in_order(second, first)], (TrainingPhase, ValidationPhase))
+    graph = checked_graph(
+        [first, second, Recorder(), Clip(), in_order(second, first)], (TrainingPhase, ValidationPhase)
+    )
     a, b = 'Printer("a") at EveryEpochs(epochs=2)', 'Printer("b")'
     assert (
         explain(graph)
@@ -93,8 +95,8 @@ StepEnd x ValidationPhase (host)
     )
 
 
-def test_nothing_is_explained_in_no_lines() -> None:
-    graph = build_graph([], (TrainingPhase,))
+def test_explain_of_empty_graph() -> None:
+    graph = checked_graph([], (TrainingPhase,))
     assert explain(graph) == ""
 
 
@@ -134,8 +136,8 @@ class Table(Callback):
     def draw(self, event: Draw, phase: TrainingPhase, learner: Any) -> None: ...
 
 
-def test_what_places_a_handler_without_an_edge_is_explained() -> None:
-    graph = build_graph([Stop(), Bell(), Whistle(), Table(), Clip(), Average()], (TrainingPhase,))
+def test_explain_gives_reason_for_handlers_without_edges() -> None:
+    graph = checked_graph([Stop(), Bell(), Whistle(), Table(), Clip(), Average()], (TrainingPhase,))
     assert (
         explain(graph)
         == """\
@@ -158,9 +160,11 @@ Draw x TrainingPhase (host)
     )
 
 
-def test_a_graph_is_printed_as_a_summary() -> None:
+def test_graph_is_printed_as_summary() -> None:
     first, second = every(Printer("a"), epochs=2), Printer("b")
-    graph = build_graph([first, second, Recorder(), Clip(), in_order(second, first)], (TrainingPhase, ValidationPhase))
+    graph = checked_graph(
+        [first, second, Recorder(), Clip(), in_order(second, first)], (TrainingPhase, ValidationPhase)
+    )
     assert repr(graph) == "<CallbackGraph: 4 callbacks, 5 moments in 2 phases, 5 edges>"
     assert (
         str(graph)
@@ -184,19 +188,19 @@ TrainingPhase
 ValidationPhase
   StepEnd      host    1. Recorder()  2. Clip()
 
-Where no reason is given, no order is needed: host handlers run in list order,
+If no reason is given, no order is needed: host handlers run in list order,
 traced handlers in the order of their class names."""
     )
 
 
-def test_the_summary_of_a_set_that_is_empty_or_wrong() -> None:
-    assert str(build_graph([], (TrainingPhase,))) == "0 callbacks, 0 moments in 0 phases, 0 edges"
-    graph = derive_graph([Clip(), Clip()], (TrainingPhase,))
+def test_summary_of_empty_or_invalid_callbacks() -> None:
+    assert str(checked_graph([], (TrainingPhase,))) == "0 callbacks, 0 moments in 0 phases, 0 edges"
+    graph = unchecked_graph([Clip(), Clip()], (TrainingPhase,))
     assert repr(graph) == "<CallbackGraph: 2 callbacks, 2 moments in 1 phase, 0 edges, 1 problem>"
 
 
-def test_the_explanation_is_a_string_that_displays_itself() -> None:
-    graph = build_graph([Recorder()], (TrainingPhase,))
+def test_explanation_is_string_with_plain_repr() -> None:
+    graph = checked_graph([Recorder()], (TrainingPhase,))
     shown = graph.explain()
     assert shown == explain(graph)
     assert repr(shown) == str(shown) == explain(graph)

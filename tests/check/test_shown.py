@@ -1,4 +1,4 @@
-"""What REPLs and notebooks display of a graph and of the texts made from it."""
+"""The display of graphs and of rendered texts in REPLs and notebooks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from fluxcb import Callback, Read, Write, on
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._check.preflight import build_graph, derive_graph
+from fluxcb._check.preflight import checked_graph, unchecked_graph
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase
 
@@ -46,19 +46,19 @@ class Reader(Callback):
 
 
 def chain() -> CallbackGraph:
-    return build_graph([Reader(), Passer(), Writer()], (TrainingPhase,))
+    return checked_graph([Reader(), Passer(), Writer()], (TrainingPhase,))
 
 
 def picture(graph: Any) -> tuple[list[str], int]:
-    """Return the titles of the boxes and the number of links in the picture that a notebook displays."""
+    """Return the callbacks in the rows of a notebook picture, and its number of lines."""
     root = ElementTree.fromstring(graph._repr_mimebundle_()["image/svg+xml"])
     groups = root.findall(f".//{SVG}g")
-    nodes = [g.findtext(f"{SVG}title", "") for g in groups if (g.get("class") or "").startswith("node")]
-    links = [g for g in groups if (g.get("class") or "").startswith("link")]
-    return [title.splitlines()[0] for title in nodes], len(links)
+    rows = [g.findtext(f"{SVG}title", "") for g in groups if (g.get("class") or "").startswith("row")]
+    arcs = [g for g in groups if (g.get("class") or "").startswith("arc")]
+    return [title.splitlines()[0] for title in rows], len(arcs)
 
 
-def test_the_graph_for_networkx_is_displayed_as_a_picture() -> None:
+def test_networkx_graph_is_displayed_as_picture() -> None:
     graph = chain()
     shown = graph.digraph
     assert isinstance(shown, nx.DiGraph)
@@ -79,7 +79,7 @@ def test_the_graph_for_networkx_is_displayed_as_a_picture() -> None:
     [nx.DiGraph.copy, copy.copy, copy.deepcopy, lambda graph: pickle.loads(pickle.dumps(graph)), nx.freeze],
     ids=["copy", "copy.copy", "deepcopy", "pickle", "freeze"],
 )
-def test_copies_are_displayed_alike(copied: Any) -> None:
+def test_copied_graphs_have_same_display(copied: Any) -> None:
     graph = chain().digraph
     again = copied(graph)
     assert again._repr_mimebundle_() == graph._repr_mimebundle_()
@@ -87,17 +87,17 @@ def test_copies_are_displayed_alike(copied: Any) -> None:
     assert again.edges["Writer()", "Passer()"]["reasons"] == ("Writer writes `cbstate.a`, Passer reads it",)
 
 
-def test_parts_of_a_graph_are_displayed_as_parts() -> None:
+def test_subgraphs_have_partial_display() -> None:
     graph = chain().digraph
-    assert picture(graph) == (["Reader()", "Passer()", "Writer()"], 3)
-    assert picture(graph.subgraph(["Writer()", "Reader()"])) == (["Reader()", "Writer()"], 1)
-    assert picture(graph.edge_subgraph([("Writer()", "Passer()")])) == (["Passer()", "Writer()"], 1)
+    assert picture(graph) == (["Writer()", "Passer()", "Reader()"], 3)
+    assert picture(graph.subgraph(["Writer()", "Reader()"])) == (["Writer()", "Reader()"], 1)
+    assert picture(graph.edge_subgraph([("Writer()", "Passer()")])) == (["Writer()", "Passer()"], 1)
     smaller = graph.copy()
     smaller.remove_edge("Writer()", "Reader()")
-    assert picture(smaller) == (["Reader()", "Passer()", "Writer()"], 2)
+    assert picture(smaller) == (["Writer()", "Passer()", "Reader()"], 2)
 
 
-def test_a_graph_that_is_no_longer_of_callbacks_has_no_picture() -> None:
+def test_modified_graph_has_no_picture() -> None:
     graph = chain().digraph
     reversed_ = graph.reverse()
     other = graph.copy()
@@ -108,7 +108,7 @@ def test_a_graph_that_is_no_longer_of_callbacks_has_no_picture() -> None:
     assert set(graph.to_undirected()["Writer()"]) == {"Passer()", "Reader()"}
 
 
-def test_rendered_graphs_are_strings_that_display_themselves() -> None:
+def test_rendered_graph_is_string_with_rich_display() -> None:
     graph = chain()
     for form in ("tree", "text", "dot", "mermaid", "svg", "html"):
         shown = graph.render(form)
@@ -126,6 +126,6 @@ def test_rendered_graphs_are_strings_that_display_themselves() -> None:
     assert html.unescape(frame[1]) == page
 
 
-def test_the_picture_of_a_set_that_is_wrong_shows_the_conflict() -> None:
-    graph = derive_graph([Writer(), Writer()], (TrainingPhase,)).digraph
-    assert re.findall('class="link ([a-z]+)', graph._repr_mimebundle_()["image/svg+xml"]) == ["conflict"]
+def test_picture_of_invalid_callbacks_shows_conflict() -> None:
+    graph = unchecked_graph([Writer(), Writer()], (TrainingPhase,)).digraph
+    assert re.findall('class="arc ([a-z]+)', graph._repr_mimebundle_()["image/svg+xml"]) == ["conflict"]

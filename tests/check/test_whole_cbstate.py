@@ -1,4 +1,4 @@
-"""`{"cbstate": Write()}` stands for every entry that the callback's `init` creates."""
+"""`{"cbstate": Write()}` covers every entry that the callback's `init` creates."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reads(Callback):
 
 @pytest.mark.parametrize("creator", [OnHost, InStep])
 @pytest.mark.parametrize("turned", [False, True])
-def test_who_reads_an_entry_that_init_creates_runs_after_its_writer(creator: Any, turned: bool) -> None:
+def test_reader_of_created_entry_runs_after_writer(creator: Any, turned: bool) -> None:
     reads = Reads()
     callbacks = [reads, creator()] if turned else [creator(), reads]
     fluxcb.check(callbacks, default_callbacks=False)
@@ -66,7 +66,7 @@ def test_who_reads_an_entry_that_init_creates_runs_after_its_writer(creator: Any
     assert reads.seen == [1, 2, 3, 4]
 
 
-def test_an_entry_that_no_init_has_created_is_missing_when_the_learner_is_built(refused: Any) -> None:
+def test_entry_that_init_does_not_create_is_missing(refused: Any) -> None:
     where = fluxcb._declare.dispatch.source_of(Reads.stateaccess)
     with refused(
         MissingStateError,
@@ -78,7 +78,7 @@ def test_an_entry_that_no_init_has_created_is_missing_when_the_learner_is_built(
         testlearner(OnHost(), Reads("step"))
 
 
-def test_without_an_init_it_creates_nothing() -> None:
+def test_wildcard_without_init_creates_nothing() -> None:
     class Writes(Callback):
         def stateaccess(self) -> Any:
             return {"cbstate": Write()}

@@ -1,4 +1,4 @@
-"""Losses, models, optimizers, keys and schedules that cannot be meant, told in whole messages."""
+"""Invalid losses, models, optimizers, keys and schedules: complete messages."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def at(function):
 
 
 def fails(error, *callbacks, **kwargs):
-    """Return the message of the error that construction raises; the same callbacks are free afterwards."""
+    """Return the message of the error that construction raises, and check that the callbacks can be used again."""
     with pytest.raises(error) as raised:
         testlearner(*callbacks, **kwargs)
     assert all(getattr(callback, "_fluxcb_owner", None) is None for callback in callbacks)
@@ -43,8 +43,9 @@ def fails(error, *callbacks, **kwargs):
 
 
 CARRY = (
-    "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
-    "  fix:   return what came in, e.g. with `.astype(old.dtype)`, or create it right in `init`"
+    "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
+    "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+    "with the new ones in `init`"
 )
 
 
@@ -71,7 +72,7 @@ def learner_with(loss_fn, **kwargs):
     ],
     ids=["vector", "integer", "complex", "none", "python", "tuple"],
 )
-def test_a_loss_that_is_no_number(loss_fn, got, fix):
+def test_non_numeric_loss_raises(loss_fn, got, fix):
     with pytest.raises(TraceError) as raised:
         learner_with(loss_fn)
     if got is None:
@@ -79,12 +80,12 @@ def test_a_loss_that_is_no_number(loss_fn, got, fix):
         return
     assert str(raised.value) == (
         f"The loss must be one real floating-point number, float[], but is {got}.\n"
-        "  why:   its gradient is what training follows\n"
+        "  why:   training differentiates the loss, and only a real scalar has a gradient\n"
         f"  fix:   {fix}"
     )
 
 
-def test_model_state_that_changes_its_shape():
+def test_changing_shape_of_model_state_raises():
     def apply(params, state, xs):
         return params["w"] * xs, {"seen": jnp.append(state["seen"], 1.0)}
 
@@ -101,7 +102,7 @@ def test_model_state_that_changes_its_shape():
     )
 
 
-def test_an_optimizer_that_changes_dtypes():
+def test_optimizer_changing_dtype_raises():
     def update(updates, state, params=None):
         return updates, state.astype(jnp.float16)
 
@@ -121,12 +122,10 @@ class Schedules(Callback):
         learner.hyperparams.learning_rate = 0.1
 
 
-WHY_INJECTED = (
-    "  why:   only hyperparameters that optax injected live on the device and can change without a recompile\n"
-)
+WHY_INJECTED = "  why:   only injected hyperparameters are arrays on the device, which can change without recompiling\n"
 
 
-def test_hyperparameters_of_a_plain_optimizer():
+def test_hyperparameter_without_inject_raises():
     assert fails(MissingStateError, Schedules(), optimizer=optax.adam(0.1)) == (
         "Schedules() needs `hyperparams.learning_rate`, which this optimizer does not have.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
@@ -136,7 +135,7 @@ def test_hyperparameters_of_a_plain_optimizer():
 
 
 class Sets(Callback):
-    """Write the hyperparameter of a name."""
+    """Write the hyperparameter with the given name."""
 
     def __init__(self, name):
         self.name = name
@@ -164,7 +163,7 @@ def declare(name):
 @pytest.mark.parametrize(
     ("name", "meant"), [("lr", "learning_rate"), ("beta1", "b1"), ("nesterv", "nesterov"), ("x", "")]
 )
-def test_an_argument_that_the_factory_does_not_have(name, meant):
+def test_unknown_argument_of_inject_raises(name, meant):
     with pytest.raises(DeclarationError) as raised:
         inject(optax.adam, **{"learning_rate": 0.1, name: 0.1})
     assert raised.value.what == f"`adam` has no argument `{name}`." + (f" Did you mean `{meant}`?" if meant else "")
@@ -218,7 +217,7 @@ OPTIMIZERS = [
         lambda: optax.sgd(0.1),
         "temperature",
         "",
-        "name one that it can have: `learning_rate`, `momentum`",
+        "use one of the names that it can have: `learning_rate`, `momentum`",
     ),
     (
         lambda: inject(lambda rate: optax.sgd(rate), rate=0.1),
@@ -230,7 +229,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize(("optimizer", "name", "says", "fix"), OPTIMIZERS)
-def test_a_hyperparameter_that_is_not_there_and_what_to_write(optimizer, name, says, fix):
+def test_unknown_hyperparameter_raises_with_suggestion(optimizer, name, says, fix):
     made = {"w": jnp.zeros(()), "b": jnp.zeros(())}
     text = fails(MissingStateError, Sets(name), optimizer=optimizer())
     first, *_, last = text.splitlines()
@@ -248,64 +247,65 @@ def test_a_hyperparameter_that_is_not_there_and_what_to_write(optimizer, name, s
         testlearner(Sets(wanted), optimizer=optimizer()).fit(1)
 
 
-def test_a_hyperparameter_with_a_schedule_of_its_own():
+def test_hyperparameter_with_own_schedule_raises():
     scheduled = inject(optax.sgd, learning_rate=optax.linear_schedule(0.1, 0.0, 10))
     assert fails(MissingStateError, Schedules(), optimizer=scheduled) == (
         "Schedules() writes `hyperparams.learning_rate`, which an optax schedule inside the optimizer sets "
         "at each update.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
-        "  why:   what is written would be replaced at the next update\n"
+        "  why:   the next update would overwrite the written value\n"
         "  fix:   inject a number and give the schedule to a `Scheduler`: "
         "`fluxcb.inject(optax.sgd, learning_rate=1e-3)`"
     )
 
 
-def test_a_hyperparameter_that_exists_twice():
+def test_duplicate_hyperparameter_raises():
     twice = optax.chain(inject(optax.sgd, learning_rate=0.1), inject(optax.sgd, learning_rate=0.1))
     assert fails(MissingStateError, Schedules(), optimizer=twice) == (
         "Schedules() needs `hyperparams.learning_rate`, which this optimizer has 2 times.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
-        "  why:   the parts of a chained or partitioned optimizer share names, so a name does not say which\n"
-        "  fix:   inject it in one part only, or write `opt_state` in a callback of your own"
+        "  why:   the parts of an `optax.chain` have no names, so fluxcb cannot distinguish these hyperparameters\n"
+        '  fix:   name the parts with `optax.named_chain(("first", ...), ("second", ...))`, and write '
+        "`first.learning_rate`"
     )
 
 
 @pytest.mark.parametrize(("key", "shown"), [("abc", "'abc'"), (1.5, "1.5"), (True, "True"), (None, "None")])
-def test_bad_keys(key, shown):
+def test_invalid_key_raises(key, shown):
     assert fails(DeclarationError, key=key) == (
-        f"`key` must be an int or a typed random key, not {shown}.\n  fix:   write `key=0` or `key=jax.random.key(0)`"
+        f"`key` must be an int or one random key, not {shown}.\n  fix:   write `key=0` or `key=jax.random.key(0)`"
     )
 
 
-def test_a_raw_key_and_many_keys_are_refused():
-    for key in (jax.random.PRNGKey(0), jax.random.split(jax.random.key(0))):
-        assert fails(DeclarationError, key=key).startswith("`key` must be an int or a typed random key, not ")
+def test_array_of_keys_raises():
+    for key in (jax.random.split(jax.random.PRNGKey(0)), jax.random.split(jax.random.key(0))):
+        assert fails(DeclarationError, key=key).startswith("`key` must be an int or one random key, not ")
 
 
-def test_bad_optimizers():
+def test_invalid_optimizer_raises():
     assert fails(DeclarationError, optimizer=0.1) == (
         "`optimizer` must be an optax optimizer, not 0.1.\n"
-        "  fix:   e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+        "  fix:   write e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
     )
 
 
-def test_a_program_that_does_not_exist():
+def test_unknown_program_raises():
     assert fails(DeclarationError, program="fast") == (
         "`program` is 'loop', 'straight' or None, not 'fast'.\n  fix:   leave it out: the model decides"
     )
 
 
-def test_integer_parameters():
+def test_integer_parameter_raises():
     with pytest.raises(DeclarationError) as raised:
         Learner.from_loss({"w": jnp.zeros(()), "n": jnp.int32(3)}, lambda p, b, k: p["w"], optax.sgd(0.1))
     assert str(raised.value) == (
         "The parameter `params['n']` is int32[]; it must be floating-point.\n"
         "  why:   there is no gradient with respect to an integer\n"
-        "  fix:   keep it in `model_state`, or in the loss function's closure"
+        "  fix:   keep it in the model state, or in a closure of the model or the loss function"
     )
 
 
-def test_no_parameters():
+def test_missing_parameters_raise():
     with pytest.raises(DeclarationError) as raised:
         Learner.from_loss({}, lambda p, b, k: 0.0, optax.sgd(0.1))
     assert str(raised.value) == "The model has no parameters.\n  fix:   check what its `init` returns"
@@ -323,24 +323,24 @@ class Adds(Callback):
         learner.step.extra = jnp.zeros(())
 
 
-def test_a_value_given_only_on_some_steps():
+def test_value_written_only_in_some_steps_raises():
     bad = every(Adds(), steps=2, traced=True)
     assert fails(TraceError, bad) == (
-        "Adds() at EverySteps(steps=2) writes `step.extra` only on some steps, "
-        "and nothing gives it a value on the others.\n"
+        "Adds() at EverySteps(steps=2) writes `step.extra` only at some steps, "
+        "and nothing gives it a value at the others.\n"
         f"  where: Adds.add  {at(Adds.add)}\n"
         "  fix:   let a handler without a schedule write a default first, or drop `traced=True`"
     )
 
 
-def test_clocks_and_predicates_on_traced_handlers():
+def test_time_schedule_or_predicate_on_traced_handler_raises():
     from fluxcb import throttle
 
     with pytest.raises(DeclarationError) as raised:
         every(Adds(), seconds=3, traced=True)
     assert str(raised.value) == (
         "Traced handlers of Adds() cannot be scheduled by EverySeconds(seconds=3).\n"
-        "  why:   the compiled step knows step and epoch numbers, but no clock and no Python\n"
+        "  why:   the compiled step has the step and epoch numbers, but cannot read a clock or call Python\n"
         "  fix:   use `steps=` or `epochs=` for traced handlers"
     )
     with pytest.raises(DeclarationError, match=r"^Traced handlers of Adds\(\) cannot be scheduled by EverySeconds"):

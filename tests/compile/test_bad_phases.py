@@ -1,4 +1,4 @@
-"""What a phase and its step may not do, told in whole messages."""
+"""Invalid phases and steps: complete messages."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from fluxcb.testing import testlearner
 
 
 def trace(step, **kwargs):
-    """Return the error that a training phase with this step causes."""
+    """Return the error that a training phase with this step raises."""
     bad = type("Bad", (AbstractTrainingPhase,), {"step": step})
     with pytest.raises(TraceError) as raised:
         testlearner(phases=(bad(),), validation_batches=0, **kwargs)
@@ -26,7 +26,7 @@ def trace(step, **kwargs):
 TRANSFORMED = (
     "BackwardBegin is emitted inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.\n"
     "  where: Bad.step\n"
-    "  why:   what handlers write there would leak out of the transformation as tracers\n"
+    "  why:   values that handlers write there would leak out of the transformation as tracers\n"
     '  fix:   differentiate with `learner.grad(function, wrt="params")`, and emit outside other transformations'
 )
 
@@ -77,7 +77,7 @@ def in_vmap_in_grad(self, learner, emit):
 
 
 @pytest.mark.parametrize("step", [in_grad, in_vmap, in_scan, in_jit, in_vmap_in_grad])
-def test_emitting_inside_another_transformation_is_an_error(step):
+def test_emitting_inside_transformation_raises(step):
     assert trace(step) == TRANSFORMED
 
 
@@ -90,11 +90,11 @@ def assigns_in_grad(self, learner, emit):
     learner.apply_updates()
 
 
-def test_assigning_inside_another_transformation_is_an_error():
+def test_assigning_inside_transformation_raises():
     assert trace(assigns_in_grad) == (
         "`Bad.step` assigns `step.loss` inside a JAX transformation (grad, vmap, scan, ...) that fluxcb did not open.\n"
         "  why:   the value would leak out of the transformation as a tracer\n"
-        '  fix:   differentiate with `learner.grad(function, wrt="params")`, or assign what comes out of it'
+        '  fix:   differentiate with `learner.grad(function, wrt="params")`, or assign its result'
     )
 
 
@@ -141,16 +141,16 @@ def reshapes(self, learner, emit):
         (
             unassigned,
             "`Bad.step` reads `step.output` before it is assigned.\n"
-            "  fix:   assign `learner.step.output` first; so far there is batch",
+            "  fix:   assign `learner.step.output` first; so far, the step has batch",
         ),
         (
             wrong_wrt,
-            "`learner.grad(..., wrt='opt_state')` can differentiate with respect to `params` or a part of it.\n"
+            "`learner.grad(..., wrt='opt_state')` can differentiate only with respect to `params` or a part of it.\n"
             '  fix:   write `wrt="params"` or e.g. `wrt="params.generator"`',
         ),
         (
             unknown_wrt,
-            "`learner.grad(..., wrt='params.generator')` names no part of `params`, which has b, w.\n"
+            "`learner.grad(..., wrt='params.generator')` does not name a part of `params`, which has b, w.\n"
             '  fix:   write `wrt="params"` or e.g. `wrt="params.b"`',
         ),
         (
@@ -162,12 +162,12 @@ def reshapes(self, learner, emit):
             half_the_grads,
             "`step.grads` does not match `params` when the update is applied.\n"
             "  where: ['b'] is missing\n"
-            "  fix:   differentiate with respect to the whole of `params`, or put the parts together again",
+            "  fix:   differentiate with respect to all of `params`, or combine the gradients of the parts",
         ),
         (
             emits_host,
-            "`Bad.step` emits StepEnd, which is no traced event.\n"
-            "  why:   a step is traced once; host events happen between its calls\n"
+            "`Bad.step` emits StepEnd, which is not a traced event.\n"
+            "  why:   a step is traced once, and host events happen between its calls\n"
             "  fix:   derive `StepEnd` from TracedEvent",
         ),
         (unknown_part, "`Bad.step` reads `learner.parameters`, which a step does not have. Did you mean `params`?"),
@@ -179,17 +179,18 @@ def reshapes(self, learner, emit):
         (
             reshapes,
             "`Bad.step` changes the structure, shape or dtype of `params`: ['w']: float32[] became float32[3].\n"
-            "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
-            "  fix:   return what came in, e.g. with `.astype(old.dtype)`, or create it right in `init`",
+            "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
+            "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the "
+            "value with the new ones in `init`",
         ),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_what_a_step_may_not_do(step, text):
+def test_invalid_step_raises(step, text):
     assert trace(step) == text
 
 
-def test_a_model_step_without_a_model():
+def test_model_step_without_model_raises():
     class Forwards(AbstractTrainingPhase):
         def step(self, learner, emit):
             learner.forward(learner.params, learner.step.batch)
@@ -206,7 +207,7 @@ def test_a_model_step_without_a_model():
     )
 
 
-def test_a_phase_without_a_step():
+def test_phase_without_step_raises():
     from fluxcb import DeclarationError
 
     class Idle(AbstractTrainingPhase):
@@ -215,7 +216,7 @@ def test_a_phase_without_a_step():
     with pytest.raises(DeclarationError) as raised:
         testlearner(phases=(Idle(),), validation_batches=0)
     assert str(raised.value) == (
-        "`Idle` has no `step(self, learner, emit)`, so nothing can be run in it.\n"
+        "`Idle` has no `step(self, learner, emit)`, so it has nothing to run.\n"
         "  fix:   derive `Idle` from TrainingPhase or ValidationPhase, or write its `step`"
     )
 
@@ -225,15 +226,16 @@ def test_a_phase_without_a_step():
     [
         (
             (TrainingPhase,),
-            f"`phases` contains {TrainingPhase!r}, which is no phase instance.\n  fix:   write `TrainingPhase()`",
+            f"`phases` contains {TrainingPhase!r}, which is not a phase instance.\n  fix:   write `TrainingPhase()`",
         ),
         (
             ("training",),
-            "`phases` contains 'training', which is no phase instance.\n  fix:   e.g. `phases=(TrainingPhase(),)`",
+            "`phases` contains 'training', which is not a phase instance.\n"
+            "  fix:   write e.g. `phases=(TrainingPhase(),)`",
         ),
     ],
 )
-def test_phases_that_are_none(phases, text):
+def test_invalid_phases_raise(phases, text):
     from fluxcb import DeclarationError
 
     with pytest.raises(DeclarationError) as raised:
@@ -241,11 +243,11 @@ def test_phases_that_are_none(phases, text):
     assert str(raised.value) == text
 
 
-def test_no_phase_trains():
+def test_fit_without_training_phase_raises():
     from fluxcb import DeclarationError
 
     learner = testlearner(phases=(ValidationPhase(),), data={"validation": testlearner()._state.data["validation"]})
     assert learner.run_epoch(ValidationPhase()) == 2
     with pytest.raises(DeclarationError) as raised:
         learner.fit(1)
-    assert str(raised.value) == ("None of this Learner's phases trains.\n  fix:   give `phases=(TrainingPhase(), ...)`")
+    assert str(raised.value) == ("None of this Learner's phases trains.\n  fix:   pass `phases=(TrainingPhase(), ...)`")

@@ -1,4 +1,4 @@
-"""What cannot be compiled is told before the first step, in whole messages."""
+"""Errors while compiling are raised before the first step: complete messages."""
 
 import os
 
@@ -29,7 +29,7 @@ def at(function):
 
 
 def fails(error, *callbacks, **kwargs):
-    """Return the message of the error that construction raises; the same callbacks are free afterwards."""
+    """Return the message of the error that construction raises, and check that the callbacks can be used again."""
     with pytest.raises(error) as raised:
         testlearner(*callbacks, **kwargs)
     assert all(getattr(callback, "_fluxcb_owner", None) is None for callback in callbacks)
@@ -59,10 +59,10 @@ def declared(made):
     return f"  where: Made.stateaccess  {at(type(made).stateaccess)}\n         Made.handle  {at(type(made).handle)}\n"
 
 
-WHY_DECLARED = "  why:   order, conflicts and what leaves the device are derived from what is declared\n"
+WHY_DECLARED = "  why:   declared access determines order, conflicts and device-to-host transfers\n"
 
 
-def test_an_undeclared_read():
+def test_undeclared_read_raises():
     bad = made(BackwardEnd, {"step": {"grads": Write()}}, lambda learner: learner.step.loss)
     assert fails(AccessError, bad) == (
         "Made() may not read `step.loss`: its `stateaccess` does not declare it.\n"
@@ -72,14 +72,14 @@ def test_an_undeclared_read():
     )
 
 
-def test_a_misspelt_read():
+def test_misspelled_read_raises_with_suggestion():
     bad = made(BackwardEnd, {"step": {"grads": Write()}}, lambda learner: learner.step.grad)
     assert fails(AccessError, bad).splitlines()[0] == (
         "Made() may not read `step.grad`: its `stateaccess` does not declare it. Did you mean `grads`?"
     )
 
 
-def test_an_undeclared_write():
+def test_undeclared_write_raises():
     def write(learner):
         learner.params = learner.step.grads
 
@@ -92,28 +92,28 @@ def test_an_undeclared_write():
     )
 
 
-def test_a_write_under_read():
+def test_write_with_read_access_raises():
     def write(learner):
         learner.step.grads = learner.step.grads
 
     bad = made(BackwardEnd, {"step": {"grads": Read()}}, write)
     assert fails(AccessError, bad) == (
-        "Made() declares only to read `step.grads`, and writes it.\n"
+        "Made() declares only Read() on `step.grads`, but writes it.\n"
         + declared(bad)
         + WHY_DECLARED
         + '  fix:   add `{"step": {"grads": Write()}}` to `stateaccess`'
     )
 
 
-def test_a_write_into_a_dict_obtained_by_read():
+def test_write_into_dict_with_read_access_raises():
     def write(learner):
         learner.step.grads["w"] = jnp.zeros(())
 
     bad = made(BackwardEnd, {"step": {"grads": Read()}}, write)
     assert fails(AccessError, bad) == (
-        "Made() writes into the container it read from `step.grads`.\n"
+        "Made() writes into the container that it read from `step.grads`.\n"
         + where(bad)
-        + "  why:   what is read is a copy, so the change would be lost\n"
+        + "  why:   reading returns a copy, so the change would be lost\n"
         "  fix:   declare Write(), change a copy, and assign it: `learner.step.grads = copy`"
     )
 
@@ -127,7 +127,7 @@ def test_a_write_into_a_dict_obtained_by_read():
         (UpdateEnd, "step.skip", "ForwardBegin or LossBegin or BackwardBegin or BackwardEnd"),
     ],
 )
-def test_a_write_at_an_event_where_it_has_no_effect(event, path, events):
+def test_write_at_event_without_effect_raises(event, path, events):
     names = path.split(".")
     access = {"step": {names[1]: Write()}} if len(names) == 2 else {path: Write()}
 
@@ -139,14 +139,14 @@ def test_a_write_at_an_event_where_it_has_no_effect(event, path, events):
 
     bad = made(event, access, write)
     assert fails(AccessError, bad) == (
-        f"Made() writes `{path}` at {event.__name__}; it can be written at {events}.\n"
+        f"Made() writes `{path}` at {event.__name__}, but it can only be written at {events}.\n"
         + where(bad)
-        + "  why:   elsewhere the write would have no effect, or another one than it seems\n"
+        + "  why:   at another event, the write would have no effect or an unexpected effect\n"
         f"  fix:   move it to a handler of {events}"
     )
 
 
-def test_a_value_that_is_not_there_yet():
+def test_reading_value_before_its_event_raises():
     class Early(Callback):
         def stateaccess(self):
             return {"step": {"grads": Read()}}
@@ -156,14 +156,14 @@ def test_a_value_that_is_not_there_yet():
             learner.step.grads  # noqa: B018 - the read is the test
 
     assert fails(TraceError, Early()) == (
-        "Early() reads `step.grads` at LossBegin x TrainingPhase, where it does not exist (yet).\n"
+        "Early() reads `step.grads` at LossBegin x TrainingPhase, but it does not exist there.\n"
         f"  where: Early.early  {at(Early.early)}\n"
-        "  why:   at that point the step has batch, outputs, xs, ys\n"
-        "  fix:   handle a later event, or a phase that provides it"
+        "  why:   at this event, the step has batch, outputs, xs, ys\n"
+        "  fix:   handle a later event, or a phase that provides the value"
     )
 
 
-def test_a_learner_kept_beyond_its_event():
+def test_using_learner_after_its_event_raises():
     kept = []
     good = made(BackwardEnd, {"step": {"grads": Read()}}, lambda learner: kept.append(learner))
     learner = testlearner(good)
@@ -173,7 +173,7 @@ def test_a_learner_kept_beyond_its_event():
         "Made() uses a traced learner after its event has ended.\n"
         + where(good)
         + "  why:   its values exist only while the step is traced\n"
-        "  fix:   do not keep `learner`; put what must survive into `learner.cbstate`"
+        "  fix:   do not store `learner`; keep values in `learner.cbstate` instead"
     )
     learner.fit(1)
 
@@ -203,19 +203,20 @@ def formats(learner):
 
 
 @pytest.mark.parametrize("function", [branches, floats, numpys, indexes, formats])
-def test_a_traced_handler_that_needs_a_value(function):
+def test_traced_handler_using_concrete_value_raises(function):
     bad = made(BackwardBegin, {"step": {"loss": Read()}}, function)
     lines = fails(TraceError, bad).splitlines()
     assert lines[0].startswith("The traced handler Made().handle needs a value in Python: ")
     assert lines[1] == where(bad).rstrip()
     assert lines[-3:] == [
-        "  why:   BackwardBegin handlers run while the step is compiled, when values are not known yet",
-        "  fix:   stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value",
+        "  why:   BackwardBegin handlers run while the step is traced, when values are not known yet",
+        "  fix:   use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
+        "or format values",
         "     or: read the value in a host handler, at StepEnd",
     ]
 
 
-def test_a_handler_that_branches_says_in_which_line():
+def test_branching_error_names_line():
     class Branches(Callback):
         def stateaccess(self):
             return {"step": {"loss": Read()}}
@@ -231,13 +232,14 @@ def test_a_handler_that_branches_says_in_which_line():
         "Attempted boolean conversion of traced array with shape bool[].\n"
         f"  where: Branches.branch  {at(Branches.branch)}\n"
         f"         line {Branches.branch.__code__.co_firstlineno + 2}\n"
-        "  why:   BackwardBegin handlers run while the step is compiled, when values are not known yet\n"
-        "  fix:   stay in jax.numpy: `jnp.where(condition, a, b)` instead of `if`, no float(), no f-string of a value\n"
+        "  why:   BackwardBegin handlers run while the step is traced, when values are not known yet\n"
+        "  fix:   use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
+        "or format values\n"
         "     or: read the value in a host handler, at StepEnd"
     )
 
 
-def test_a_tracer_kept_in_a_field():
+def test_leaked_tracer_raises():
     class Keeps(Callback):
         def stateaccess(self):
             return {"step": {"loss": Read()}}
@@ -247,16 +249,16 @@ def test_a_tracer_kept_in_a_field():
             self.last = {"loss": learner.step.loss}
 
     assert fails(TraceError, Keeps()) == (
-        "Keeps() keeps a traced value in `self.last`.\n"
+        "Keeps() stores a traced value in `self.last`.\n"
         f"  where: Keeps.keep  {at(Keeps.keep)}\n"
-        "  why:   traced handlers run once, while the step is compiled; outside it the value means nothing\n"
+        "  why:   a traced handler runs once, while the step is traced, and its values are invalid afterwards\n"
         "  fix:   put it into `learner.cbstate` (created in `init`) to carry it from step to step\n"
         "     or: read it in a host handler, at StepEnd"
     )
 
 
 class Holder(Callback):
-    """Keep something that is no pytree where the engine looks for arrays: in a field, and in shared state."""
+    """Keep an object that is not a pytree in a field and in `cbstate`."""
 
     def __init__(self, kept):
         self.kept = kept
@@ -277,7 +279,7 @@ class Holder(Callback):
     [iter([1]), (x for x in [1]), [map(str, [1])], {"a": {"b": zip([1], [2], strict=True)}}, {1: 2, "a": iter([1])}],
     ids=["iterator", "generator", "map", "zip", "mixed"],
 )
-def test_what_is_no_pytree_is_kept_as_it_is(kept):
+def test_non_pytree_entry_is_kept_unchanged(kept):
     learner = testlearner(Holder(kept), batches=2)
     learner.fit(1)
     assert learner.cbstate["kept"] is kept
@@ -287,8 +289,9 @@ def test_what_is_no_pytree_is_kept_as_it_is(kept):
 # -- shapes ------------------------------------------------------------------------------------------------------------
 
 CARRY = (
-    "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
-    "  fix:   return what came in, e.g. with `.astype(old.dtype)`, or create it right in `init`"
+    "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
+    "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+    "with the new ones in `init`"
 )
 
 
@@ -323,14 +326,14 @@ class Holds(Callback):
         (lambda held: {"a": held["a"].sum()}, {"a": jnp.zeros(1)}, "['a']: float32[1] became float32[]"),
     ],
 )
-def test_carried_state_that_changes_its_shape(change, first, difference):
+def test_changing_shape_of_carried_state_raises(change, first, difference):
     lines = fails(TraceError, Holds(change, first)).splitlines()
     assert lines[0] == f"Holds() changes the structure, shape or dtype of `cbstate.held`: {difference}."
     assert lines[1] == f"  where: Holds.update  {at(Holds.update)}"
     assert "\n".join(lines[-2:]) == CARRY
 
 
-def test_python_numbers_and_weak_types_take_the_carried_dtype():
+def test_python_numbers_and_weak_types_take_carried_dtype():
     learner = testlearner(Holds(lambda held: 3, jnp.zeros((), jnp.float16)))
     learner.fit(1)
     assert (learner.cbstate["held"].dtype, float(learner.cbstate["held"])) == (jnp.float16, 3.0)
@@ -340,7 +343,7 @@ def test_python_numbers_and_weak_types_take_the_carried_dtype():
     assert learner.compile_counts == {"traces": 2, "compiles": 2}
 
 
-def test_gradients_that_change_their_shape():
+def test_changing_shape_of_gradients_raises():
     def reshape(learner):
         learner.step.grads = {**learner.step.grads, "w": jnp.zeros(3)}
 
@@ -352,7 +355,7 @@ def test_gradients_that_change_their_shape():
     )
 
 
-def test_a_hyperparameter_that_is_no_scalar():
+def test_non_scalar_hyperparameter_raises():
     def put(learner):
         learner.hyperparams.learning_rate = jnp.zeros(2)
 
@@ -360,12 +363,12 @@ def test_a_hyperparameter_that_is_no_scalar():
     assert fails(TraceError, bad) == (
         "Made() sets `hyperparams.learning_rate` to float32[2]; it is float32[].\n"
         + where(bad)
-        + "  why:   a hyperparameter is one number on the device, and its shape is compiled into the step\n"
-        "  fix:   give one number, e.g. `jnp.mean(...)` of several"
+        + "  why:   a hyperparameter is a scalar on the device, and its shape is compiled into the step\n"
+        "  fix:   reduce the values to one number, e.g. with `jnp.mean(...)`"
     )
 
 
-def test_a_flag_that_is_no_flag():
+def test_non_boolean_flag_raises():
     def stop(learner):
         learner.step.stop = jnp.array([True, False])
 
@@ -373,14 +376,14 @@ def test_a_flag_that_is_no_flag():
     assert fails(TraceError, bad) == (
         "Made() writes bool[2] to `step.stop`, which is bool[].\n"
         + where(bad)
-        + "  fix:   reduce it: `jnp.any(...)` or `jnp.all(...)`"
+        + "  fix:   reduce the value: `jnp.any(...)` or `jnp.all(...)`"
     )
 
 
 # -- shared state that does not ride -----------------------------------------------------------------------------------
 
 
-def test_shared_python_state_in_a_traced_handler():
+def test_python_state_in_traced_handler_raises():
     class Lists(Callback):
         def stateaccess(self):
             return {"cbstate": {"values": Write()}}
@@ -393,14 +396,14 @@ def test_shared_python_state_in_a_traced_handler():
             learner.cbstate.values.append(1)
 
     assert fails(TraceError, Lists()) == (
-        "Lists() touches `cbstate.values` in a traced handler, but it is not in the carry.\n"
+        "Lists() uses `cbstate.values` in a traced handler, but the carry does not contain it.\n"
         f"  where: Lists.use  {at(Lists.use)}\n"
-        "  why:   only shared state made of JAX arrays, and declared by a traced handler, rides in the carry\n"
+        "  why:   the carry contains only shared state that consists of JAX arrays and that a traced handler declares\n"
         "  fix:   create it in `init` as arrays: `learner.cbstate.values = jnp.zeros(...)`"
     )
 
 
-def test_shared_state_that_nobody_creates():
+def test_uncreated_entry_raises():
     bad = made(UpdateEnd, {"cbstate": {"never": Write()}}, lambda learner: learner.cbstate.never)
     assert fails(MissingStateError, bad) == (
         "Made() declares `cbstate.never`, which no callback's `init` creates.\n"

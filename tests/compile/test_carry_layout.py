@@ -1,4 +1,4 @@
-"""The carry in few arrays: which lie together, and that nothing but that changes."""
+"""Packing the carry into few arrays: which arrays are combined, and that values do not change."""
 
 import functools
 
@@ -16,7 +16,7 @@ DTYPES = ("float32", "int32", "uint32", "bool", "bfloat16", "float16", "int8", "
 
 
 def bits(tree):
-    """Return shapes, dtypes and bits of all arrays; one NaN is as good as another (XLA makes all bfloat16 ones one)."""
+    """Return shapes, dtypes and bits of all arrays. All NaNs are equal, because XLA normalizes those of bfloat16."""
 
     def of(x):
         x = np.array(x)
@@ -29,7 +29,7 @@ def bits(tree):
 
 
 def together(carry):
-    """Return which arrays of a carry share a vector, by the vector's dtype."""
+    """Return which arrays of a carry share a vector, by the dtype of the vector."""
     layout = CarryLayout.of(carry)
     groups = {}
     for index, name in enumerate(layout.vectors if layout is not None else ()):
@@ -55,7 +55,7 @@ def carries(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(carries())
-def test_no_bit_is_lost(carry):
+def test_pack_and_unpack_preserve_all_bits(carry):
     layout = CarryLayout.of(carry)
     if layout is None:
         return
@@ -68,26 +68,26 @@ def test_no_bit_is_lost(carry):
     assert bits(split) == bits(carry)
 
 
-def test_small_arrays_lie_together_by_dtype():
+def test_small_arrays_are_grouped_by_dtype():
     carry = [*small(3), jnp.ones((32, 33)), *small(2, "int32", ()), jnp.ones((32, 32)), jnp.ones(1, "uint32")]
     # 32 x 33 floats are more than 4096 bytes, and there is one uint32 only.
     assert together(carry) == {"float32": [0, 1, 2, 6], "int32": [4, 5], "": [3, 7]}
 
 
-def test_few_arrays_are_left_as_they_are():
+def test_few_arrays_are_not_packed():
     assert CarryLayout.of(small(3)) is None
     assert together(small(4)) == {"float32": [0, 1, 2, 3]}
     assert CarryLayout.of([*small(2), *small(2, "int32"), jnp.ones(5000)]) is None
 
 
-def test_random_keys_lie_by_themselves():
+def test_random_keys_are_not_packed():
     carry = [*small(4), jax.random.key(0), jax.random.split(jax.random.key(1), 3)]
     assert together(carry) == {"float32": [0, 1, 2, 3], "": [4, 5]}
     layout = CarryLayout.of(carry)
     assert layout.unpack(layout.pack(carry))[4] is carry[4]
 
 
-def test_a_weak_type_makes_no_other_layout():
+def test_weak_type_does_not_change_layout():
     weak = jax.jit(lambda: 1.0)()
     assert weak.weak_type
     layout = CarryLayout.of([*small(4), weak])
@@ -95,7 +95,7 @@ def test_a_weak_type_makes_no_other_layout():
     assert not layout.unpack(layout.pack([*small(4), weak]))[4].weak_type  # as it would be after the first step
 
 
-def test_an_array_that_is_committed_keeps_all_as_they_are():
+def test_committed_array_disables_packing():
     assert CarryLayout.of([*small(5), jax.device_put(jnp.ones(2), jax.devices()[0])]) is None
 
 
@@ -110,12 +110,12 @@ def test_an_array_that_is_committed_keeps_all_as_they_are():
     ],
     ids=["length", "shapes", "dtype", "structure", "place"],
 )
-def test_another_carry_is_refused(other):
-    with pytest.raises(TypeError, match="another structure"):
+def test_packing_other_structure_raises(other):
+    with pytest.raises(TypeError, match="differs from the layout"):
         CarryLayout.of(small(5)).pack(other)
 
 
-def test_copies_survive_the_arrays():
+def test_copies_outlive_packed_arrays():
     large = [jnp.arange(2000.0), jnp.arange(2000.0) + 1]
     carry = {"a": small(4), "b": large, "c": jnp.arange(4.0)}
     layout = CarryLayout.of(carry)
@@ -130,7 +130,7 @@ def test_copies_survive_the_arrays():
     assert [x is None for x in copies] == [False, True, False]  # nobody asked for b[0]
 
 
-def test_what_is_kept_survives_the_arrays():
+def test_kept_arrays_outlive_packed_arrays():
     large = [jnp.arange(2000.0), jnp.arange(2000.0) + 1]
     carry = {"a": small(4), "b": large, "c": jnp.arange(6, dtype="int32").reshape(2, 3), "d": jnp.arange(4)}
     layout = CarryLayout.of(carry)
@@ -147,7 +147,7 @@ def test_what_is_kept_survives_the_arrays():
 
 
 @pytest.mark.parametrize("which", ["in the first vector", "in another vector", "by itself"])
-def test_one_array_is_replaced(which):
+def test_replace_one_array(which):
     carry = {
         "a": small(4),
         "b": jnp.arange(2000.0),
@@ -179,7 +179,7 @@ def test_one_array_is_replaced(which):
     assert bits(layout.unpack(doubled(replaced))) == bits(jax.tree.map(lambda x: 2 * x, expected))
 
 
-def test_a_part_is_the_same_whichever_way_it_is_taken():
+def test_unpacked_part_does_not_depend_on_method():
     carry = {"a": small(4), "b": jnp.arange(6).reshape(2, 3), "c": jnp.arange(4.0), "i": jnp.arange(2)}
     layout = CarryLayout.of(carry)
     arrays = layout.pack(carry)
@@ -194,7 +194,7 @@ def test_a_part_is_the_same_whichever_way_it_is_taken():
     assert bits(after) == bits(carry["c"])
 
 
-def test_what_was_unpacked_is_deleted_and_the_rest_is_not():
+def test_discard_deletes_only_unpacked_arrays():
     carry = [*small(4), jnp.ones(3000)]
     layout = CarryLayout.of(carry)
     unpacked = layout.unpack(layout.pack(carry))

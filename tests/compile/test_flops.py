@@ -1,4 +1,4 @@
-"""How large a step is, beside what XLA says of it, and what one computes by hand."""
+"""The estimated FLOPs of a step, compared with XLA and with formulas."""
 
 import jax
 import jax.numpy as jnp
@@ -42,19 +42,19 @@ def convolution(strides, groups):
     ],
     ids=["dense", "gradient", "batched", "convolution", "strided", "grouped"],
 )
-def test_steps_are_about_as_large_as_xla_counts(function, arguments):
+def test_flops_are_close_to_xla(function, arguments):
     expected = jax.jit(function).trace(*arguments).lower().cost_analysis()["flops"]
     assert of(function, *arguments) == pytest.approx(expected, rel=0.2)
 
 
-def test_a_loop_counts_its_turns():
+def test_loop_counts_each_iteration():
     def looped(x):
         return jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ carry), None), x, None, length=7)[0]
 
     assert of(looped, jnp.ones((20, 20))) == 7 * (2 * 20**3 + 20**2)
 
 
-def test_conditions_calls_and_gradients_of_ones_own_are_looked_into():
+def test_conditions_calls_and_custom_gradients_are_counted():
     @jax.custom_jvp
     def squared(x):
         return x @ x

@@ -1,4 +1,4 @@
-"""What a handler writes to `step.loss` moves the parameters, or is an error."""
+"""A handler that writes `step.loss` changes the parameters, or raises an error."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ class Doubles(Callback):
 
 
 class Replaces(Callback):
-    """Give a loss that hangs on no parameter."""
+    """Replace the loss with one that does not depend on the parameters."""
 
     def stateaccess(self):
         return {"step": {"loss": Write()}}
@@ -40,7 +40,7 @@ def phase(step):
 
 
 def trained(step, *callbacks):
-    """Return `w` after one step from w = 0, at a rate of 0.1."""
+    """Return `w` after one step from w = 0 with learning rate 0.1."""
     learner = testlearner(*callbacks, phases=(phase(step),), validation_batches=0, batches=1)
     learner.fit(1)
     return float(learner.params["w"])
@@ -102,13 +102,13 @@ def in_a_gradient_of_a_gradient(self, learner, emit):
         (emits_in_two_gradients, 0.6, 1.2),
     ],
 )
-def test_a_loss_that_a_handler_has_replaced_is_followed(step, alone, doubled):
+def test_replaced_loss_changes_gradient(step, alone, doubled):
     assert trained(step) == pytest.approx(alone, rel=1e-6)
     assert trained(step, Doubles()) == pytest.approx(doubled, rel=1e-6)
     assert trained(step, every(Doubles(), steps=1, traced=True)) == pytest.approx(doubled, rel=1e-6)
 
 
-def test_a_loss_that_is_replaced_by_a_constant():
+def test_constant_loss_raises():
     assert trained(returns_more_than_it, Replaces()) == pytest.approx(-0.1, rel=1e-6)  # the summand w
     with pytest.raises(TraceError, match=r"^The loss does not depend on `params`\."):
         trained(returns_step_loss, Replaces())
@@ -151,16 +151,16 @@ def emits_in_another_gradient(self, learner, emit):
 
 
 @pytest.mark.parametrize("step", [returns_its_own, reads_it_and_returns_its_own, emits_in_another_gradient])
-def test_a_gradient_that_does_not_follow_it(refused, step):
+def test_gradient_of_other_value_raises(refused, step):
     with refused(
         TraceError,
-        "`Bad.step` takes a gradient that does not follow the loss that Doubles() has replaced.\n"
+        "`Bad.step` takes a gradient that does not depend on the loss that Doubles() has replaced.\n"
         "  where: Bad.step\n"
         "         Doubles.double  <@double>\n"
-        "  why:   what the handler wrote to `step.loss` at BackwardBegin would be lost\n"
+        "  why:   the value that the handler wrote to `step.loss` at BackwardBegin would be lost\n"
         "  fix:   emit BackwardBegin in the function that is given to `learner.grad`, "
         "and return `learner.step.loss` from it\n"
-        "     or: make several losses one sum, with `jax.lax.stop_gradient` where one must not move a part",
+        "     or: combine several losses into one sum; use `jax.lax.stop_gradient` to keep a loss from changing a part",
     ):
         trained(step, Doubles())
     assert trained(step) == pytest.approx(0.6, rel=1e-6)  # nobody replaces it
@@ -181,14 +181,14 @@ def emits_before_its_gradient(self, learner, emit):
 
 
 @pytest.mark.parametrize("step", [emits_after_its_gradient, emits_before_its_gradient])
-def test_a_loss_replaced_outside_of_the_gradient(refused, step):
+def test_loss_replaced_outside_gradient_raises(refused, step):
     with refused(
         TraceError,
         "`Bad.step` emits BackwardBegin outside of its gradient, and does not use the loss that Doubles() has "
         "replaced.\n"
         "  where: Bad.step\n"
         "         Doubles.double  <@double>\n"
-        "  why:   what the handler wrote to `step.loss` would be lost\n"
+        "  why:   the value that the handler wrote to `step.loss` would be lost\n"
         "  fix:   emit BackwardBegin in the function that is given to `learner.grad`, "
         "and return `learner.step.loss` from it\n"
         "     or: without `learner.grad`: compute the update from `learner.step.loss`, read after BackwardBegin",
@@ -198,7 +198,7 @@ def test_a_loss_replaced_outside_of_the_gradient(refused, step):
 
 
 def evolves(self, learner, emit):
-    """Weigh a direction by the loss there: a gradient estimate that takes no gradient."""
+    """Weight a random direction by its loss: a gradient estimate without a gradient."""
     moved = {**learner.params, "w": learner.params["w"] + 1.0}
     learner.step.loss = square(moved)
     emit(BackwardBegin())
@@ -206,7 +206,7 @@ def evolves(self, learner, emit):
     learner.apply_updates()
 
 
-def test_a_step_without_a_gradient_may_use_the_loss_in_any_way():
+def test_step_without_gradient_may_use_loss_freely():
     assert trained(evolves) == pytest.approx(-0.4, rel=1e-6)  # (0 + 1 - 3)^2 = 4
     assert trained(evolves, Doubles()) == pytest.approx(-0.8, rel=1e-6)
 
@@ -217,7 +217,7 @@ def test_second_derivatives():
 
 
 class Twice(Callback):
-    """Ignore the loss that is there, and give another."""
+    """Ignore the current loss and assign another one."""
 
     def stateaccess(self):
         return {"step": {"loss": Write()}, "params": Read()}
@@ -230,12 +230,12 @@ class Twice(Callback):
         learner.step.loss = 2 * square(learner.params)
 
 
-def test_a_handler_may_overwrite_what_another_has_written():
+def test_handler_may_overwrite_earlier_loss():
     assert trained(returns_step_loss, Twice(), Doubles()) == pytest.approx(1.2, rel=1e-6)
 
 
 class Measures(ValidationPhase):
-    """A validation that emits BackwardBegin: it takes no gradient."""
+    """A validation phase that emits BackwardBegin without computing a gradient."""
 
     provides = {ForwardBegin: ("xs", "ys"), LossBegin: ("outputs",), BackwardBegin: ("loss",), ComputeEnd: ()}
 
@@ -256,7 +256,7 @@ class Keeps(Callback):
         self.kept.append(float(learner.step.loss))
 
 
-def test_a_validation_shows_the_loss_that_a_handler_has_replaced():
+def test_validation_shows_replaced_loss():
     plain, doubled = Keeps(), Keeps()
     testlearner(plain, phases=(TrainingPhase(), ValidationPhase())).run_epoch(ValidationPhase())
     testlearner(doubled, Doubles(), phases=(TrainingPhase(), Measures())).run_epoch(Measures())

@@ -1,4 +1,4 @@
-"""Phases of one's own: two networks, more events, other gradients; existing callbacks work with them."""
+"""Custom phases: two networks, additional events, other gradients, and built-in callbacks with them."""
 
 import jax
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ class GANPhase(AbstractTrainingPhase):
 
 
 class Keeps(Callback):
-    """Keep values of every step."""
+    """Keep the values of every step."""
 
     def __init__(self, *names):
         self.names, self.kept = names, []
@@ -104,7 +104,7 @@ def gan(*callbacks, data=None, **kwargs):
     )
 
 
-def test_a_gan_trains_as_by_hand():
+def test_gan_matches_hand_written_loop():
     keeps = Keeps("noise", "loss", "g_loss", "grads")
     learner = gan(keeps)
     learner.fit(2)
@@ -123,13 +123,13 @@ def test_a_gan_trains_as_by_hand():
     assert learner.compile_counts == {"traces": 1, "compiles": 1}
 
 
-def test_a_gan_moves_what_it_makes_towards_the_data():
+def test_gan_generates_points_near_data():
     learner = gan()
     learner.fit(30)
     assert float(learner.params["g"]["shift"]) == pytest.approx(2, abs=0.5)
 
 
-def test_existing_callbacks_work_with_it():
+def test_built_in_callbacks_work_with_gan():
     clip, ema, log = ClipGradients(0.01), ParameterEMA(0.5, validate=False), EventLog()
     learner = gan(Metrics(), Recorder(), clip, ema, log)
     learner.fit(1)
@@ -163,7 +163,7 @@ class HearsNoise(Callback):
         learner.step.heard = event.scale * learner.step.noise
 
 
-def test_a_traced_event_of_ones_own():
+def test_custom_traced_event():
     keeps = Keeps("noise", "heard")
     learner = testlearner(HearsNoise(), keeps, phases=(EmitsItsOwn(), ValidationPhase()))
     learner.fit(1)
@@ -173,7 +173,7 @@ def test_a_traced_event_of_ones_own():
 
 
 class Alternating(TrainingPhase):
-    """A phase with a value: two equal ones share a program."""
+    """A phase with a value; two equal phases share a program."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -191,7 +191,7 @@ class Alternating(TrainingPhase):
         learner.apply_updates()
 
 
-def test_phases_are_values():
+def test_equal_phases_share_program():
     learner = testlearner(phases=(Alternating(1.0),), validation_batches=0)
     batch = learner._state.data["training"][0]
     one = float(learner.run_step(Alternating(1.0), batch)["loss"])
@@ -206,7 +206,7 @@ def test_phases_are_values():
 
 
 class Frozen(TrainingPhase):
-    """Trains `w` only, by differentiating with respect to a part."""
+    """Train only `w`, by differentiating with respect to a part."""
 
     def step(self, learner, emit):
         def loss(w):
@@ -218,7 +218,7 @@ class Frozen(TrainingPhase):
         learner.apply_updates()
 
 
-def test_a_part_of_the_parameters_can_be_trained():
+def test_training_part_of_parameters():
     learner = testlearner(phases=(Frozen(),), validation_batches=0)
     learner.fit(3)
     assert float(learner.params["b"]) == 0
@@ -238,7 +238,7 @@ class Reacts(Callback):
         learner.params = jax.tree.map(lambda p: 0 * p, learner.params)
 
 
-def test_a_host_event_of_ones_own_can_change_the_parameters():
+def test_handler_of_custom_host_event_changes_parameters():
     learner = testlearner(Reacts())
     learner.fit(1)
     assert float(learner.params["w"]) != 0

@@ -1,4 +1,4 @@
-"""What the protected learner answers when it is not asked for a value: names, deletions, permissions."""
+"""The protected learner: `dir`, membership tests, deletion, and permissions."""
 
 import jax.numpy as jnp
 import pytest
@@ -10,7 +10,7 @@ from fluxcb.testing import testlearner
 
 
 def asked(event, access, function):
-    """Return what a function of the protected learner returns in a handler of an event."""
+    """Call a function with the protected learner in a handler of an event, and return its result."""
     answers = []
 
     class Asks(Callback):
@@ -41,7 +41,7 @@ ACCESS = {
 
 
 @pytest.mark.parametrize("event", [StepEnd, ComputeEnd])
-def test_the_names_of_the_learner_are_those_that_the_handler_may_see(event):
+def test_dir_lists_declared_names(event):
     seen = ["cbstate", "hyperparams", "key", "loss_fn", "params", "progress", "step"]
     assert asked(event, ACCESS, list) == seen
     names = [*seen, "opt_state", "model", "x", "control"]
@@ -50,7 +50,7 @@ def test_the_names_of_the_learner_are_those_that_the_handler_may_see(event):
 
 
 @pytest.mark.parametrize("event", [StepEnd, ComputeEnd])
-def test_the_names_of_parts(event):
+def test_dir_lists_declared_parts(event):
     assert asked(event, ACCESS, lambda learner: list(learner.params)) == ["w"]
     assert asked(event, ACCESS, lambda learner: ("w" in learner.params, "b" in learner.params)) == (True, False)
     assert asked(event, ACCESS, lambda learner: sorted(learner.cbstate.average)) == ["b", "w"]
@@ -58,7 +58,7 @@ def test_the_names_of_parts(event):
     assert asked(event, ACCESS, lambda learner: "step" in learner.progress)
 
 
-def test_the_star_sees_every_name():
+def test_wildcard_access_lists_all_names():
     assert asked(EpochEnd, {"*": Read()}, list) == [
         *("callbacks", "cbstate", "data", "evaluation", "hyperparams", "key", "loss_fn", "model", "model_state"),
         *("opt_state", "optimizer", "params", "progress", "snapshots", "step"),
@@ -104,18 +104,18 @@ def at_the_root(learner):
 @pytest.mark.parametrize("function", [by_item, by_name])
 @pytest.mark.parametrize("kind", [DeletesOnTheHost, DeletesInTheStep])
 @pytest.mark.parametrize("access", [{"cbstate": {"table": Write()}}, {"cbstate": Write()}])
-def test_items_can_be_deleted_no_more_than_attributes(kind, function, access):
+def test_deleting_items_raises(kind, function, access):
     callback = kind(function, access)
     with pytest.raises(AccessError) as raised:
         testlearner(callback).fit(1)
     assert str(raised.value).splitlines()[0] == (
-        f"{kind.__name__}() deletes `cbstate.table`; what the Learner holds cannot be deleted."
+        f"{kind.__name__}() deletes `cbstate.table`; state of the Learner cannot be deleted."
     )
-    assert raised.value.fix == ("assign what should stand there instead",)
+    assert raised.value.fix == ("assign a new value instead",)
 
 
-def test_the_learners_own_items():
-    with pytest.raises(AccessError, match=r"deletes `cbstate`; what the Learner holds cannot be deleted\."):
+def test_deleting_from_learner_raises():
+    with pytest.raises(AccessError, match=r"deletes `cbstate`; state of the Learner cannot be deleted\."):
         testlearner(DeletesOnTheHost(at_the_root, {})).fit(1)
 
 
@@ -150,11 +150,11 @@ def writes_control(learner):
 @pytest.mark.parametrize(("function", "verb"), [(reads_control, "reads"), (writes_control, "writes")])
 @pytest.mark.parametrize("kind", [ControlsOnTheHost, ControlsInTheStep])
 @pytest.mark.parametrize("access", [{}, {"control": Append()}, {"*": Read()}])
-def test_control_is_a_permission(kind, function, verb, access):
+def test_reading_or_writing_control_raises(kind, function, verb, access):
     with pytest.raises(AccessError) as raised:
         testlearner(kind(function, access)).fit(1)
     error = raised.value
-    assert error.what == f"{kind.__name__}() {verb} `control`, which is a permission, and holds nothing."
+    assert error.what == f"{kind.__name__}() {verb} `control`, which is a permission and has no value."
     assert error.why == '`"control": Append()` lets host handlers of StepBegin and StepEnd raise a Cancel'
     assert error.fix == (
         "raise CancelStep, CancelEpoch or CancelFitting in a host handler",

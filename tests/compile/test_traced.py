@@ -1,4 +1,4 @@
-"""Traced handlers: what they see, what their writes change, and how often the step is traced and compiled."""
+"""Traced handlers: the values that they read, the effect of their writes, and the number of traces and compilations."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ YS = 3 * XS - 1
 
 
 def one_step(*callbacks, rate=0.1):
-    """Return w and b after one step from 0, 0 with a learning rate, on the inputs 1 and 2."""
+    """Return w and b after one step from 0 on the inputs 1 and 2."""
     learner = testlearner(*callbacks, data=[(XS, YS)], learning_rate=rate)
     learner.fit(1)
     return float(learner.params["w"]), float(learner.params["b"]), learner
@@ -49,12 +49,12 @@ def made(event, access, function, phase=AbstractTrainingPhase):
 DW, DB = -12.0, -7.0
 
 
-def test_the_plain_step():
+def test_step_matches_formula():
     w, b, _ = one_step()
     np.testing.assert_allclose([w, b], [-0.1 * DW, -0.1 * DB], rtol=1e-6)
 
 
-def test_a_loss_rewritten_before_the_backward_pass_changes_the_gradients():
+def test_changed_loss_changes_gradients():
     def penalise(learner):
         learner.step.loss = 3 * learner.step.loss + learner.params["w"]
 
@@ -62,7 +62,7 @@ def test_a_loss_rewritten_before_the_backward_pass_changes_the_gradients():
     np.testing.assert_allclose([w, b], [-0.1 * (3 * DW + 1), -0.1 * 3 * DB], rtol=1e-6)
 
 
-def test_outputs_rewritten_before_the_loss_change_the_gradients():
+def test_changed_outputs_change_gradients():
     def double(learner):
         learner.step.outputs = 2 * learner.step.outputs
 
@@ -70,7 +70,7 @@ def test_outputs_rewritten_before_the_loss_change_the_gradients():
     np.testing.assert_allclose([w, b], [-0.1 * 2 * DW, -0.1 * 2 * DB], rtol=1e-6)
 
 
-def test_inputs_and_targets_rewritten_before_the_forward_pass():
+def test_changed_inputs_and_targets_change_gradients():
     def shift(learner):
         learner.step.xs = learner.step.xs - 1
         learner.step.ys = jnp.zeros_like(learner.step.ys) + 1
@@ -80,7 +80,7 @@ def test_inputs_and_targets_rewritten_before_the_forward_pass():
     np.testing.assert_allclose([w, b], [0.1 * 1, 0.1 * 2], rtol=1e-6)
 
 
-def test_gradients_rewritten_after_the_backward_pass():
+def test_changed_gradients_change_update():
     def halve(learner):
         learner.step.grads = {"w": learner.step.grads["w"] / 2, "b": jnp.zeros_like(learner.step.grads["b"])}
 
@@ -88,7 +88,7 @@ def test_gradients_rewritten_after_the_backward_pass():
     np.testing.assert_allclose([w, b], [-0.1 * DW / 2, 0], rtol=1e-6)
 
 
-def test_params_rewritten_after_the_update():
+def test_changed_params_after_update():
     def clip(learner):
         learner.params = jax.tree.map(lambda p: jnp.clip(p, -1, 1), learner.params)
 
@@ -96,7 +96,7 @@ def test_params_rewritten_after_the_update():
     np.testing.assert_allclose([w, b], [1.0, 0.7], rtol=1e-6)
 
 
-def test_one_parameter_can_be_written_by_its_path():
+def test_single_parameter_can_be_written_by_path():
     def zero(learner):
         learner.params.b = 0.0
 
@@ -104,7 +104,7 @@ def test_one_parameter_can_be_written_by_its_path():
     np.testing.assert_allclose([w, b], [1.2, 0], rtol=1e-6)
 
 
-def test_each_event_sees_what_the_design_says():
+def test_each_event_provides_documented_values():
     """LossBegin: old params and outputs; BackwardBegin: also the loss; BackwardEnd: grads; UpdateEnd: new params."""
 
     class Looks(Callback):
@@ -186,7 +186,7 @@ class CountsUpdates(Callback):
 
 
 def stateful_learner(*callbacks):
-    """Return a Learner whose model counts its applications, with adam."""
+    """Return a Learner with Adam whose model counts its applications."""
     from fluxcb.models import pair
 
     def init(key, xs):
@@ -205,11 +205,12 @@ def stateful_learner(*callbacks):
     )
 
 
-def test_a_skipped_step_keeps_the_train_state_and_counts():
+def test_skipped_step_keeps_train_state_and_is_counted():
     log = EventLog()
     learner = stateful_learner(Skips(1, 3), CountsUpdates(), log)
     learner.fit(1)
-    reference = stateful_learner()
+    # The same program, because XLA may round differently in a program without `step.skip`.
+    reference = stateful_learner(Skips(99, 99), CountsUpdates(), EventLog())
     reference.fit(steps=3)
     for name in ("params", "opt_state", "model_state"):
         jax.tree.map(np.testing.assert_array_equal, learner.state[name], reference.state[name])
@@ -219,7 +220,7 @@ def test_a_skipped_step_keeps_the_train_state_and_counts():
     assert log.names().count("StepEnd") == 5
 
 
-def test_two_skips_are_ored():
+def test_two_skips_are_combined_with_or():
     learner = testlearner(Skips(0), Skips(2), batches=4)
     learner.fit(1)
     reference = testlearner(data=testlearner()._state.data["training"][1::2])
@@ -239,7 +240,7 @@ class Stops(Callback):
         learner.step.stop = learner.progress.step == self.step
 
 
-def test_a_stop_that_nobody_hears_ends_the_window_and_nothing_else():
+def test_unhandled_stop_only_ends_window():
     log = EventLog()
     learner, reference = testlearner(Stops(4), log, batches=12), testlearner(batches=12)
     learner.fit(1)
@@ -253,7 +254,7 @@ def test_a_stop_that_nobody_hears_ends_the_window_and_nothing_else():
 
 
 class Sum(Callback):
-    """Sum the losses on the device, and read the sum at the epoch's end."""
+    """Sum the losses on the device, and read the sum at the end of the epoch."""
 
     def __init__(self):
         self.sums = []
@@ -287,7 +288,7 @@ class Losses(Callback):
         self.losses.append(float(learner.step.loss))
 
 
-def test_shared_state_rides_in_the_carry_through_training_and_validation():
+def test_cbstate_is_carried_through_training_and_validation():
     sums, losses = Sum(), Losses()
     learner = testlearner(sums, losses)
     learner.fit(2)
@@ -299,7 +300,7 @@ def test_shared_state_rides_in_the_carry_through_training_and_validation():
 
 
 class Draws(Callback):
-    """Put a random number into each step, and keep it."""
+    """Assign a random number in each step, and keep it."""
 
     def __init__(self, name=None):
         self.name = name
@@ -326,7 +327,7 @@ def drawn(*names, key=0):
     return [callback.drawn for callback in callbacks]
 
 
-def test_keys_differ_by_step_and_callback_and_nothing_else():
+def test_keys_depend_only_on_step_and_callback():
     (alone,) = drawn("a")
     assert len(set(alone)) == 10
     one, other = drawn("a", "b")
@@ -352,14 +353,14 @@ class DrawsInValidation(Callback):
         self.drawn.append((type(phase).name, float(learner.step.noise)))
 
 
-def test_keys_differ_between_validation_steps_and_from_training():
+def test_validation_keys_differ_by_step_and_from_training():
     draws = DrawsInValidation()
     testlearner(draws, batches=3, validation_batches=3).fit(2)
     assert len({value for _, value in draws.drawn}) == 12
 
 
 class Decays(Callback):
-    """Halve the learning rate on the device, after every step."""
+    """Halve the learning rate on the device after every step."""
 
     def stateaccess(self):
         return {"hyperparams": {"learning_rate": Write()}}
@@ -369,7 +370,7 @@ class Decays(Callback):
         learner.hyperparams.learning_rate = learner.hyperparams.learning_rate / 2
 
 
-def test_hyperparameters_change_without_recompiling():
+def test_hyperparameter_changes_without_recompilation():
     learner = testlearner(Decays(), batches=3, validation_batches=0, learning_rate=0.4)
     w = b = np.float32(0)
     for number, (xs, ys) in enumerate(learner._state.data["training"]):
@@ -395,7 +396,7 @@ class SetsRate(Callback):
         learner.hyperparams.learning_rate = 0.1 / (learner.progress.step + 1)
 
 
-def test_a_host_handler_sets_a_hyperparameter_at_every_step_without_recompiling():
+def test_host_handler_sets_hyperparameter_without_recompilation():
     rates = SetsRate()
     learner = testlearner(rates, batches=4, validation_batches=0)
     learner.fit(1)
@@ -406,14 +407,14 @@ def test_a_host_handler_sets_a_hyperparameter_at_every_step_without_recompiling(
 # -- how often ---------------------------------------------------------------------------------------------------------
 
 
-def test_one_trace_and_one_compile_per_phase():
+def test_one_trace_and_compilation_per_phase():
     learner = testlearner(Sum())
     assert learner.compile_counts == {"traces": 2, "compiles": 0}  # the dry run is the trace
     learner.fit(3)
     assert learner.compile_counts == {"traces": 2, "compiles": 2}
 
 
-def test_a_host_handler_costs_no_trace():
+def test_host_handler_adds_no_trace():
     learner = testlearner(Sum())
     learner.fit(1)
     learner.callbacks.add(EventLog())
@@ -424,7 +425,7 @@ def test_a_host_handler_costs_no_trace():
     assert learner.compile_counts == {"traces": 2, "compiles": 4}  # the loss leaves both phases' programs now
 
 
-def test_a_traced_handler_costs_one_trace_of_its_phase():
+def test_traced_handler_adds_one_trace():
     learner = testlearner(Sum())
     learner.fit(1)
     learner.callbacks.add(Decays())  # training only
@@ -436,7 +437,7 @@ def test_a_traced_handler_costs_one_trace_of_its_phase():
     assert learner.compile_counts["traces"] == 4
 
 
-def test_the_order_of_the_list_costs_no_trace():
+def test_list_order_adds_no_trace():
     learner = testlearner(Sum(), Decays(), CountsUpdates())
     learner.fit(1)
     counts = learner.compile_counts
@@ -446,7 +447,7 @@ def test_the_order_of_the_list_costs_no_trace():
 
 
 def jaxpr_computing(names, key):
-    """Return what is left of a step for some of its values, as text, and these values; the model may use its key."""
+    """Return the jaxpr of a step that computes only some of its values, as text, the values, and the step."""
 
     class Noisy(Callback):
         def stateaccess(self):
@@ -472,12 +473,12 @@ def jaxpr_computing(names, key):
         default_callbacks=False,
         key=3,
     )
-    step, carry = learner._parts.traced(learner.phases[0]), learner._state.carry
+    step, carry = learner._core.traced(learner.phases[0]), learner._state.train.carry
     run = step.computing(names)
     return str(jax.make_jaxpr(run)(carry, (XS, YS))), run(carry, (XS, YS))[1], step
 
 
-def test_what_nothing_needs_is_left_out_of_a_program():
+def test_unused_computations_are_removed():
     text, values, step = jaxpr_computing(("loss",), key=False)
     assert values.keys() == {"loss"}
     assert {"loss", "noise", "outputs", "grads"} <= step.step_specs.keys()

@@ -61,7 +61,7 @@ class CountsSteps(Callback):
     ],
     ids=["plain", "steps", "epochs", "throttle", "both"],
 )
-def test_traced_schedules(wrap, due):
+def test_schedules_of_traced_handlers(wrap, due):
     learner = testlearner(wrap(CountsSteps()), batches=5)
     learner.fit(2)
     assert np.flatnonzero(learner.cbstate["counted"]).tolist() == list(due)
@@ -69,7 +69,7 @@ def test_traced_schedules(wrap, due):
 
 
 class CountsAndLooks(CountsSteps):
-    """Has a host handler, too."""
+    """Count in a traced handler, and also have a host handler."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ class CountsAndLooks(CountsSteps):
         self.looked.append(learner.progress.step)
 
 
-def test_without_being_asked_to_a_wrapper_leaves_traced_handlers_alone():
+def test_wrapper_does_not_schedule_traced_handlers_by_default():
     counts = CountsAndLooks()
     learner = testlearner(every(counts, steps=3), batches=7)
     learner.fit(1)
@@ -99,12 +99,12 @@ def test_without_being_asked_to_a_wrapper_leaves_traced_handlers_alone():
         (lambda cb: when(cb, lambda learner: True), "when"),
     ],
 )
-def test_a_wrapper_that_would_leave_all_handlers_alone(wrap, name):
+def test_wrapper_without_scheduled_handlers_raises(wrap, name):
     counts = CountsSteps()
     with pytest.raises(DeclarationError) as raised:
         wrap(counts)
     assert str(raised.value) == (
-        f"{counts!r} has no host handlers, and `{name}` schedules no others.\n"
+        f"{counts!r} has no host handlers, but `{name}` schedules only host handlers.\n"
         "  why:   traced handlers are compiled into the step, and run at every step unless `traced=True` schedules "
         "them\n"
         "  fix:   write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`"
@@ -124,7 +124,7 @@ class ScalesSometimes(Callback):
         learner.step.loss = learner.step.loss * 2
 
 
-def test_a_scheduled_traced_handler_writes_only_when_due():
+def test_scheduled_traced_handler_writes_only_when_due():
     learner = testlearner(every(ScalesSometimes(), steps=2, traced=True), batches=4)
     reference = testlearner(data=testlearner()._state.data["training"][::2])
     learner.fit(1)
@@ -141,7 +141,7 @@ class SkipsSometimes(Skips):
         learner.step.skip = jnp.bool_(True)
 
 
-def test_a_scheduled_skip():
+def test_scheduled_skip():
     learner = testlearner(every(SkipsSometimes(), steps=2, traced=True), batches=4)
     reference = testlearner(data=testlearner()._state.data["training"][::2])
     learner.fit(1)
@@ -166,13 +166,13 @@ class OnTraced(Callback):
         learner.cbstate.hits = learner.cbstate.hits + 100
 
 
-def test_schedules_of_single_traced_handlers():
+def test_schedule_of_single_traced_handler():
     learner = testlearner(OnTraced(), batches=4)
     learner.fit(3)  # 12 steps: due at 5 and 10; the second epoch has 4 steps
     assert int(learner.cbstate["hits"]) == 2 + 400
 
 
-def test_traced_handlers_know_their_step_and_epoch():
+def test_traced_handlers_read_step_and_epoch():
     class Notes(Callback):
         def __init__(self):
             self.seen = []
@@ -201,7 +201,7 @@ def test_traced_handlers_know_their_step_and_epoch():
     ]
 
 
-def test_plain_and_injected_optimizers_train_alike():
+def test_injected_optimizer_matches_plain_optimizer():
     plain, injected = testlearner(optimizer=optax.sgd(0.1)), testlearner(optimizer=inject(optax.sgd, learning_rate=0.1))
     plain.fit(2)
     injected.fit(2)

@@ -1,8 +1,9 @@
-"""How every public callback is made, for the tests that run over all of them."""
+"""Functions that create every public callback, for tests of all callbacks."""
 
 import io
 import tempfile
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,6 +35,17 @@ def logging_losses():
     return library.CustomCallback(log_loss, StepEnd, access={"step": {"loss": Read()}, "cbstate": {"losses": Append()}})
 
 
+def mean_output(outputs, ys):
+    return outputs.mean()
+
+
+def max_saver(folder):
+    """Return a `MaxSaver` that watches the loss, which all Learners of these tests have."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # it keeps the worst loss
+        return library.MaxSaver(folder, "loss")
+
+
 def noted(learner):
     learner.cbstate.losses.append(float(learner.params["w"]))
 
@@ -52,7 +64,7 @@ class Idle(threading.Thread):
 
 
 def of_images(*callbacks, default_callbacks):
-    """Build a Learner that tells which of three bands of an image is the brightest."""
+    """Return a Learner that classifies which of three bands of an image is the brightest."""
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 3, (4, 8))
     images = rng.normal(size=(4, 8, 6, 6, 1)) + 2 * (np.arange(6) // 2 == classes[..., None])[..., None, None]
@@ -81,7 +93,7 @@ def by_hand():
 
 
 class FakeGPU:
-    """A GPU as JAX shows it, and NVIDIA's library, on machines that have none."""
+    """Fake a GPU of JAX and the NVIDIA library, for machines without a GPU."""
 
     platform, id = "gpu", 0
     NVMLError = type("NVMLError", (Exception,), {})
@@ -190,7 +202,7 @@ HOW = {
     "LabelSmoothing": {"learner": of_images},
     "LossSpikeGuard": {"make": lambda: library.LossSpikeGuard(0.5, window=3)},
     "MaxSaver": {
-        "make": lambda: library.MaxSaver(folder(), "loss"),
+        "make": lambda: max_saver(folder()),
         "needs": [library.Metrics],
         "handles": ["_files"],  # what is in the directory
     },
@@ -200,11 +212,11 @@ HOW = {
         "handles": ["_files"],  # what is in the directory
     },
     "ModelSaver": {"make": lambda: library.ModelSaver(folder()), "handles": ["_files"]},
-    "Metrics": {"make": lambda: library.Metrics(library.Metric(lambda outputs, ys: outputs.mean(), name="mean"))},
+    "Metrics": {"make": lambda: library.Metrics(library.Metric(mean_output, name="mean"))},
     "FitSummary": {"make": lambda: library.FitSummary(io.StringIO())},
     "MetricsPrinter": {"make": lambda: library.MetricsPrinter(io.StringIO()), "needs": [library.Metrics]},
     "MixUp": {"learner": of_images},
-    "Monitors": {"handles": ["_delivery"]},  # files and connections
+    "Monitors": {"handles": ["_group"]},  # files and connections
     "ModelSummary": {"make": lambda: library.ModelSummary(io.StringIO())},
     "Profiler": {"make": lambda: library.Profiler(Path(FOLDER.name) / "profile", steps=(2, 3))},
     "ProgressBar": {"make": lambda: library.ProgressBar(io.StringIO(), interval=1e-9)},
@@ -223,6 +235,11 @@ HOW = {
     },
     "StepTimeout": {"make": lambda: library.StepTimeout(3600)},
     "StopAfter": {"make": lambda: library.StopAfter(3600)},
+    "ControlFile": {
+        "make": lambda: library.ControlFile(folder()),
+        "unused": ["callbacks", "snapshots"],  # there is no command
+        "handles": ["_commands"],  # what is in the file
+    },
     "Scheduler": {
         "make": lambda: library.Scheduler({library.LearningRate: optax.linear_schedule(0.1, 0.01, 10)}),
     },

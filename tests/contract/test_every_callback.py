@@ -1,4 +1,4 @@
-"""Every public callback keeps the laws of `fluxcb.testing.check_callback`."""
+"""Every public callback passes `fluxcb.testing.check_callback`."""
 
 import sys
 
@@ -23,13 +23,13 @@ def _gpu(monkeypatch):
 
 
 @pytest.mark.parametrize("name", found())
-def test_a_public_callback_keeps_the_laws(name):
+def test_public_callback_passes_check_callback(name):
     how = HOW.get(name, {})
     check_callback(**{"make": getattr(library, name), **how})
 
 
 @pytest.mark.parametrize("name", found())
-def test_a_public_callback_passes_an_audit_beside_the_default_ones(name):
+def test_public_callback_passes_audit_with_default_callbacks(name):
     how = HOW.get(name, {})
     makers = [how.get("make", getattr(library, name)), *how.get("needs", ())]
     learner = how.get("learner", testlearner)
@@ -37,11 +37,11 @@ def test_a_public_callback_passes_an_audit_beside_the_default_ones(name):
     assert [str(problem) for problem in audit.problems] == []
 
 
-def test_every_entry_is_about_a_public_callback():
+def test_test_data_covers_only_public_callbacks():
     assert set(HOW) <= set(found())
 
 
-def test_the_default_callbacks_keep_the_laws_of_a_set():
+def test_default_callbacks_pass_check():
     learner = testlearner(default_callbacks=True)
     classes = [type(callback) for callback in learner.callbacks]
     assert classes == [type(callback) for callback in library.default_callbacks()]

@@ -1,4 +1,4 @@
-"""Any two callbacks of the library work together, or the documentation says why not and what to do instead."""
+"""Any two built-in callbacks work together, or the documentation gives the reason and an alternative."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fluxcb import Callback, Read, Write, in_order
 from fluxcb.events import TracedEvent
 from tests.contract.every_callback import HOW, found
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/conflicts.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/reference/callback-conflicts.md"
 SETTERS = (
     *("HumanHyperParamSetter", "HyperParamSetter", "HyperParamSetterWithFunc", "ReduceLROnPlateau"),
     *("ScheduledHyperParamSetter", "StatMonitorParamSetter"),
@@ -60,7 +60,7 @@ def needed() -> dict[str, list[Callback]]:
 
 
 def completed(items: Iterable[Callback], names: Iterable[str], needed: dict[str, list[Callback]]) -> list[Callback]:
-    """Return callbacks and those that they need, where the list has none of that class."""
+    """Return the callbacks, and add the callbacks that they require."""
     items = list(items)
     for callback in dict.fromkeys(callback for name in names for callback in needed[name]):
         if type(callback) not in map(type, items):
@@ -78,7 +78,7 @@ def traced_orders(graph: Any) -> dict[Any, list[str]]:
 
 @pytest.mark.parametrize("name", found()[:-1])
 @pytest.mark.parametrize("default_callbacks", [False, True], ids=["alone", "with defaults"])
-def test_any_two_fit_together_in_either_order_of_the_list(name, default_callbacks, callbacks, needed):
+def test_any_pair_is_valid_in_both_list_orders(name, default_callbacks, callbacks, needed):
     one = callbacks[name]
     for other_name in (other for other in callbacks if other > name):
         other, names = callbacks[other_name], (name, other_name)
@@ -99,7 +99,7 @@ def test_any_two_fit_together_in_either_order_of_the_list(name, default_callback
 
 
 @pytest.mark.parametrize("chosen", [0, 1], ids=["one half", "the other half"])
-def test_all_that_fit_together_in_pairs_fit_together(chosen, callbacks, needed):
+def test_all_compatible_callbacks_are_valid_together(chosen, callbacks, needed):
     """Orders that are harmless between two callbacks can form a cycle of three or more."""
     excluded = {sorted(pair)[chosen] for pair in REFUSED if not pair <= {*SETTERS, "Scheduler"}}
     excluded |= {"Scheduler"} if chosen else set(SETTERS)
@@ -111,7 +111,7 @@ def test_all_that_fit_together_in_pairs_fit_together(chosen, callbacks, needed):
     assert sum(map(len, orders[0].values())) > 20
 
 
-def test_the_documentation_lists_the_pairs_that_are_refused():
+def test_docs_list_incompatible_pairs():
     _, begun, rest = PAGE.read_text(encoding="utf-8").partition("<!-- table: refused pairs -->\n")
     assert begun
     listed = set()

@@ -17,7 +17,7 @@ XS = np.arange(10, dtype=np.float32)
 
 
 class Positioned:
-    """An iterable whose iterators know their position, as Grain's do."""
+    """An iterable whose iterators have a position, like those of Grain."""
 
     def __iter__(self):
         return PositionedIterator()
@@ -43,7 +43,7 @@ class PositionedIterator:
         self.position = state["position"]
 
 
-def test_map_applies_the_function_again_in_every_epoch():
+def test_map_applies_function_in_every_epoch():
     loader = ArrayLoader(XS, 4, seed=1)
     mapped = data.map(operator.neg, loader)
     assert len(mapped) == 3
@@ -52,7 +52,7 @@ def test_map_applies_the_function_again_in_every_epoch():
         np.testing.assert_array_equal(np.concatenate(list(mapped)), expected)
 
 
-def test_map_forwards_the_epoch_but_not_the_spec():
+def test_map_forwards_epoch_but_not_spec():
     loader = ArrayLoader(XS, 4)
     mapped = data.map(operator.neg, loader)
     mapped.set_epoch(5)
@@ -61,7 +61,7 @@ def test_map_forwards_the_epoch_but_not_the_spec():
     assert not hasattr(mapped, "fresh_batches")
 
 
-def test_place_puts_batches_on_the_device_and_forwards_what_the_source_has():
+def test_place_moves_batches_and_forwards_attributes():
     loader = ArrayLoader((XS, XS), 4, shuffle=False)
     placed = data.place(loader, SHARDING)
     first = next(iter(placed))
@@ -74,7 +74,7 @@ def test_place_puts_batches_on_the_device_and_forwards_what_the_source_has():
     assert loader._epoch == 2
 
 
-def test_placing_twice_is_placing_once():
+def test_placing_twice_wraps_once():
     placed = data.place([XS], DEVICE)
     assert data.place(placed, DEVICE) is placed
     moved = data.place(placed, SHARDING)
@@ -82,7 +82,7 @@ def test_placing_twice_is_placing_once():
     assert moved.placement == SHARDING
 
 
-def test_place_spreads_batches_over_devices():
+def test_place_shards_batches_over_devices():
     code = """
 import jax, numpy as np
 from fluxcb.data import ArrayLoader, place
@@ -97,7 +97,7 @@ for batch in placed:
     assert done.stdout == "True [(2,), (2,), (2,), (2,)]\n" * 2
 
 
-def test_sources_without_length_epoch_or_spec_have_none_when_wrapped():
+def test_wrapped_source_has_only_attributes_of_source():
     for wrapped in (data.map(operator.neg, Positioned()), data.place(Positioned(), DEVICE)):
         assert not hasattr(wrapped, "set_epoch")
         assert not hasattr(wrapped, "element_spec")
@@ -107,7 +107,7 @@ def test_sources_without_length_epoch_or_spec_have_none_when_wrapped():
         assert len(list(wrapped)) == 4
 
 
-def test_iterators_keep_their_position():
+def test_iterators_keep_position():
     for wrapped in (data.map(operator.neg, Positioned()), data.place(Positioned(), DEVICE)):
         batches = iter(wrapped)
         next(batches)
@@ -118,7 +118,7 @@ def test_iterators_keep_their_position():
         assert not hasattr(iter(data.map(operator.neg, [1])), "get_state")
 
 
-def test_a_grain_dataset_keeps_its_position():
+def test_grain_dataset_keeps_position():
     grain = pytest.importorskip("grain")
     dataset = grain.MapDataset.source(list(range(12))).seed(1).shuffle().batch(3).to_iter_dataset()
     mapped = data.map(operator.neg, dataset)
@@ -129,18 +129,18 @@ def test_a_grain_dataset_keeps_its_position():
     np.testing.assert_array_equal(np.asarray(list(resumed)), np.asarray(list(batches)))
 
 
-def test_a_function_that_stops_the_iteration_is_an_error():
+def test_stop_iteration_in_function_raises():
     with pytest.raises(RuntimeError, match=r"^the function of a mapped source raised StopIteration$"):
         list(data.map(lambda batch: next(iter(())), [1, 2]))
 
 
-def test_wrappers_of_wrappers():
+def test_nested_wrappers():
     wrapped = data.place(data.map(operator.neg, ArrayLoader(XS, 5, shuffle=False)), DEVICE)
     np.testing.assert_array_equal(np.concatenate(list(wrapped)), -XS)
     assert repr(wrapped) == f"place(map(neg, ArrayLoader(10 examples, batch_size=5, seed=0)), {DEVICE})"
 
 
-def test_map_refuses_what_is_no_function():
+def test_map_rejects_non_functions():
     with pytest.raises(DeclarationError) as caught:
         data.map([1, 2], operator.neg)  # pyright: ignore[reportArgumentType]
     assert str(caught.value) == (
@@ -150,22 +150,22 @@ def test_map_refuses_what_is_no_function():
     )
 
 
-def test_sources_that_cannot_be_iterated_over_are_refused():
+def test_non_iterable_sources_raise():
     with pytest.raises(DeclarationError) as caught:
         data.place(3, DEVICE)  # pyright: ignore[reportArgumentType]
     assert str(caught.value) == (
-        "`source` must yield batches, but `int` cannot be iterated over.\n"
+        "`source` must be an iterable of batches, but `int` is not iterable.\n"
         "  where: fluxcb.data.place(source, placement)\n"
         "  fix:   pass a list of batches, a `fluxcb.data.ArrayLoader`, a Grain dataset, or another iterable"
     )
 
 
-def test_place_refuses_what_is_no_placement():
+def test_place_rejects_invalid_placement():
     with pytest.raises(DeclarationError) as caught:
         data.place([XS], "cpu")
     assert str(caught.value) == (
         "`placement` must be a device or a sharding, not of type `str`.\n"
         "  where: fluxcb.data.place(source, placement)\n"
-        "  fix:   pass a device, as `jax.devices()[0]`\n"
+        "  fix:   pass a device, e.g. `jax.devices()[0]`\n"
         "     or: pass a `jax.sharding.NamedSharding(mesh, spec)`"
     )

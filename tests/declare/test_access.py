@@ -1,4 +1,4 @@
-"""State access: what `stateaccess` may return, its normal form, and what paths share."""
+"""State access: valid results of `stateaccess`, their normalized form, and overlapping paths."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ def test_nested_mappings_become_paths() -> None:
         ),
         (
             {"step": {"grads": Write}},
-            "`Says.stateaccess` gives `step.grads` the class Write, which is no permission.",
+            "`Says.stateaccess` gives `step.grads` the class Write, which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"step": {"grads": Write()}}`',
         ),
         (
             {"step": {"loss": "read"}},
-            "`Says.stateaccess` gives `step.loss` str 'read', which is no permission.",
+            "`Says.stateaccess` gives `step.loss` str 'read', which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"step": {"loss": Read()}}`',
         ),
         (
             {"params": int},
-            "`Says.stateaccess` gives `params` the class int, which is no permission.",
+            "`Says.stateaccess` gives `params` the class int, which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"params": Read()}`',
         ),
         (
             {"step": ["loss"]},
-            "`Says.stateaccess` gives `step` list ['loss'], which is no permission.",
+            "`Says.stateaccess` gives `step` list ['loss'], which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"step": Read()}`',
         ),
         (
@@ -91,12 +91,12 @@ def test_nested_mappings_become_paths() -> None:
         ),
     ],
 )
-def test_what_is_no_access(access: Any, what: str, fix: str, refused: Any) -> None:
+def test_invalid_access_raises(access: Any, what: str, fix: str, refused: Any) -> None:
     with refused(DeclarationError, f"{what}\n  where: Says.stateaccess  <@says>\n  fix:   {fix}"):
         declare([Says(access)])
 
 
-def test_access_may_depend_on_the_instance_and_is_read_once() -> None:
+def test_access_may_depend_on_instance_and_is_read_once() -> None:
     asked: list[Any] = []
 
     class Counting(Says):
@@ -129,13 +129,13 @@ def test_access_may_depend_on_the_instance_and_is_read_once() -> None:
         ("hyperparams", "params", False),
     ],
 )
-def test_paths_that_share_state(a: str, b: str, shared: bool) -> None:
+def test_overlapping_paths(a: str, b: str, shared: bool) -> None:
     one, other = tuple(a.split(".")), tuple(b.split("."))
     assert overlap(one, other) is shared
     assert overlap(other, one) is shared
 
 
-def test_the_nearest_prefix_governs_and_the_star_comes_last() -> None:
+def test_longest_prefix_wins_over_wildcard() -> None:
     access = {("*",): Read(previous=True), ("step",): Read(), ("step", "grads"): Write()}
     assert lookup(access, ("step", "grads", "kernel")) == Write()
     assert lookup(access, ("step", "loss")) == Read()
@@ -144,7 +144,7 @@ def test_the_nearest_prefix_governs_and_the_star_comes_last() -> None:
     assert [writes(p) for p in (Read(), Read(previous=True), Write(), Append())] == [False, False, True, True]
 
 
-def test_a_narrowed_handler_has_its_own_access_and_the_others_the_classes() -> None:
+def test_narrowed_handler_has_its_own_access() -> None:
     class Narrow(Callback):
         def stateaccess(self) -> Any:
             return {"step": Write(), "*": Read()}
@@ -178,7 +178,7 @@ def test_a_narrowed_handler_has_its_own_access_and_the_others_the_classes() -> N
         ({"*": Read()}, {"cbstate": {"a": Append()}}, "Append()", "cbstate.a", '{"cbstate": {"a": Append()}}'),
     ],
 )
-def test_a_handler_cannot_widen_what_the_class_declares(
+def test_handler_cannot_widen_class_access(
     granted: Any, wanted: Any, permission: str, path: str, line: str, refused: Any
 ) -> None:
     class Wide(Says):
@@ -196,14 +196,14 @@ def test_a_handler_cannot_widen_what_the_class_declares(
         declare([Wide(granted)])[0][0].handler(StepEnd, TrainingPhase)
 
 
-def test_a_handlers_access_is_checked_like_the_classes(refused: Any) -> None:
+def test_handler_access_is_validated(refused: Any) -> None:
     class Bad(Says):
         @on(access={"params": Read})  # bad-leaf
         def run(self, event: StepEnd, phase, learner) -> None: ...
 
     with refused(
         DeclarationError,
-        "`@on(access=...) of Bad.run` gives `params` the class Read, which is no permission.\n"
+        "`@on(access=...) of Bad.run` gives `params` the class Read, which is not a permission.\n"
         "  where: Bad.run  <@bad-leaf>\n"
         '  fix:   use an instance of Read, Write or Append, e.g. `{"params": Read()}`',
     ):

@@ -1,4 +1,4 @@
-"""Handlers and methods that cannot be meant are refused when the class is defined, with the line and the cure."""
+"""Invalid handlers and methods raise errors when the class is defined, with the line and the fix."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase
 SIGNATURE = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner):`"
 
 
-def test_a_signature_with_too_little(refused: Any) -> None:
+def test_missing_parameter_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "The handler `test_a_signature_with_too_little.<locals>.Bad.run(self, event, phase)` "
+        "The handler `test_missing_parameter_raises.<locals>.Bad.run(self, event, phase)` "
         "must take (self, event, phase, learner).\n"
-        f"  where: test_a_signature_with_too_little.<locals>.Bad.run  <@short>\n{SIGNATURE}",
+        f"  where: test_missing_parameter_raises.<locals>.Bad.run  <@short>\n{SIGNATURE}",
     ):
 
         class Bad(Callback):
@@ -27,12 +27,12 @@ def test_a_signature_with_too_little(refused: Any) -> None:
             def run(self, event: StepEnd, phase: Phase) -> None: ...
 
 
-def test_a_signature_with_a_keyword_more(refused: Any) -> None:
+def test_extra_keyword_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "The handler `test_a_signature_with_a_keyword_more.<locals>.Bad.run(self, event, phase, learner, *, loud)` "
+        "The handler `test_extra_keyword_raises.<locals>.Bad.run(self, event, phase, learner, *, loud)` "
         "must take (self, event, phase, learner).\n"
-        f"  where: test_a_signature_with_a_keyword_more.<locals>.Bad.run  <@keyword>\n{SIGNATURE}",
+        f"  where: test_extra_keyword_raises.<locals>.Bad.run  <@keyword>\n{SIGNATURE}",
     ):
 
         class Bad(Callback):
@@ -40,12 +40,12 @@ def test_a_signature_with_a_keyword_more(refused: Any) -> None:
             def run(self, event: StepEnd, phase: Phase, learner: Any, *, loud: bool) -> None: ...
 
 
-def test_a_signature_that_takes_anything(refused: Any) -> None:
+def test_variadic_signature_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "The handler `test_a_signature_that_takes_anything.<locals>.Bad.run(self, *args)` "
+        "The handler `test_variadic_signature_raises.<locals>.Bad.run(self, *args)` "
         "must take (self, event, phase, learner).\n"
-        f"  where: test_a_signature_that_takes_anything.<locals>.Bad.run  <@anything>\n{SIGNATURE}",
+        f"  where: test_variadic_signature_raises.<locals>.Bad.run  <@anything>\n{SIGNATURE}",
     ):
 
         class Bad(Callback):
@@ -58,10 +58,10 @@ class Good(Callback):
     def run(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
 
 
-def test_an_undecorated_override_with_another_signature(refused: Any) -> None:
+def test_override_with_other_signature_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "The handler `test_an_undecorated_override_with_another_signature.<locals>.Bad.run(self, learner)` "
+        "The handler `test_override_with_other_signature_raises.<locals>.Bad.run(self, learner)` "
         f"must take (self, event, phase, learner).\n  where: Bad.run  <@override>\n{SIGNATURE}",
     ):
 
@@ -69,13 +69,13 @@ def test_an_undecorated_override_with_another_signature(refused: Any) -> None:
             def run(self, learner: Any) -> None: ...  # override
 
 
-def test_an_override_by_a_base_that_does_not_know_of_the_handler(refused: Any) -> None:
+def test_mixin_override_with_other_signature_raises(refused: Any) -> None:
     class Mixin:
         def run(self, learner: Any) -> None: ...  # mixin
 
     with refused(
         DeclarationError,
-        "The handler `test_an_override_by_a_base_that_does_not_know_of_the_handler.<locals>.Mixin.run(self, learner)` "
+        "The handler `test_mixin_override_with_other_signature_raises.<locals>.Mixin.run(self, learner)` "
         f"must take (self, event, phase, learner).\n  where: Bad.run  <@mixin>\n{SIGNATURE}",
     ):
 
@@ -96,12 +96,12 @@ def test_an_override_by_a_base_that_does_not_know_of_the_handler(refused: Any) -
         (StepEnd, StepEnd, "phase", "the class `StepEnd`"),
     ],
 )
-def test_events_and_phases_that_are_none(event: Any, phase: Any, role: str, said: str, refused: Any) -> None:
+def test_invalid_event_or_phase_raises(event: Any, phase: Any, role: str, said: str, refused: Any) -> None:
     base = role.capitalize()
     with refused(
         DeclarationError,
         f"A handler's {role} must be a subclass of `{base}`, not {said}.\n"
-        "  where: test_events_and_phases_that_are_none.<locals>.run  <@explicit>\n"
+        "  where: test_invalid_event_or_phase_raises.<locals>.run  <@explicit>\n"
         f"  fix:   name one of `fluxcb.{role}s`, or a class derived from `fluxcb.{role}s.{base}`",
     ):
 
@@ -109,11 +109,11 @@ def test_events_and_phases_that_are_none(event: Any, phase: Any, role: str, said
         def run(self: Any, event: Any, phase: Any, learner: Any) -> None: ...
 
 
-def test_an_annotation_that_is_a_type_of_a_type(refused: Any) -> None:
+def test_type_of_event_annotation_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
         "A handler's event must be a subclass of `Event`, not type[fluxcb._declare.events.StepEnd].\n"
-        "  where: test_an_annotation_that_is_a_type_of_a_type.<locals>.Bad.run  <@type-of>\n"
+        "  where: test_type_of_event_annotation_raises.<locals>.Bad.run  <@type-of>\n"
         "  fix:   name one of `fluxcb.events`, or a class derived from `fluxcb.events.Event`",
     ):
 
@@ -122,12 +122,12 @@ def test_an_annotation_that_is_a_type_of_a_type(refused: Any) -> None:
             def run(self, event: type[StepEnd], phase: Phase, learner: Any) -> None: ...
 
 
-def test_an_annotation_that_nobody_knows(refused: Any) -> None:
+def test_unresolvable_annotation_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "The annotation `event: StepFinished` of `test_an_annotation_that_nobody_knows.<locals>.Bad.run` "
+        "The annotation `event: StepFinished` of `test_unresolvable_annotation_raises.<locals>.Bad.run` "
         "cannot be resolved (name 'StepFinished' is not defined).\n"
-        "  where: test_an_annotation_that_nobody_knows.<locals>.Bad.run  <@unknown>\n"
+        "  where: test_unresolvable_annotation_raises.<locals>.Bad.run  <@unknown>\n"
         "  fix:   import the class before the callback, or name it in the decorator: `@on(StepEnd, TrainingPhase)`",
     ):
 
@@ -136,7 +136,7 @@ def test_an_annotation_that_nobody_knows(refused: Any) -> None:
             def run(self, event: StepFinished, phase: Phase, learner: Any) -> None: ...  # noqa: F821
 
 
-def test_a_callers_name_does_not_shadow_the_modules() -> None:
+def test_module_name_wins_over_caller_name() -> None:
     def define() -> type[Callback]:
         namespace: dict[str, Any] = {}
         exec(SOURCE, namespace)
@@ -159,13 +159,14 @@ def define():
 """
 
 
-def test_host_and_traced_in_one_handler(refused: Any) -> None:
+def test_mixing_host_and_traced_events_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "`test_host_and_traced_in_one_handler.<locals>.Bad.run` names host and traced events; "
-        "a handler is of one kind.\n"
-        "  where: test_host_and_traced_in_one_handler.<locals>.Bad.run  <@mixed>\n"
-        "  why:   host handlers see values in Python, traced handlers become part of the compiled step\n"
+        "`test_mixing_host_and_traced_events_raises.<locals>.Bad.run` names both host and traced events, "
+        "but a handler must be one or the other.\n"
+        "  where: test_mixing_host_and_traced_events_raises.<locals>.Bad.run  <@mixed>\n"
+        "  why:   host handlers run in Python with concrete values, and traced handlers become part of the compiled "
+        "step\n"
         "  fix:   write two handlers, or name HostEvent or TracedEvent",
     ):
 
@@ -174,13 +175,13 @@ def test_host_and_traced_in_one_handler(refused: Any) -> None:
             def run(self, event: StepEnd | BackwardEnd, phase: Phase, learner: Any) -> None: ...
 
 
-def test_an_event_of_no_kind(refused: Any) -> None:
+def test_event_neither_host_nor_traced_raises(refused: Any) -> None:
     class Homeless(Event): ...
 
     with refused(
         DeclarationError,
-        "`Homeless` is neither a host nor a traced event, so its handlers could run nowhere.\n"
-        "  where: test_an_event_of_no_kind.<locals>.Bad.run  <@homeless>\n"
+        "`Homeless` is neither a host nor a traced event, so its handlers would never run.\n"
+        "  where: test_event_neither_host_nor_traced_raises.<locals>.Bad.run  <@homeless>\n"
         "  fix:   derive `Homeless` from HostEvent or TracedEvent",
     ):
 
@@ -189,14 +190,14 @@ def test_an_event_of_no_kind(refused: Any) -> None:
             def run(self, event: Homeless, phase: Phase, learner: Any) -> None: ...
 
 
-def test_two_handlers_of_one_name(refused: Any) -> None:
+def test_two_handlers_with_same_name_raise(refused: Any) -> None:
     with refused(
         DeclarationError,
         "Two handlers marked with `@on` in one class body are called `run`.\n"
-        "  where: test_two_handlers_of_one_name.<locals>.Bad.run  <@first>\n"
-        "         test_two_handlers_of_one_name.<locals>.Bad.run  <@second>\n"
+        "  where: test_two_handlers_with_same_name_raise.<locals>.Bad.run  <@first>\n"
+        "         test_two_handlers_with_same_name_raise.<locals>.Bad.run  <@second>\n"
         "  why:   in a Python class body the second would silently replace the first\n"
-        "  fix:   give each handler a name that says what it does",
+        "  fix:   give each handler a unique name",
     ):
 
         class Bad(Callback):
@@ -207,13 +208,13 @@ def test_two_handlers_of_one_name(refused: Any) -> None:
             def run(self, event: Any, phase: Any, learner: Any) -> None: ...  # noqa: F811
 
 
-def test_two_handlers_of_one_pair(refused: Any) -> None:
+def test_two_handlers_of_same_moment_raise(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`Bad` handles (StepEnd, Phase) twice: in `one` and in `other`.\n"
         "  where: Bad.one  <@one>\n"
         "         Bad.other  <@other>\n"
-        "  why:   one handler runs per callback and moment\n"
+        "  why:   each callback has at most one handler per moment\n"
         "  fix:   merge the two, or split the callback",
     ):
 
@@ -228,22 +229,22 @@ def test_two_handlers_of_one_pair(refused: Any) -> None:
 ON = "  fix:   mark methods with the decorator: `@on` above `def anything(self, event: StepEnd, phase, learner)`"
 
 
-def test_a_method_called_on(refused: Any) -> None:
+def test_method_named_on_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "`Bad` defines `on`, which is the table of its handlers.\n"
-        f"  where: {__name__}.test_a_method_called_on.<locals>.Bad  <@called-on>\n{ON}",
+        "`Bad` defines `on`, which is reserved for the table of handlers.\n"
+        f"  where: {__name__}.test_method_named_on_raises.<locals>.Bad  <@called-on>\n{ON}",
     ):
 
         class Bad(Callback):
             def on(self, event: Any, phase: Any, learner: Any) -> None: ...  # called-on
 
 
-def test_a_field_called_on(refused: Any) -> None:
+def test_field_named_on_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "`Bad` defines `on`, which is the table of its handlers.\n"
-        f"  where: {__name__}.test_a_field_called_on.<locals>.Bad\n{ON}",
+        "`Bad` defines `on`, which is reserved for the table of handlers.\n"
+        f"  where: {__name__}.test_field_named_on_raises.<locals>.Bad\n{ON}",
     ):
 
         class Bad(Callback):
@@ -263,26 +264,26 @@ def test_a_field_called_on(refused: Any) -> None:
         ("load_statedict", "load_state_dict"),
     ],
 )
-def test_a_misspelt_declaration(spelt: str, meant: str, refused: Any) -> None:
+def test_misspelled_declaration_raises_with_suggestion(spelt: str, meant: str, refused: Any) -> None:
     def method(self: Any) -> tuple[()]:  # misspelt
         return ()
 
     with refused(
         DeclarationError,
-        f"`Bad.{spelt}` looks like a misspelt `{meant}`, and would never be called.\n"
+        f"`Bad.{spelt}` looks like a misspelled `{meant}` and would never be called.\n"
         f"  where: Bad.{spelt}  <@misspelt>\n"
-        f"  fix:   rename it to `{meant}`, or to something less alike if you mean another method",
+        f"  fix:   rename it to `{meant}`, or to a less similar name if it is a different method",
     ):
         type("Bad", (Callback,), {spelt: method})
 
 
-@pytest.mark.parametrize("name", ["on_init", "access", "state", "run", "dict", "_run_after", "initialise"])
-def test_other_names_are_left_alone(name: str) -> None:
+@pytest.mark.parametrize("name", ["on_init", "access", "state", "run", "dict", "_run_after", "initialize"])
+def test_other_names_are_accepted(name: str) -> None:
     type("Fine", (Callback,), {name: lambda self: None})
 
 
-def test_declarations_that_are_no_methods(refused: Any) -> None:
-    where = f"  where: {__name__}.test_declarations_that_are_no_methods.<locals>.Bad\n"
+def test_declaration_that_is_not_method_raises(refused: Any) -> None:
+    where = f"  where: {__name__}.test_declaration_that_is_not_method_raises.<locals>.Bad\n"
     with refused(
         DeclarationError,
         "`Bad.stateaccess` must be a method, not dict {}.\n"
@@ -298,7 +299,7 @@ def test_declarations_that_are_no_methods(refused: Any) -> None:
             init = 3  # type: ignore[assignment]
 
 
-def test_what_the_decorator_cannot_mark(refused: Any) -> None:
+def test_invalid_use_of_decorator_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`@on` takes an event and a phase, not 3 arguments.\n"
@@ -316,12 +317,12 @@ def test_what_the_decorator_cannot_mark(refused: Any) -> None:
             on(wrapper(lambda event, phase, learner: None))
 
 
-def test_options_of_a_handler(refused: Any) -> None:
-    name = "test_options_of_a_handler.<locals>.run"
+def test_invalid_handler_options_raise(refused: Any) -> None:
+    name = "test_invalid_handler_options_raise.<locals>.run"
     with refused(
         DeclarationError,
         f"`access` of a handler must be a mapping, not ['step'].\n  where: {name}  <@access>\n"
-        '  fix:   e.g. `access={"step": {"loss": Read()}}`',
+        '  fix:   write e.g. `access={"step": {"loss": Read()}}`',
     ):
 
         @on(StepEnd, access=["step"])  # access
@@ -330,14 +331,14 @@ def test_options_of_a_handler(refused: Any) -> None:
     with refused(
         DeclarationError,
         f"`when` of a handler must be a schedule, not 10.\n  where: {name}  <@when>\n"
-        "  fix:   e.g. `when=EverySteps(10)`",
+        "  fix:   write e.g. `when=EverySteps(10)`",
     ):
 
         @on(StepEnd, when=10)  # when
         def run(self: Any, event: Any, phase: Any, learner: Any) -> None: ...
 
 
-def test_late_registration_checks_the_same(refused: Any) -> None:
+def test_registration_validates_handlers(refused: Any) -> None:
     class Root(Callback): ...
 
     with refused(
@@ -354,7 +355,7 @@ def test_late_registration_checks_the_same(refused: Any) -> None:
         Root.on.register(StepEnd)(print)
     with refused(
         DeclarationError,
-        "The handler `test_late_registration_checks_the_same.<locals>.run(self)` "
+        "The handler `test_registration_validates_handlers.<locals>.run(self)` "
         "must take (self, event, phase, learner).\n"
         f"  where: Root.on.register  <@late-short>\n{SIGNATURE}",
     ):
@@ -365,7 +366,7 @@ def test_late_registration_checks_the_same(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`when` of a handler must be a schedule, not 10.\n  where: Root.on.register  <@late-when>\n"
-        "  fix:   e.g. `when=EverySteps(10)`",
+        "  fix:   write e.g. `when=EverySteps(10)`",
     ):
 
         @Root.on.register(StepEnd, when=10)  # late-when
@@ -374,7 +375,7 @@ def test_late_registration_checks_the_same(refused: Any) -> None:
     assert Root().handlers() == []
 
 
-def test_a_saved_state_for_a_callback_that_has_none(refused: Any) -> None:
+def test_state_dict_without_load_state_dict_raises(refused: Any) -> None:
     Good().load_state_dict({})
     with refused(
         DeclarationError,
@@ -385,18 +386,18 @@ def test_a_saved_state_for_a_callback_that_has_none(refused: Any) -> None:
         Good().load_state_dict({"count": 1})
 
 
-def test_a_declaration_that_is_no_method_under_a_misspelt_name() -> None:
+def test_misspelled_declaration_that_is_not_method_raises() -> None:
     with pytest.raises(DeclarationError) as caught:
 
         class Sorted(Callback):
             run_after = (Callback,)
 
     assert str(caught.value).splitlines()[0] == (
-        "`Sorted.run_after` looks like a misspelt `runafter`, and would never be called."
+        "`Sorted.run_after` looks like a misspelled `runafter` and would never be called."
     )
 
 
-def test_a_traced_handler_on_a_clock() -> None:
+def test_traced_handler_with_time_schedule_raises() -> None:
     with pytest.raises(DeclarationError) as caught:
 
         class Clocked(Callback):
@@ -404,6 +405,8 @@ def test_a_traced_handler_on_a_clock() -> None:
             def look(self, event: BackwardEnd, phase: Phase, learner: object) -> None: ...
 
     lines = str(caught.value).splitlines()
-    assert lines[0].startswith("The traced handler `test_a_traced_handler_on_a_clock.<locals>.Clocked.look` cannot be")
+    assert lines[0].startswith(
+        "The traced handler `test_traced_handler_with_time_schedule_raises.<locals>.Clocked.look` cannot be"
+    )
     assert lines[0].endswith("scheduled by EverySeconds(seconds=1.0).")
     assert lines[-1] == "  fix:   use EverySteps or EveryEpochs, or a host handler"

@@ -1,4 +1,4 @@
-"""Which handler runs at which moment: annotations, inheritance, late registration, and what is ambiguous."""
+"""Which handler runs at which moment: annotations, inheritance, and overrides."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def name_at(cls: type[Callback], event: type[Event], phase: type[Phase] = Traini
 
 
 class Speaking(Callback):
-    """Remembers which of its handlers ran."""
+    """Record which of its handlers ran."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -53,7 +53,7 @@ class Speaking(Callback):
 # --- what `@on` reads -------------------------------------------------------------------------------------------------
 
 
-def test_both_annotations_decide() -> None:
+def test_handler_with_both_annotations_is_selected() -> None:
     class Both(Callback):
         @on
         def any_step_end(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
@@ -68,7 +68,7 @@ def test_both_annotations_decide() -> None:
     assert name_at(Both, StepBegin, TrainingPhase) is None
 
 
-def test_unions_of_either_spelling_stand_for_each_of_their_pairs() -> None:
+def test_union_annotations_register_each_pair() -> None:
     class Joined(Callback):
         @on
         def run(self, event: StepBegin | StepEnd, phase: Either, learner: Any) -> None: ...
@@ -81,7 +81,7 @@ def test_unions_of_either_spelling_stand_for_each_of_their_pairs() -> None:
     ]
 
 
-def test_missing_annotations_mean_the_base_types_and_event_means_host_event() -> None:
+def test_missing_annotations_default_to_base_types() -> None:
     class Bare(Callback):
         @on
         def run(self, event, phase, learner): ...
@@ -100,7 +100,7 @@ def test_missing_annotations_mean_the_base_types_and_event_means_host_event() ->
         assert name_at(cls, BackwardEnd) is None
 
 
-def test_traced_handlers_name_traced_events() -> None:
+def test_traced_and_host_events_select_handlers() -> None:
     class Both(Callback):
         @on
         def inside(self, event: TracedEvent, phase: Phase, learner: Any) -> None: ...
@@ -127,7 +127,7 @@ def test_local_classes_and_string_annotations_resolve() -> None:
     assert handled(Local) == ["(Mine, MyPhase) run", "(StepEnd, MyPhase) run", "(EpochEnd, MyPhase) quoted"]
 
 
-def test_classes_of_the_function_around_a_nested_function_resolve() -> None:
+def test_classes_of_enclosing_function_resolve() -> None:
     class Mine(HostEvent): ...
 
     def make() -> type[Callback]:
@@ -140,7 +140,7 @@ def test_classes_of_the_function_around_a_nested_function_resolve() -> None:
     assert handled(make()) == ["(Mine, Phase) run"]
 
 
-def test_explicit_pairs_need_no_annotations_and_outweigh_them() -> None:
+def test_explicit_pair_takes_precedence_over_annotations() -> None:
     class Explicit(Callback):
         @on(StepEnd, TrainingPhase)
         def one(self, event, phase, learner): ...
@@ -160,22 +160,23 @@ def test_explicit_pairs_need_no_annotations_and_outweigh_them() -> None:
     ]
 
 
-def test_a_handler_keeps_its_own_access_and_schedule() -> None:
+def test_handler_keeps_its_access_and_schedule() -> None:
     class Narrow(Callback):
         @on(access={"step": {"loss": Read()}}, when=EverySteps(10))
         def run(self, event: StepEnd, phase, learner) -> None: ...
 
-    (entry,) = Narrow().handlers()
-    assert (entry.access, entry.when) == ({"step": {"loss": Read()}}, EverySteps(10))
-    owner, found, schedules = Narrow().entry_for(StepEnd, TrainingPhase) or (None, None, None)
-    assert (type(owner), found, schedules) == (Narrow, entry, (EverySteps(10),))
-    assert Narrow().entry_for(EpochEnd, TrainingPhase) is None
+    narrow = Narrow()
+    (handler,) = narrow.handlers()
+    assert (handler.access, handler.when, handler.owner) == ({"step": {"loss": Read()}}, (EverySteps(10),), None)
+    assert handler.bind(narrow) == narrow.run
+    assert Narrow.on.lookup(StepEnd, TrainingPhase) is handler
+    assert Narrow.on.lookup(EpochEnd, TrainingPhase) is None
 
 
 # --- calling ----------------------------------------------------------------------------------------------------------
 
 
-def test_calling_on_runs_the_handler_of_that_moment_or_nothing() -> None:
+def test_calling_on_runs_most_specific_handler_if_any() -> None:
     class Talker(Speaking):
         @on
         def step(self, event: StepEnd, phase: TrainingPhase, learner: str) -> None:
@@ -188,7 +189,7 @@ def test_calling_on_runs_the_handler_of_that_moment_or_nothing() -> None:
     assert talker.said == ["StepEnd TrainingPhase() learner"]
 
 
-def test_the_table_is_functools_own_and_its_registry_can_be_looked_at() -> None:
+def test_table_is_singledispatch_with_registry() -> None:
     class One(Callback):
         @on
         def run(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
@@ -203,7 +204,7 @@ def test_the_table_is_functools_own_and_its_registry_can_be_looked_at() -> None:
     assert said == [(1, 2, 3)]
 
 
-def test_pairs_are_types_made_once_that_derive_from_the_pairs_one_step_up() -> None:
+def test_pair_types_are_cached_and_derive_from_parents() -> None:
     pair = At[StepEnd, TrainingPhase]
     assert pair is At[StepEnd, TrainingPhase]
     assert pair.__name__ == "At[StepEnd, TrainingPhase]"
@@ -223,7 +224,7 @@ def test_pairs_are_types_made_once_that_derive_from_the_pairs_one_step_up() -> N
         ((StepEnd, Phase, Phase), "the class `StepEnd`, the class `Phase`, the class `Phase`"),
     ],
 )
-def test_pairs_are_of_an_event_class_and_a_phase_class(parts: Any, said: str, refused: Any) -> None:
+def test_pairs_require_event_and_phase_classes(parts: Any, said: str, refused: Any) -> None:
     with refused(
         DeclarationError,
         f"`At` takes an event class and a phase class, not {said}.\n  fix:   write e.g. `At[StepEnd, TrainingPhase]`",
@@ -244,7 +245,7 @@ class Base(Speaking):
         self.said.append("Base.epoch")
 
 
-def test_siblings_have_tables_of_their_own() -> None:
+def test_sibling_classes_have_separate_tables() -> None:
     class Left(Base):
         @on
         def left(self, event: FitBegin, phase: Phase, learner: Any) -> None: ...
@@ -260,7 +261,7 @@ def test_siblings_have_tables_of_their_own() -> None:
     assert handled(Callback) == []
 
 
-def test_a_subclass_overrides_by_pair() -> None:
+def test_subclass_overrides_same_pair() -> None:
     class Sub(Base):
         @on
         def other_name(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
@@ -268,7 +269,7 @@ def test_a_subclass_overrides_by_pair() -> None:
     assert handled(Sub) == ["(StepEnd, Phase) other_name", "(EpochEnd, Phase) epoch"]
 
 
-def test_a_decorated_method_of_the_same_name_replaces_the_handler_whatever_its_pair() -> None:
+def test_marked_method_of_same_name_replaces_handler() -> None:
     class Sub(Base):
         @on
         def step(self, event: FitBegin, phase: Phase, learner: Any) -> None:
@@ -281,7 +282,7 @@ def test_a_decorated_method_of_the_same_name_replaces_the_handler_whatever_its_p
     assert sub.said == ["Sub.step"]
 
 
-def test_an_undecorated_method_of_the_same_name_replaces_the_handler_too() -> None:
+def test_unmarked_method_of_same_name_replaces_handler() -> None:
     class Sub(Base):
         def step(self, event: Any, phase: Any, learner: Any) -> None:
             self.said.append("Sub.step")
@@ -293,14 +294,14 @@ def test_an_undecorated_method_of_the_same_name_replaces_the_handler_too() -> No
     assert sub.said == ["Sub.step", "Base.step"]
 
 
-def test_a_name_set_to_none_takes_the_handler_away() -> None:
+def test_assigning_none_removes_handler() -> None:
     class Sub(Base):
         step = None  # type: ignore[assignment]
 
     assert handled(Sub) == ["(EpochEnd, Phase) epoch"]
 
 
-def test_multiple_inheritance_follows_the_mro() -> None:
+def test_multiple_inheritance_follows_mro() -> None:
     class Left(Base):
         @on
         def left(self, event: FitBegin, phase: Phase, learner: Any) -> None: ...
@@ -321,7 +322,7 @@ def test_multiple_inheritance_follows_the_mro() -> None:
     assert name_at(Diamond, EpochEnd) == "epoch"
 
 
-def test_a_name_redefined_by_an_earlier_base_is_not_called_for_the_later_bases_pair() -> None:
+def test_handler_overridden_in_earlier_base_is_not_called() -> None:
     class First(Callback):
         @on
         def run(self, event: EpochEnd, phase: Phase, learner: Any) -> None: ...
@@ -335,7 +336,7 @@ def test_a_name_redefined_by_an_earlier_base_is_not_called_for_the_later_bases_p
     assert handled(Joined) == ["(EpochEnd, Phase) run"]
 
 
-def test_a_mixin_that_is_no_callback_brings_its_handlers() -> None:
+def test_mixin_contributes_handlers() -> None:
     class Mixin:
         @on
         def run(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...

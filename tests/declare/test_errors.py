@@ -1,4 +1,4 @@
-"""How errors are laid out, pickled and bundled."""
+"""The layout, pickling and grouping of errors."""
 
 import pickle
 
@@ -20,23 +20,23 @@ KINDS = [getattr(_errors, name) for name in _errors.__all__ if name.endswith("Er
 FULL = FluxcbError("What.", where=["Here  a.py:1", "There  b.py:2"], why="Because.", fix=["one thing", "another"])
 
 
-def test_the_layout_is_what_where_why_fix() -> None:
+def test_message_has_what_where_why_fix() -> None:
     assert str(FULL) == (
         "What.\n  where: Here  a.py:1\n         There  b.py:2\n  why:   Because.\n  fix:   one thing\n     or: another"
     )
 
 
-def test_parts_that_are_not_given_take_no_line_and_single_ones_need_no_list() -> None:
+def test_missing_parts_are_omitted_from_message() -> None:
     assert str(FluxcbError("What.")) == "What."
     assert str(FluxcbError("What.", where="here", fix="that")) == "What.\n  where: here\n  fix:   that"
 
 
-def test_an_entry_of_several_lines_stays_in_its_column() -> None:
+def test_multiline_entry_stays_aligned() -> None:
     assert str(FluxcbError("What.", fix="write\n    a = 1")) == "What.\n  fix:   write\n             a = 1"
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_error_survives_pickling_with_all_its_parts(kind: type[FluxcbError]) -> None:
+def test_errors_survive_pickling(kind: type[FluxcbError]) -> None:
     error = kind("What.", where="here", why="so", fix=["one", "two"])
     back = pickle.loads(pickle.dumps(error))
     assert type(back) is kind
@@ -44,7 +44,7 @@ def test_every_error_survives_pickling_with_all_its_parts(kind: type[FluxcbError
     assert (back.what, back.where, back.why, back.fix) == ("What.", ("here",), "so", ("one", "two"))
 
 
-def test_the_tree() -> None:
+def test_class_hierarchy() -> None:
     bases = {kind.__name__: [base.__name__ for base in kind.__bases__] for kind in KINDS}
     assert bases == {
         "AccessError": ["FluxcbError", "RuntimeError"],
@@ -58,6 +58,7 @@ def test_the_tree() -> None:
         "DeclarationError": ["FluxcbError", "ValueError"],
         "FluxcbError": ["Exception"],
         "MissingStateError": ["CheckError"],
+        "PeerError": ["FluxcbError", "RuntimeError"],
         "ResumeError": ["CheckpointError"],
         "StateLostError": ["FluxcbError", "RuntimeError"],
         "TraceError": ["FluxcbError", "RuntimeError"],
@@ -67,7 +68,7 @@ def test_the_tree() -> None:
     assert issubclass(AmbiguityError, DeclarationError)
 
 
-def test_one_problem_is_itself_and_several_are_told_together() -> None:
+def test_single_problem_is_not_wrapped() -> None:
     one, other = ConflictError("First.", where="a.py:1"), CycleError("Second.", fix="do")
     assert CheckError.of([one]) is one
     both = CheckError.of([one, other])
@@ -94,5 +95,5 @@ def test_one_problem_is_itself_and_several_are_told_together() -> None:
         ("loss", [], ""),
     ],
 )
-def test_the_nearest_name_is_suggested_if_it_is_near(name: str, known: object, hint: str) -> None:
+def test_nearest_name_is_suggested_if_close(name: str, known: object, hint: str) -> None:
     assert did_you_mean(name, known) == hint

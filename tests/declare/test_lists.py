@@ -1,4 +1,4 @@
-"""The callbacks list: what may stand in it, `in_order`, `runafter`, labels and names."""
+"""The list of callbacks: valid contents, `in_order`, `runafter`, labels and names."""
 
 from __future__ import annotations
 
@@ -39,22 +39,24 @@ ONE = Plain()
         (None, "`callbacks` must be a list of callback instances, not None.", "put it into a list: `callbacks=[...]`"),
         (
             [Plain],
-            f"The callbacks list contains {Plain!r}, which is no callback instance.",
+            "The callbacks list contains the class `Plain`, which is not a callback instance.",
             "write `Plain()`",
         ),
         (
             [print],
-            "The callbacks list contains <built-in function print>, which is no callback instance.",
-            "wrap a function with `CustomCallback(function, StepEnd)`",
+            "The callbacks list contains <built-in function print>, which is not a callback instance.",
+            "for a metric, write `Metrics(function)`\n"
+            "     or: for any other function, write `CustomCallback(function, StepEnd)`",
         ),
         (
             [in_order(ONE, [])],  # type: ignore[arg-type]
-            "The callbacks list contains [], which is no callback instance.",
-            "wrap a function with `CustomCallback(function, StepEnd)`",
+            "The callbacks list contains [], which is not a callback instance.",
+            "for a metric, write `Metrics(function)`\n"
+            "     or: for any other function, write `CustomCallback(function, StepEnd)`",
         ),
     ],
 )
-def test_what_is_no_list_of_callbacks(callbacks: Any, what: str, fix: str, refused: Any) -> None:
+def test_invalid_callbacks_list_raises(callbacks: Any, what: str, fix: str, refused: Any) -> None:
     with refused(DeclarationError, f"{what}\n  fix:   {fix}"):
         declare(callbacks)
 
@@ -68,17 +70,17 @@ def test_what_is_no_list_of_callbacks(callbacks: Any, what: str, fix: str, refus
         (lambda a, b: [in_order(a, b), every(b, epochs=1)], "Plain() at EveryEpochs(epochs=1)", "Plain()", 1),
     ],
 )
-def test_one_instance_given_twice(build: Any, second: str, first: str, position: int, refused: Any) -> None:
+def test_duplicate_instance_raises(build: Any, second: str, first: str, position: int, refused: Any) -> None:
     with refused(
         DeclarationError,
-        f"The callback {second} stands in the list twice; first as {first} at position {position}.\n"
-        "  why:   one instance has one state, and would run twice per moment\n"
-        "  fix:   remove one, or construct a second instance",
+        f"The callback {second} appears twice in the list; first as {first} at position {position}.\n"
+        "  why:   an instance has only one state, and it would run twice at each moment\n"
+        "  fix:   remove one of the two, or create a second instance",
     ):
         declare(build(Plain(), Plain()))
 
 
-def test_in_order_states_all_pairs_of_its_group() -> None:
+def test_in_order_states_all_pairs() -> None:
     a, b, c = Plain("a"), Plain("b"), Plain("c")
     declared, ordered = declare([a, in_order(c, b), Plain("d")])
     assert [d.name for d in declared] == ["a", "c", "b", "d"]
@@ -86,7 +88,7 @@ def test_in_order_states_all_pairs_of_its_group() -> None:
     assert declare([in_order(a, b, c)])[1] == [(0, 1), (0, 2), (1, 2)]
 
 
-def test_an_instance_may_stand_in_several_groups_and_once_by_itself() -> None:
+def test_instance_may_be_in_several_groups_and_in_list() -> None:
     a, b, c = Plain("a"), Plain("b"), Plain("c")
     for listed, names, pairs in (
         ([in_order(a, b), in_order(b, c)], "abc", [(0, 1), (1, 2)]),
@@ -98,17 +100,18 @@ def test_an_instance_may_stand_in_several_groups_and_once_by_itself() -> None:
         assert ("".join(d.name for d in declared), ordered) == (names, pairs)
 
 
-def test_in_order_orders_two_or_more_different_callbacks(refused: Any) -> None:
+def test_in_order_requires_two_different_callbacks(refused: Any) -> None:
     for few in ([], [ONE]):
         with refused(
             DeclarationError,
-            f"`in_order` orders two or more callbacks; {len(few)} given.\n"
+            f"`in_order` takes two or more callbacks, but got {len(few)}.\n"
             "  fix:   write `in_order(first, second)` inside the callbacks list",
         ):
             in_order(*few)
     with refused(
         DeclarationError,
-        "`in_order` was given Plain() twice.\n  why:   nothing can run before itself\n  fix:   name each callback once",
+        "`in_order` was given Plain() twice.\n  why:   a callback cannot run before itself\n  fix:   name each "
+        "callback once",
     ):
         in_order(ONE, Plain(), ONE)
 
@@ -119,22 +122,22 @@ def test_in_order_orders_two_or_more_different_callbacks(refused: Any) -> None:
         (Plain, "must return a tuple of callback classes, not Plain.", "return `(Plain,)`"),
         (None, "must return a tuple of callback classes, not None.", "return e.g. `(Recorder,)`"),
         ({Plain}, f"must return a tuple of callback classes, not {{{Plain!r}}}.", "return e.g. `(Recorder,)`"),
-        ((int,), "names <class 'int'>, which is no callback class.", "return a tuple of subclasses of Callback"),
-        ("Plain", "names 'P', which is no callback class.", "return a tuple of subclasses of Callback"),
-        ((Plain(),), "names Plain(), which is no callback class.", "name the class: `(Plain,)`"),
+        ((int,), "names <class 'int'>, which is not a callback class.", "return a tuple of subclasses of Callback"),
+        ("Plain", "names 'P', which is not a callback class.", "return a tuple of subclasses of Callback"),
+        ((Plain(),), "names Plain(), which is not a callback class.", "name the class: `(Plain,)`"),
     ],
 )
-def test_what_runafter_may_not_name(classes: Any, what: str, fix: str, refused: Any) -> None:
+def test_invalid_runafter_raises(classes: Any, what: str, fix: str, refused: Any) -> None:
     with refused(DeclarationError, f"`After.runafter` {what}\n  where: After.runafter  <@after>\n  fix:   {fix}"):
         declare([After(classes)])
 
 
-def test_runafter_takes_any_sequence_of_classes() -> None:
+def test_runafter_accepts_any_sequence_of_classes() -> None:
     (declared,) = declare([After([Plain, After])])[0]
     assert declared.runafter == (Plain, After)
 
 
-def test_labels_and_names_are_unique_and_wrappers_keep_the_name() -> None:
+def test_labels_are_unique_and_wrappers_keep_names() -> None:
     inner = Plain("mine")
     declared, _ = declare([Plain(), Plain(), every(Plain(), steps=3), every(inner, epochs=2), After(())])
     assert [(d.label, d.name, d.cls, d.position) for d in declared] == [
@@ -146,7 +149,7 @@ def test_labels_and_names_are_unique_and_wrappers_keep_the_name() -> None:
     ]
 
 
-def test_resolutions_are_registered_for_classes(refused: Any) -> None:
+def test_registering_resolution_requires_classes(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`resolveconflict.register` takes two callback classes, not Plain().\n"

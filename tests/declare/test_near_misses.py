@@ -1,4 +1,4 @@
-"""Calls as users of other libraries write them: each works, or is an error whose fix works."""
+"""Calls in the style of other libraries work, or raise an error whose fix works."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 
 import fluxcb
 from fluxcb import DeclarationError, Learner
-from fluxcb._declare.signatures import explained
+from fluxcb._calls import entry_point
 from fluxcb.callbacks import (
     Checkpointer,
     EarlyStopping,
@@ -23,7 +23,7 @@ from fluxcb.callbacks import (
 )
 from fluxcb.data import ArrayLoader
 from fluxcb.logging import CSVBackend
-from fluxcb.stopping import GL, PQ, NumberSinceBest
+from fluxcb.stopping import GL, NumberSinceBest
 from fluxcb.testing import testlearner
 
 xs = ys = np.zeros((8, 1), np.float32)
@@ -31,13 +31,13 @@ model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * 
 params, optimizer = {"w": jnp.zeros(())}, optax.sgd(0.1)
 training = validation = ArrayLoader(xs, ys, batch_size=4)
 LEARNER = (
-    "{}, data, callbacks, key, phases, default_callbacks, example_batch, steps_per_call, window_bytes, program, "
-    "executor"
+    "{}, data, callbacks, key, phases, default_callbacks, example_batch, {}steps_per_call, window_bytes, program, "
+    "executor, mesh, sharding, peer_timeout, exact_observers"
 )
 TAKES = {
-    "Learner": LEARNER.format("model, loss_fn, optimizer"),
-    "Learner.from_loss": LEARNER.format("params, loss_fn, optimizer"),
-    "Learner.fit": "epochs, steps, steps_per_epoch, resume",
+    "Learner": LEARNER.format("model, loss_fn, optimizer", "inputs, targets, "),
+    "Learner.from_loss": LEARNER.format("params, loss_fn, optimizer, model_state", ""),
+    "Learner.fit": "epochs, steps, steps_per_epoch, resume, allow",
     "EarlyStopping": "*criteria, patience, metric, phase, mode, train_metric, train_phase",
     "Checkpointer": "folder, steps, epochs, seconds, keep_last, keep_best, keep_every, metric, mode",
     "ArrayLoader": "arrays, *more, batch_size, shuffle, seed, drop_last, device",
@@ -57,6 +57,15 @@ def learner(**kwargs: Any) -> Learner:
 
 
 DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))`, then write `learner.fit(10)`"
+
+
+def restored_to_the_best():
+    learner = testlearner(Metrics(), EarlyStopping(3), MinSaver("runs/1"))
+    learner.fit(3)
+    best = learner.callbacks.get(MinSaver).best
+    learner.restore("runs/1/min-validation-loss")
+    assert best is not None
+    assert learner.step == best[0]
 
 
 @pytest.mark.parametrize(
@@ -87,7 +96,7 @@ DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))
             lambda: Learner(model, loss_fn, optimizer, training),
             "Learner",
             "takes 3 arguments by position, and was given 4.",
-            "name the others: `Learner(model, loss_fn, optimizer, data=...)`",
+            "pass the others by name: `Learner(model, loss_fn, optimizer, data=...)`",
             lambda: Learner(model, loss_fn, optimizer, data=training),
         ),
         (
@@ -185,8 +194,17 @@ DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))
             lambda: EarlyStopping(3, min_delta=0.1),
             "EarlyStopping",
             "has no argument `min_delta`.",
-            "write a criterion of `fluxcb.stopping`, e.g. `EarlyStopping(PQ(2))`",
-            lambda: testlearner(Metrics(), EarlyStopping(PQ(2))),
+            "leave out `min_delta=...`; every better value counts as an improvement",
+            lambda: testlearner(Metrics(), EarlyStopping(3)),
+        ),
+        (
+            lambda: EarlyStopping(3, restore_best_weights=True),
+            "EarlyStopping",
+            "has no argument `restore_best_weights`.",
+            'leave out `restore_best_weights=...`, add `MinSaver("runs/1")` to the callbacks, and call '
+            '`learner.restore("runs/1/min-validation-loss")` after `fit`; if high values are good, use `MaxSaver` '
+            "instead",
+            restored_to_the_best,
         ),
         (
             lambda: Checkpointer(dirpath="runs/1"),
@@ -219,7 +237,7 @@ DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))
         ),
     ],
 )
-def test_a_near_miss_is_an_error_whose_fix_works(call, owner, what, fix, fixed, refused, tmp_path, monkeypatch):
+def test_similar_call_raises_with_working_fix(call, owner, what, fix, fixed, refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with refused(DeclarationError, f"`{owner}` {what}\n  why:   it takes {TAKES[owner]}\n  fix:   {fix}"):
         call()
@@ -227,7 +245,7 @@ def test_a_near_miss_is_an_error_whose_fix_works(call, owner, what, fix, fixed, 
 
 
 @pytest.mark.parametrize("cls", [MinSaver, MaxSaver])
-def test_a_class_that_inherits_its_constructor_is_named(cls, refused):
+def test_error_names_class_that_inherits_constructor(cls, refused):
     with refused(
         DeclarationError,
         f"`{cls.__name__}` has no argument `filepath`.\n"
@@ -244,14 +262,14 @@ def test_a_class_that_inherits_its_constructor_is_named(cls, refused):
         (lambda: Monitors(backends=[]), "`Monitors` has no argument `backends`.", "backends"),
     ],
 )
-def test_values_that_are_passed_by_position(call, what, fix):
+def test_positional_values(call, what, fix):
     with pytest.raises(DeclarationError) as caught:
         call()
     assert caught.value.what == what
     assert caught.value.fix == (f"pass the values by position, without `{fix}=`",)
 
 
-def test_patience_is_a_criterion_of_early_stopping(refused):
+def test_patience_is_accepted_by_early_stopping(refused):
     assert EarlyStopping(patience=3).criteria == EarlyStopping(3).criteria == (NumberSinceBest(3),)
     assert EarlyStopping(GL(5), patience=3, metric="accuracy", mode="max").criteria == (
         GL(5).with_mode("max"),
@@ -260,14 +278,15 @@ def test_patience_is_a_criterion_of_early_stopping(refused):
     with refused(
         DeclarationError,
         "`patience` of `EarlyStopping` must be a number of epochs, not 2.5.\n"
-        '  fix:   e.g. `EarlyStopping(3)`, `EarlyStopping(GL(5), TimeLimit(3600))`, `EarlyStopping(("accuracy", 3))`',
+        "  fix:   write e.g. `EarlyStopping(3)`, `EarlyStopping(GL(5), TimeLimit(3600))`, "
+        '`EarlyStopping(("accuracy", 3))`',
     ):
         EarlyStopping(patience=2.5)
 
 
-def test_a_type_error_inside_stays_what_it_is():
+def test_type_error_inside_constructor_is_unchanged():
     class Owner:
-        @explained()
+        @entry_point
         def method(self, value: int) -> str:
             return value + "text"  # pyright: ignore[reportOperatorIssue]  # this is the point
 
@@ -277,8 +296,8 @@ def test_a_type_error_inside_stays_what_it_is():
     assert fluxcb.FluxcbError not in type(caught.value).__mro__
 
 
-def test_the_error_about_a_call_has_no_other_in_front():
+def test_call_error_has_no_context():
     with pytest.raises(DeclarationError) as caught:
         ReduceLROnPlateau(monitor="loss")
     assert caught.value.__context__ is None
-    assert Path(caught.traceback[-1].path).name == "signatures.py"
+    assert [Path(entry.path) for entry in caught.traceback] == [Path(__file__)]

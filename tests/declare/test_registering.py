@@ -1,11 +1,11 @@
-"""Handlers registered from outside, and handlers between which nothing decides."""
+"""Handlers that are registered from outside, and ambiguous handlers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from fluxcb import At, Callback, EverySteps, on
-from fluxcb._check.preflight import build_graph
+from fluxcb._check.preflight import checked_graph
 from fluxcb._errors import AmbiguityError
 from fluxcb.events import (
     Event,
@@ -32,7 +32,7 @@ def name_at(cls: type[Callback], event: type[Event], phase: type[Phase] = Traini
 
 
 class Speaking(Callback):
-    """Remembers which of its handlers ran."""
+    """Record which of its handlers ran."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -41,7 +41,7 @@ class Speaking(Callback):
 # --- registering from outside -----------------------------------------------------------------------------------------
 
 
-def test_late_registration_reaches_subclasses_but_not_those_that_know_better() -> None:
+def test_registration_reaches_subclasses_without_own_handler() -> None:
     class Root(Speaking): ...
 
     class Silent(Root): ...
@@ -65,17 +65,17 @@ def test_late_registration_reaches_subclasses_but_not_those_that_know_better() -
     assert handled(Speaking) == []
 
 
-def test_late_registration_leaves_out_the_phase_and_takes_access_and_schedule() -> None:
+def test_registration_without_phase_with_access_and_schedule() -> None:
     class Root(Callback): ...
 
     @Root.on.register(StepEnd, access={}, when=EverySteps(3))
     def late(self: Any, event: Any, phase: Any, learner: Any) -> None: ...
 
-    (entry,) = Root().handlers()
-    assert (entry.title(), entry.access, entry.when) == ("(StepEnd, Phase)", {}, EverySteps(3))
+    (handler,) = Root().handlers()
+    assert (handler.title(), handler.access, handler.when) == ("(StepEnd, Phase)", {}, (EverySteps(3),))
 
 
-def test_registering_a_pair_again_replaces_it() -> None:
+def test_registering_same_pair_replaces_handler() -> None:
     class Root(Callback):
         @on
         def early(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
@@ -89,7 +89,7 @@ def test_registering_a_pair_again_replaces_it() -> None:
     assert handled(Root) == ["(StepEnd, Phase) later"]
 
 
-def test_an_ambiguous_registration_changes_nothing_even_if_only_a_subclass_minds(refused: Any) -> None:
+def test_ambiguous_registration_changes_nothing(refused: Any) -> None:
     class Root(Callback): ...
 
     class Sub(Root):
@@ -102,8 +102,8 @@ def test_an_ambiguous_registration_changes_nothing_even_if_only_a_subclass_minds
         "`late` (HostEvent, TrainingPhase) and `steps` (StepEnd, Phase).\n"
         "  where: Sub.late  <@late>\n"
         "         Sub.steps  <@sub>\n"
-        "  why:   neither is more specific in both event and phase, so which one runs would be chance\n"
-        "  fix:   add a handler for `@on(StepEnd, TrainingPhase)` that says what should happen there",
+        "  why:   neither handler is more specific in both event and phase, so the choice would be arbitrary\n"
+        "  fix:   add a handler for `@on(StepEnd, TrainingPhase)`, which takes precedence over both",
     ):
 
         @Root.on.register(HostEvent, TrainingPhase)  # late
@@ -116,15 +116,15 @@ def test_an_ambiguous_registration_changes_nothing_even_if_only_a_subclass_minds
 # --- ambiguity --------------------------------------------------------------------------------------------------------
 
 
-def test_two_equally_specific_handlers_are_refused_when_the_class_is_defined(refused: Any) -> None:
+def test_two_equally_specific_handlers_raise_at_class_definition(refused: Any) -> None:
     with refused(
         AmbiguityError,
         "`Torn` has two handlers that fit (StepEnd, TrainingPhase) equally well: "
         "`steps` (StepEnd, Phase) and `training` (HostEvent, TrainingPhase).\n"
         "  where: Torn.steps  <@torn-steps>\n"
         "         Torn.training  <@torn-training>\n"
-        "  why:   neither is more specific in both event and phase, so which one runs would be chance\n"
-        "  fix:   add a handler for `@on(StepEnd, TrainingPhase)` that says what should happen there",
+        "  why:   neither handler is more specific in both event and phase, so the choice would be arbitrary\n"
+        "  fix:   add a handler for `@on(StepEnd, TrainingPhase)`, which takes precedence over both",
     ):
 
         class Torn(Callback):
@@ -135,7 +135,7 @@ def test_two_equally_specific_handlers_are_refused_when_the_class_is_defined(ref
             def training(self, event: Event, phase: TrainingPhase, learner: Any) -> None: ...
 
 
-def test_a_handler_for_the_moment_itself_settles_it() -> None:
+def test_handler_of_exact_moment_resolves_ambiguity() -> None:
     class Settled(Callback):
         @on
         def steps(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
@@ -151,7 +151,7 @@ def test_a_handler_for_the_moment_itself_settles_it() -> None:
     assert name_at(Settled, FitBegin, TrainingPhase) == "training"
 
 
-def test_a_phase_defined_later_can_make_a_class_ambiguous_and_the_check_finds_it(refused: Any) -> None:
+def test_check_finds_ambiguity_from_later_phase(refused: Any) -> None:
     class Split(Callback):
         @on  # split-training
         def training(self, event: StepEnd, phase: AbstractTrainingPhase, learner: Any) -> None: ...
@@ -166,17 +166,17 @@ def test_a_phase_defined_later_can_make_a_class_ambiguous_and_the_check_finds_it
         "`training` (StepEnd, AbstractTrainingPhase) and `validation` (StepEnd, AbstractValidationPhase).\n"
         "  where: Split.training  <@split-training>\n"
         "         Split.validation  <@split-validation>\n"
-        "  why:   neither is more specific in both event and phase, so which one runs would be chance\n"
-        "  fix:   add a handler for `@on(StepEnd, BothPhase)` that says what should happen there"
+        "  why:   neither handler is more specific in both event and phase, so the choice would be arbitrary\n"
+        "  fix:   add a handler for `@on(StepEnd, BothPhase)`, which takes precedence over both"
     )
-    build_graph([Split()], [TrainingPhase, ValidationPhase])
+    checked_graph([Split()], [TrainingPhase, ValidationPhase])
     with refused(AmbiguityError, text):
-        build_graph([Split()], [BothPhase])
+        checked_graph([Split()], [BothPhase])
     with refused(AmbiguityError, text):
         Split().on(StepEnd(), BothPhase(), None)
 
 
-def test_one_handler_that_fits_a_phase_of_two_bases_twice_is_not_ambiguous() -> None:
+def test_one_handler_matching_two_bases_is_not_ambiguous() -> None:
     class Once(Callback):
         @on
         def run(self, event: StepEnd, phase: TrainingPhase | ValidationPhase, learner: Any) -> None: ...
@@ -186,7 +186,7 @@ def test_one_handler_that_fits_a_phase_of_two_bases_twice_is_not_ambiguous() -> 
     assert name_at(Once, StepEnd, BothPhase) == "run"
 
 
-def test_events_and_phases_of_ones_own_dispatch_like_the_built_in_ones() -> None:
+def test_custom_events_and_phases_dispatch_like_built_in() -> None:
     class DrawEvent(HostEvent): ...
 
     class FineDraw(DrawEvent): ...

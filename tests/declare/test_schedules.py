@@ -1,8 +1,9 @@
-"""Schedules against counting, and the wrappers that carry them."""
+"""Schedules, compared with counting, and the wrappers that apply them."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from fluxcb import (
     when,
 )
 from fluxcb._declare.callback import unwrap
+from fluxcb._declare.declared import BoundHandler, declare
 from fluxcb._declare.events import BUILTIN_EVENTS
 from fluxcb._declare.schedules import Always, Periodic, Schedule, StepsOrEpochs
 from fluxcb._declare.wrappers import OnSchedule
@@ -51,7 +53,7 @@ NUMBERS = st.integers(0, 1000)
 
 
 @given(PERIODS, NUMBERS)
-def test_steps_are_due_once_per_period_and_next_due_is_the_first_such_step(period: int, step: int) -> None:
+def test_steps_are_due_once_per_period(period: int, step: int) -> None:
     schedule = EverySteps(period)
     due = [number for number in range(1, step + 2 * period + 1) if schedule.due(number, 1, None)]
     assert due == list(range(period, step + 2 * period + 1, period))
@@ -59,13 +61,13 @@ def test_steps_are_due_once_per_period_and_next_due_is_the_first_such_step(perio
 
 
 @given(PERIODS, NUMBERS, NUMBERS)
-def test_epochs_are_due_once_per_period_and_all_steps_of_a_due_epoch_are(period: int, step: int, epoch: int) -> None:
+def test_epochs_are_due_once_per_period_at_all_their_steps(period: int, step: int, epoch: int) -> None:
     schedule = EveryEpochs(period)
     assert [n for n in range(epoch + 1) if schedule.due(step, n, None)] == list(range(period, epoch + 1, period))
     assert schedule.next_due(step, epoch) == (step + 1 if epoch in range(period, epoch + 1, period) else None)
 
 
-def test_always_and_predicates_are_asked_at_every_step() -> None:
+def test_always_and_predicates_are_evaluated_at_every_step() -> None:
     asked: list[Any] = []
     predicate = Predicate(lambda learner: asked.append(learner) or len(asked) > 1)
     assert [predicate.due(1, 1, "a"), predicate.due(2, 1, "b")] == [False, True]
@@ -74,7 +76,7 @@ def test_always_and_predicates_are_asked_at_every_step() -> None:
     assert Always().due(0, 0, None) is True
 
 
-def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seconds_are_due_after_period_since_last_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([100.0, 101.0, 102.0, 103.5, 104.0, 110.0, 111.9, 111.9, 112.0])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     schedule = EverySeconds(2)
@@ -85,7 +87,7 @@ def test_seconds_are_due_when_the_period_has_passed_since_the_last_time(monkeypa
 
 
 def triggers(schedule: Schedule, steps_in_epoch: int, epochs: int) -> list[int]:
-    """Return the numbers of finished steps at which a loop triggers: after a step, or after an epoch."""
+    """Return the numbers of finished steps at which a loop emits Trigger, after a step or after an epoch."""
     found = []
     for step in range(1, steps_in_epoch * epochs + 1):
         epoch = (step - 1) // steps_in_epoch + 1
@@ -99,7 +101,7 @@ def triggers(schedule: Schedule, steps_in_epoch: int, epochs: int) -> list[int]:
 
 
 @given(PERIODS, PERIODS, st.integers(1, 7), st.integers(1, 12))
-def test_two_periods_of_trigger_are_the_union_of_both(steps: int, epochs: int, length: int, trained: int) -> None:
+def test_two_trigger_periods_are_combined(steps: int, epochs: int, length: int, trained: int) -> None:
     by_steps = set(range(steps, length * trained + 1, steps))
     by_epochs = {epoch * length for epoch in range(epochs, trained + 1, epochs)}
     assert triggers(StepsOrEpochs(steps, epochs), length, trained) == sorted(by_steps | by_epochs)
@@ -110,7 +112,7 @@ def test_two_periods_of_trigger_are_the_union_of_both(steps: int, epochs: int, l
 
 
 class Fit:
-    """A learner that knows its last epoch."""
+    """A learner with a known last epoch."""
 
     def __init__(self, epochs: int) -> None:
         self.progress = self
@@ -118,9 +120,7 @@ class Fit:
 
 
 @given(st.none() | PERIODS, st.none() | PERIODS, st.integers(0, 60), st.integers(1, 9), st.integers(0, 9))
-def test_periods_with_a_last_epoch_and_no_due_step_before_the_next_due_one(
-    steps: int | None, epochs: int | None, step: int, epoch: int, last: int
-) -> None:
+def test_periods_with_last_epoch(steps: int | None, epochs: int | None, step: int, epoch: int, last: int) -> None:
     schedule, fit = Periodic(steps, epochs), Fit(last)
     by_steps = steps is not None and step in range(0, step + 1, steps)
     by_epochs = epochs is not None and (epoch in range(epochs, epoch + 1, epochs) or epoch == last)
@@ -131,11 +131,11 @@ def test_periods_with_a_last_epoch_and_no_due_step_before_the_next_due_one(
     assert nearest == (None if steps is None and epochs is None else step + 1 if epochs is not None else due[0])
 
 
-def test_before_the_first_epoch_no_period_of_epochs_is_over() -> None:
+def test_no_epoch_period_is_due_before_first_epoch() -> None:
     assert Periodic(None, 1).due(0, 0, Fit(0)) is False
 
 
-def test_the_end_of_a_pair_takes_the_answer_of_its_begin() -> None:
+def test_end_event_uses_decision_of_begin_event() -> None:
     answers = iter([True, False, False, True, True, False])
     begin, end = Predicate(lambda learner: next(answers)).pair({}, by_step=True)
     assert [begin.due(1, 1, None), end.due(1, 1, None)] == [True, True]
@@ -150,7 +150,7 @@ def test_the_end_of_a_pair_takes_the_answer_of_its_begin() -> None:
     assert begin != Predicate(callable)
 
 
-def test_each_handler_asks_a_clock_of_its_own_and_counts_are_shared() -> None:
+def test_each_handler_has_own_clock_and_shared_counts() -> None:
     clock = EverySeconds(2)
     assert clock.for_handler() is not clock
     assert clock.for_handler() == clock
@@ -158,15 +158,15 @@ def test_each_handler_asks_a_clock_of_its_own_and_counts_are_shared() -> None:
         assert counted.for_handler() is counted
 
 
-def test_a_schedule_of_ones_own_must_say_when() -> None:
-    with pytest.raises(TypeError, match=r"^Schedule does not say when it is due$"):
+def test_custom_schedule_must_define_due() -> None:
+    with pytest.raises(TypeError, match=r"^Schedule does not define when it is due$"):
         Schedule().due(1, 1, None)
-    assert Schedule().next_due(1, 1) is None
+    assert Schedule().next_due(1, 1) == 2
 
 
 @pytest.mark.parametrize("period", [0, -1, 1.5, 2.0, True, "3", None, math.nan])
 @pytest.mark.parametrize(("kind", "unit"), [(EverySteps, "steps"), (EveryEpochs, "epochs")])
-def test_periods_are_whole_and_positive(kind: Any, unit: str, period: Any, refused: Any) -> None:
+def test_periods_are_positive_integers(kind: Any, unit: str, period: Any, refused: Any) -> None:
     with refused(
         DeclarationError,
         f"The period of `{kind.__name__}` ({unit}) must be a whole number of at least 1, not {period!r}.\n"
@@ -186,7 +186,7 @@ def test_seconds_are_positive(period: Any, refused: Any) -> None:
         EverySeconds(period)
 
 
-def test_a_predicate_is_a_function(refused: Any) -> None:
+def test_predicate_must_be_function(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`when` takes a function of the learner, not 3.\n"
@@ -199,7 +199,7 @@ def test_a_predicate_is_a_function(refused: Any) -> None:
 
 
 class Everything(Callback):
-    """Says something in every declaration, and handles every event."""
+    """Implement every declaration, and handle every event."""
 
     name = "everything"
 
@@ -245,7 +245,7 @@ class Everything(Callback):
         lambda cb: every(every(cb, steps=3), epochs=2),
     ],
 )
-def test_wrappers_forward_every_declaration_and_the_state(wrap: Any) -> None:
+def test_wrappers_forward_declarations_and_state(wrap: Any) -> None:
     inner = Everything()
     wrapped = wrap(inner)
     other = Everything()
@@ -264,18 +264,26 @@ def test_wrappers_forward_every_declaration_and_the_state(wrap: Any) -> None:
         assert wrapped.state_dict() == {"said": [other, "learner"]}
     wrapped.load_state_dict(loaded)
     assert inner.said == ["loaded"]
-    assert wrapped.handlers() == inner.handlers()
+    assert [replace(handler, when=(), owner=None) for handler in wrapped.handlers()] == [
+        replace(handler, when=()) for handler in inner.handlers()
+    ]
+    assert {handler.owner for handler in wrapped.handlers()} == {inner}
+
+
+def handler_of(callback: Callback, event: type[Event]) -> BoundHandler | None:
+    [declared], _ = declare([callback])
+    return declared.handler(event, TrainingPhase)
 
 
 def scheduled(callback: Callback) -> dict[str, Any]:
-    found = {event.__name__: callback.entry_for(event, TrainingPhase) for event in BUILTIN_EVENTS}
-    return {name: entry[2] for name, entry in found.items() if entry is not None and entry[2]}
+    found = {event.__name__: handler_of(callback, event) for event in BUILTIN_EVENTS}
+    return {name: handler.schedules for name, handler in found.items() if handler is not None and handler.schedules}
 
 
 SEVEN = EverySteps(7)
 
 
-def test_a_period_in_steps_leaves_fit_and_epoch_events_and_traced_handlers_alone() -> None:
+def test_step_period_does_not_schedule_other_handlers() -> None:
     by = EverySteps(3)
     assert scheduled(every(Everything(), steps=3)) == {"StepBegin": (by,), "StepEnd": (SEVEN, by), "Trigger": (by,)}
     clock = EverySeconds(3)
@@ -286,7 +294,7 @@ def test_a_period_in_steps_leaves_fit_and_epoch_events_and_traced_handlers_alone
     }
 
 
-def test_a_period_in_epochs_and_a_predicate_also_schedule_epoch_events() -> None:
+def test_epoch_period_and_predicate_schedule_epoch_events() -> None:
     for wrapped in (every(Everything(), epochs=2), when(Everything(), callable)):
         by = wrapped.schedule
         assert scheduled(wrapped) == {
@@ -298,7 +306,7 @@ def test_a_period_in_epochs_and_a_predicate_also_schedule_epoch_events() -> None
         }
 
 
-def test_traced_handlers_are_scheduled_when_asked_to_be() -> None:
+def test_traced_true_schedules_traced_handlers() -> None:
     by = EverySteps(3)
     traced = {e.__name__: (by,) for e in BUILTIN_EVENTS if issubclass(e, TracedEvent)}
     assert scheduled(every(Everything(), steps=3, traced=True)) == {
@@ -321,34 +329,34 @@ def test_traced_handlers_are_scheduled_when_asked_to_be() -> None:
         (FitEnd, EverySteps(4), {"StepEnd": (SEVEN,), "FitEnd": (EverySteps(4),)}),
     ],
 )
-def test_throttle_schedules_one_event_alone(event: type[Event], schedule: Any, touched: Any) -> None:
+def test_throttle_schedules_only_its_event(event: type[Event], schedule: Any, touched: Any) -> None:
     wrapped = throttle(Everything(), event, freq=4)
     assert wrapped.schedule == schedule
     assert scheduled(wrapped) == touched
 
 
-def test_wrappers_add_up_and_show_themselves() -> None:
+def test_nested_wrappers_combine_and_have_repr() -> None:
     wrapped = throttle(every(Everything(), epochs=2), StepBegin, freq=4)
     assert scheduled(wrapped)["StepBegin"] == (EveryEpochs(2), EverySteps(4))
     assert repr(wrapped) == "Everything() at EveryEpochs(epochs=2) at EverySteps(steps=4), StepBegin"
-    owner, entry, schedules = wrapped.entry_for(StepEnd, TrainingPhase) or (None, None, None)
-    assert owner is unwrap(wrapped)
-    assert entry is not None
-    assert (entry.name, entry.when, schedules) == ("step_end", None, (SEVEN, EveryEpochs(2)))
+    found = handler_of(wrapped, StepEnd)
+    assert found is not None
+    assert found.function == unwrap(wrapped).step_end  # type: ignore[attr-defined]  # a method of Everything
+    assert (found.name, found.schedules) == ("step_end", (SEVEN, EveryEpochs(2)))
 
 
-def test_a_moment_without_a_handler_has_none_when_wrapped() -> None:
+def test_wrapping_adds_no_handlers() -> None:
     class Quiet(Callback):
         @on
         def run(self, event: StepEnd, phase, learner) -> None: ...
 
-    assert every(Quiet(), steps=2).entry_for(FitBegin, TrainingPhase) is None
+    assert handler_of(every(Quiet(), steps=2), FitBegin) is None
 
 
 EVERY = "  fix:   write e.g. `every(Recorder(), steps=100)`"
 THROTTLE = "  fix:   write e.g. `throttle(Recorder(), StepEnd, freq=10)`"
 CLOCKLESS = (
-    "  why:   the compiled step knows step and epoch numbers, but no clock and no Python\n"
+    "  why:   the compiled step has the step and epoch numbers, but cannot read a clock or call Python\n"
     "  fix:   use `steps=` or `epochs=` for traced handlers"
 )
 
@@ -394,7 +402,7 @@ CLOCKLESS = (
         ),
     ],
 )
-def test_wrappers_that_cannot_be_meant(build: Any, text: str, refused: Any) -> None:
+def test_invalid_wrapper_arguments_raise(build: Any, text: str, refused: Any) -> None:
     with refused(DeclarationError, text):
         build()
 
@@ -408,12 +416,12 @@ def test_wrappers_that_cannot_be_meant(build: Any, text: str, refused: Any) -> N
         (EveryEpochs(2), "every 2 epochs"),
         (EverySeconds(0.1), "every 0.1 seconds"),
         (StepsOrEpochs(500, 1), "every 500 steps and every epoch"),
-        (StepsOrEpochs(500, 3).after_epoch(), "every 3 epochs but not behind every 500 steps"),
+        (StepsOrEpochs(500, 3).after_epoch(), "every 3 epochs but not after every 500 steps"),
         (Periodic(steps=10), "every 10 steps"),
         (Periodic(epochs=5), "every 5 epochs and in the fit's last epoch"),
         (Periodic(), "never"),
         (Predicate(math.isnan), "while `isnan` holds"),
     ],
 )
-def test_schedules_in_words(schedule: Schedule, text: str) -> None:
+def test_str_of_schedules(schedule: Schedule, text: str) -> None:
     assert str(schedule) == text

@@ -19,7 +19,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 class Docstring(NamedTuple):
-    """A text, its place in the source, and the name that it documents."""
+    """A docstring, its location in the source, and the name that it documents."""
 
     module: str
     path: Path
@@ -49,7 +49,7 @@ def _texts(node: ast.AST, owner: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
 
 
 def run(docstring: Docstring) -> str:
-    """Run the examples in the namespace of their module; return what failed, or an empty string."""
+    """Run the examples in the namespace of their module, and return the failures as text."""
     names = dict(vars(importlib.import_module(docstring.module)))
     name = f"{docstring.module}.{docstring.owner}".rstrip(".")
     test = doctest.DocTestParser().get_doctest(docstring.text, names, name, str(docstring.path), docstring.line - 1)
@@ -76,13 +76,13 @@ def refused(docstring: Docstring) -> str:
         if ">>>" in found.text
     ],
 )
-def test_examples(docstring, tmp_path, monkeypatch):
+def test_docstring_examples(docstring, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if failures := run(docstring):
         pytest.fail(failures, pytrace=False)
 
 
-def test_every_example_is_one_that_runs():
+def test_every_example_runs():
     reasons = [reason for found in docstrings(PACKAGE) if (reason := refused(found))]
     assert not reasons, "\n".join(reasons)
 
@@ -146,7 +146,7 @@ def test_all_docstrings_are_found_with_their_lines(found):
     assert list(found) == [f"{module}::2", f"{module}::9", f"{module}:double:17", f"{module}:Outer.Inner.method:31"]
 
 
-def test_examples_pass_and_fail_with_the_line_of_the_source(found):
+def test_example_failures_name_source_line(found):
     module, attribute, function, method = found.values()
     assert run(module) == run(function) == ""
     failure = run(attribute)
@@ -161,7 +161,7 @@ def test_examples_pass_and_fail_with_the_line_of_the_source(found):
 @pytest.mark.parametrize(
     "text", ["Do.\n\n    ```python\n    x\n    ```", "Do.\n\n    >>> x  # doctest: +ELLIPSIS, +SKIP"]
 )
-def test_examples_that_would_never_run_are_refused(text):
+def test_examples_that_would_never_run_raise(text):
     found = Docstring("m", PACKAGE / "m.py", 3, "f", text)
     assert refused(found).startswith(f"{PACKAGE / 'm.py'}:3: an example ")
     assert not refused(found._replace(text="Do.\n\n    >>> x\n    ```\n    plain\n    ```"))

@@ -1,4 +1,4 @@
-"""The pictures of the documentation show what the code does today."""
+"""The pictures in the documentation are current."""
 
 import os
 import re
@@ -16,7 +16,7 @@ CURE = "run `python docs/images/make_images.py` and commit the pictures"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """Return a folder with the pictures as they are made today."""
+    """Create the current pictures, and return their folder."""
     folder = tmp_path_factory.mktemp("images")
     run = subprocess.run(
         [sys.executable, "-W", "error", str(IMAGES / "make_images.py"), str(folder)],
@@ -40,14 +40,31 @@ def shown_lines(picture):
     return [re.sub(r"[\s-]+", " ", re.sub(r"\d[\d.,]*", "#", line)).strip() for line in whole]
 
 
-def test_the_picture_of_a_graph_is_what_is_drawn_today(made):
-    assert (IMAGES / "graph.svg").read_text() == (made / "graph.svg").read_text(), CURE
+@pytest.mark.parametrize("name", ["graph", "events", "state", "order", "host-and-traced", "windows", "resume"])
+def test_drawings_are_current(made, name):
+    assert (IMAGES / f"{name}.svg").read_text() == (made / f"{name}.svg").read_text(), CURE
 
 
-def test_the_picture_of_the_demo_shows_what_it_prints_today(made):
+def test_terminal_picture_matches_output_of_example(made):
+    lines = shown_lines(made / "terminal.svg")
+    assert shown_lines(IMAGES / "terminal.svg") == lines, CURE
+    assert any(line.startswith("Training finished after epoch #") for line in lines)
+
+
+def test_demo_picture_matches_output_of_demo(made):
     lines = shown_lines(made / "demo.svg")
     assert shown_lines(IMAGES / "demo.svg") == lines, CURE
     assert "# after #: ClipGradients writes `step.grads`, GradientNorm reads it" in lines
     assert any(
         line.startswith("wrote runs/demo #") and line.endswith("graph.svg: the callback graph") for line in lines
     )
+
+
+def test_readme_links_and_pictures_work_on_pypi():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    targets = re.findall(r"\]\((\S+?)\)", text)
+    pictures = re.findall(r"!\[[^]]*\]\((\S+?)\)", text)
+    assert [target for target in targets if not target.startswith("https://")] == []
+    prefix = "https://raw.githubusercontent.com/fluxcb/fluxcb/main/"
+    assert [picture for picture in pictures if not (ROOT / picture.removeprefix(prefix)).is_file()] == []
+    assert len(pictures) == 2

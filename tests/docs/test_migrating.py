@@ -1,4 +1,4 @@
-"""The pages for those who come from elsewhere: all names there have a row, all names here exist, all defects a test."""
+"""The migration pages are complete: exported names have rows, fluxcb names exist, and defects have tests."""
 
 import ast
 import inspect
@@ -39,41 +39,47 @@ LogHyperParams LogVisualization TensorBoardBackend StopOnNaNLoss LearningRate th
 step! onecycle loadmodel savemodel
 """
 EXPORTED = {TENSORPACK: EXPORTED_BY_TENSORPACK.split(), FLUXTRAINING: EXPORTED_BY_FLUXTRAINING.split()}
-TABLES = {TENSORPACK: ("hooks", "names", "around"), FLUXTRAINING: ("names", "documented", "events")}
+TABLES = {
+    TENSORPACK: ("hooks", "names", "around"),
+    FLUXTRAINING: ("names", "documented", "events"),
+    ROOT / "docs/migrating/from-keras.md": ("names", "callbacks", "hooks"),
+    ROOT / "docs/migrating/from-lightning.md": ("names", "callbacks", "hooks"),
+}
 PAGES = pytest.mark.parametrize("page", EXPORTED, ids=lambda page: page.stem)
+PAGES_WITH_TABLES = pytest.mark.parametrize("page", TABLES, ids=lambda page: page.stem)
 
 # Which tests show the behaviour here, for each line of the pages' tables of defects.
 SHOWN = {
-    "D1": ["callbacks/test_hyperparameters.py::test_a_new_instance_begins_with_the_value_of_the_epoch_at_hand"],
+    "D1": ["callbacks/test_hyperparameters.py::test_a_new_instance_starts_with_the_value_of_the_current_epoch"],
     "D2": ["callbacks/test_hyperparameters.py::test_a_function_is_not_applied_again_at_a_resume"],
     "D3": ["callbacks/test_savers.py::test_the_smallest_value_is_kept"],
     "D4": [
-        "callbacks/test_savers.py::test_what_could_not_be_saved_is_not_the_best",
+        "callbacks/test_savers.py::test_a_state_that_could_not_be_saved_is_not_the_best",
         "callbacks/test_savers.py::test_a_state_that_is_not_finite_is_not_the_best",
     ],
-    "D5": ["callbacks/test_savers.py::test_the_best_is_the_state_at_hand_and_not_a_checkpoint_with_a_similar_number"],
+    "D5": ["callbacks/test_savers.py::test_the_best_checkpoint_has_the_current_state"],
     "D6": [
-        "callbacks/test_early_stopping.py::test_a_training_that_is_saved_and_resumed_ends_where_it_would_have",
-        "contract/test_every_callback.py::test_a_public_callback_keeps_the_laws",
+        "callbacks/test_early_stopping.py::test_a_resumed_run_ends_at_the_same_epoch",
+        "contract/test_every_callback.py::test_public_callback_passes_check_callback",
     ],
-    "D7": ["logging/test_monitors.py::test_what_was_put_before_a_stop_is_written"],
+    "D7": ["logging/test_monitors.py::test_values_before_a_stop_are_written"],
     "D8": [
         "logging/test_json_lines.py::test_flushing_is_one_write",
         "logging/test_json_lines.py::test_numbers_survive_to_the_last_bit_and_what_is_not_finite_is_text",
     ],
-    "D9": ["logging/test_monitors.py::test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one"],
+    "D9": ["logging/test_monitors.py::test_the_log_of_a_resumed_run_equals_that_of_an_uninterrupted_run"],
     "D10": ["callbacks/test_periodic.py::test_a_period_of_steps_gates_both_handlers_of_one_step"],
-    "D11": ["callbacks/test_periodic.py::test_what_cannot_be_meant_is_refused"],
-    "D12": ["docs/test_migrating.py::test_no_epoch_of_one_step_shows_the_loss_of_another"],
+    "D11": ["callbacks/test_periodic.py::test_invalid_arguments_are_rejected"],
+    "D12": ["docs/test_migrating.py::test_each_step_has_its_own_loss_in_one_step_epochs"],
     "D13": [
         "callbacks/test_step_averages.py::test_means_are_logged_at_multiples_of_the_window",
-        "callbacks/test_step_averages.py::test_the_first_window_after_a_resume_is_whole",
+        "callbacks/test_step_averages.py::test_the_first_window_after_a_resume_is_complete",
     ],
-    "D14": ["callbacks/test_dumping.py::test_values_that_do_not_exist_are_errors_when_the_learner_is_built"],
+    "D14": ["callbacks/test_dumping.py::test_missing_values_are_errors_when_the_learner_is_built"],
     "D15": ["callbacks/test_inference.py::test_a_statistic_must_be_a_number"],
-    "D16": ["callbacks/test_inference.py::test_a_mean_over_a_ragged_last_batch_is_that_over_all_samples"],
-    "D17": ["callbacks/test_hyperparameters.py::test_what_is_no_number_counts_for_nothing"],
-    "D18": ["callbacks/test_hyperparameters.py::test_bad_lines_are_passed_over_with_a_warning"],
+    "D16": ["callbacks/test_inference.py::test_the_mean_is_over_all_samples_if_the_last_batch_is_smaller"],
+    "D17": ["callbacks/test_hyperparameters.py::test_values_that_are_not_finite_are_ignored"],
+    "D18": ["callbacks/test_hyperparameters.py::test_bad_lines_are_skipped_with_a_warning"],
     "D19": [
         "logging/test_hub.py::test_a_history_is_the_callers_own",
         "logging/test_hub.py::test_an_unknown_name_is_an_error_and_leaves_no_trace",
@@ -81,107 +87,112 @@ SHOWN = {
     "D20": ["logging/test_loggables.py::test_numbers_become_floats"],
     "D21": ["callbacks/test_commands.py::test_the_latest_values_are_sent_after_each_epoch"],
     "D22": [
-        "callbacks/test_trackers.py::test_two_triggers_at_one_step_put_one_value",
-        "callbacks/test_trackers.py::test_no_time_no_value",
+        "callbacks/test_trackers.py::test_two_triggers_at_one_step_log_one_value",
+        "callbacks/test_trackers.py::test_no_value_is_logged_without_elapsed_time",
     ],
-    "D23": ["callbacks/test_periodic.py::test_a_callback_is_triggered_in_the_periods_and_at_no_other_time"],
+    "D23": ["callbacks/test_periodic.py::test_a_callback_is_only_triggered_at_its_periods"],
     "D24": [
-        "callbacks/test_periodic.py::test_what_cannot_be_meant_is_refused",
-        "declare/test_schedules.py::test_periods_are_whole_and_positive",
+        "callbacks/test_periodic.py::test_invalid_arguments_are_rejected",
+        "declare/test_schedules.py::test_periods_are_positive_integers",
     ],
     "D25": ["callbacks/test_dumping.py::test_a_function_may_return_a_list_of_images"],
     "D26": [
         "callbacks/test_proc_or_thread.py::test_they_are_stopped_after_an_error",
-        "docs/test_migrating.py::test_nothing_was_started_when_the_set_up_of_another_fails",
+        "docs/test_migrating.py::test_failing_set_up_starts_nothing",
     ],
-    "D27": ["callbacks/test_periodic.py::test_a_predicate_that_changes_its_mind_still_ends_what_was_begun"],
+    "D27": ["callbacks/test_periodic.py::test_a_changing_predicate_still_runs_the_matching_end_handler"],
     "D28": ["callbacks/test_wrapping.py::test_a_proxy_says_of_itself_what_is_said_of_what_it_wraps_also_later"],
     "D29": [
-        "declare/test_lists.py::test_one_instance_given_twice",
-        "run/test_callbackset.py::test_one_instance_twice_is_an_error",
+        "declare/test_lists.py::test_duplicate_instance_raises",
+        "run/test_callbackset.py::test_duplicate_instance_raises",
     ],
-    "D30": ["callbacks/test_savers.py::test_a_name_with_a_slash_is_a_name"],
+    "D30": ["callbacks/test_savers.py::test_a_metric_name_can_contain_a_slash"],
     "D31": [
-        "compile/test_traced.py::test_each_event_sees_what_the_design_says",
-        "callbacks/test_step_averages.py::test_the_average_is_the_debiased_one_of_tensorpack",
+        "compile/test_traced.py::test_each_event_provides_documented_values",
+        "callbacks/test_step_averages.py::test_the_average_is_the_debiased_average_of_tensorpack",
     ],
     "D32": [
-        "callbacks/test_savers.py::test_a_fit_that_is_ended_is_saved_where_it_ended",
-        "callbacks/test_savers.py::test_the_end_is_saved_whatever_the_period",
+        "callbacks/test_savers.py::test_a_fit_that_ends_early_is_saved_at_its_end",
+        "callbacks/test_savers.py::test_the_end_is_saved_for_every_period",
     ],
-    "D33": ["callbacks/test_run_function.py::test_before_training_is_once_in_a_training"],
-    "D34": ["callbacks/test_trackers.py::test_a_driver_that_fails_in_training_is_told_once_and_does_not_end_it"],
-    "D35": ["callbacks/test_savers.py::test_the_savers_errors_end_the_training"],
+    "D33": ["callbacks/test_run_function.py::test_run_before_runs_once_per_training"],
+    "D34": [
+        "callbacks/test_trackers.py::test_a_driver_failure_during_training_warns_once_and_does_not_end_the_training"
+    ],
+    "D35": ["callbacks/test_savers.py::test_errors_of_savers_end_the_training"],
     "F1": [
-        "run/test_cancel.py::test_the_stop_reason_is_the_message_of_cancel_fitting",
+        "run/test_cancel.py::test_stop_reason_is_message_of_cancel_fitting",
         "callbacks/test_early_stopping.py::test_the_fit_ends_at_the_epoch_of_the_criterion",
     ],
     "F2": [
-        "check/test_cycles.py::test_a_loop_of_two",
-        "check/test_cycles.py::test_a_loop_of_five_with_five_reasons_beside_innocents",
+        "check/test_cycles.py::test_cycle_of_two",
+        "check/test_cycles.py::test_cycle_of_five_with_five_reasons",
     ],
     "F3": [
-        "check/test_preflight.py::test_missing_state_names_the_callback_that_creates_it",
-        "run/test_callbackset.py::test_shared_state_that_nobody_creates",
+        "check/test_preflight.py::test_missing_state_error_names_creator",
+        "run/test_callbackset.py::test_uncreated_entry_raises",
     ],
-    "F4": ["check/test_order.py::test_either_side_may_say_who_runs_first_and_wrappers_forward_the_answer"],
+    "F4": ["check/test_order.py::test_either_callback_may_resolve_and_wrappers_forward_resolution"],
     "F5": [
-        "check/test_order.py::test_no_conflict_leaves_the_list_order_for_writers_and_for_readers",
-        "check/test_conflicts.py::test_unresolvable",
+        "check/test_order.py::test_no_conflict_keeps_list_order",
+        "check/test_conflicts.py::test_unresolvable_raises",
     ],
     "F6": ["callbacks/test_training_callbacks.py::test_schedules_set_what_they_say_at_every_step"],
     "F7": [
-        "declare/test_schedules.py::test_wrappers_forward_every_declaration_and_the_state",
-        "check/test_order.py::test_runafter_settles_two_writers_and_a_base_class_stands_for_its_subclasses",
+        "declare/test_schedules.py::test_wrappers_forward_declarations_and_state",
+        "check/test_order.py::test_runafter_resolves_conflict_and_includes_subclasses",
     ],
     "F8": [
-        "callbacks/test_wrapping.py::test_a_frequency_is_of_one_event_and_counts_numbers_not_calls",
-        "callbacks/test_periodic.py::test_periods_are_those_of_the_whole_training_also_after_a_resume",
+        "callbacks/test_wrapping.py::test_a_frequency_applies_to_one_event_and_counts_steps_not_calls",
+        "callbacks/test_periodic.py::test_periods_count_from_the_beginning_of_the_training_even_after_a_resume",
     ],
     "F9": [
-        "run/test_numerics.py::test_state_out_and_in",
-        "callbacks/test_early_stopping.py::test_a_training_that_is_saved_and_resumed_ends_where_it_would_have",
+        "run/test_numerics.py::test_state_can_be_copied_to_other_learner",
+        "callbacks/test_early_stopping.py::test_a_resumed_run_ends_at_the_same_epoch",
     ],
     "F10": ["callbacks/test_training_callbacks.py::test_schedules_set_what_they_say_at_every_step"],
     "F11": ["callbacks/test_device.py::test_the_whole_state_and_the_batches_move"],
     "F12": ["callbacks/test_training_callbacks.py::test_a_loss_that_is_no_number_ends_the_fit_at_its_step"],
     "F13": ["callbacks/test_metrics.py::test_epoch_values_are_means_over_samples"],
-    "F14": ["callbacks/test_metrics.py::test_step_values_are_complete_and_come_without_bounding_windows"],
-    "F15": ["callbacks/test_log_callbacks.py::test_hyperparameters_are_logged_where_they_change"],
+    "F14": ["callbacks/test_metrics.py::test_step_values_are_complete_and_do_not_shorten_windows"],
+    "F15": ["callbacks/test_log_callbacks.py::test_hyperparameters_are_logged_when_they_change"],
     "F16": ["callbacks/test_log_callbacks.py::test_counts_of_parameters_and_gradients_at_due_steps"],
     "F17": ["callbacks/test_metrics.py::test_exchanging_metrics_between_fits"],
     "F18": [
-        "run/test_host_access.py::test_a_write_into_a_container_that_was_read",
-        "run/test_host_access.py::test_arrays_that_were_read_cannot_be_written",
-        "run/test_host_access.py::test_shared_state_that_was_read_cannot_be_changed",
+        "run/test_host_access.py::test_writing_into_read_container_raises",
+        "run/test_host_access.py::test_read_arrays_are_read_only",
+        "run/test_host_access.py::test_changing_read_cbstate_raises",
     ],
     "F19": ["callbacks/test_sanity_check.py::test_missing_validation_data_are_a_warning"],
-    "F20": ["run/test_data.py::test_a_list", "run/test_sequences.py::test_only_phases_with_data_are_validated"],
+    "F20": [
+        "run/test_data.py::test_list_of_batches",
+        "run/test_sequences.py::test_only_phases_with_data_are_validated",
+    ],
     "F21": [
-        "callbacks/test_early_stopping.py::test_mistakes_are_told_at_construction",
-        "callbacks/test_early_stopping.py::test_training_losses_go_before_those_of_validation",
+        "callbacks/test_early_stopping.py::test_bad_arguments",
+        "callbacks/test_early_stopping.py::test_training_losses_precede_validation_values",
     ],
     "F22": [
-        "check/test_moments.py::test_the_known_false_cycle_is_none",
-        "check/test_moments.py::test_writers_that_never_meet_do_not_conflict",
+        "check/test_moments.py::test_edges_at_different_moments_do_not_form_cycle",
+        "check/test_moments.py::test_writers_without_common_moment_do_not_conflict",
     ],
-    "F23": ["run/test_cancel.py::test_cancel_epoch_where_no_step_is_left_skips_the_rest_of_the_moment"],
-    "F24": ["docs/test_tables.py::test_events"],
+    "F23": ["run/test_cancel.py::test_cancel_epoch_after_last_step_skips_rest_of_moment"],
+    "F24": ["docs/test_tables.py::test_table_of_events"],
     "F25": [
-        "logging/test_tensorboard.py::test_a_new_run_does_not_write_to_the_folder_of_another",
+        "logging/test_tensorboard.py::test_a_new_run_moves_the_events_of_another_to_a_subfolder",
         "logging/test_tensorboard.py::test_a_run_that_resumes_has_the_events_of_its_checkpoint",
         "logging/test_tensorboard.py::test_everything_else_is_read_back",
     ],
-    "F26": ["run/test_callbackset.py::test_one_instance_twice_is_an_error"],
+    "F26": ["run/test_callbackset.py::test_duplicate_instance_raises"],
     "F27": [
-        "reliability/test_kills.py::test_killed_and_resumed_is_never_killed",
-        "callbacks/test_savers.py::test_parameters_are_read_without_the_classes_that_hold_them",
+        "reliability/test_kills.py::test_killed_and_resumed_run_matches_uninterrupted_run",
+        "callbacks/test_savers.py::test_parameters_are_read_without_their_container_classes",
     ],
 }
 
 
 def table(page: Path, name: str) -> list[list[str]]:
-    """Return the rows, without the head, of the table that stands below `<!-- table: name -->`."""
+    """Return the rows, without the header, of the table below `<!-- table: name -->`."""
     _, found, rest = page.read_text(encoding="utf-8").partition(f"<!-- table: {name} -->\n")
     assert found, f"{page.name} has no table {name}"
     lines = rest.lstrip("\n").splitlines()
@@ -201,7 +212,7 @@ def roots() -> dict[str, object]:
 
 
 def there_is(name: str) -> bool:
-    """Tell whether a name of the second column exists: in `fluxcb`, on a Learner, or on a callback."""
+    """Return whether a name of the second column exists in `fluxcb`, on a Learner, or on a callback."""
     first, *rest = name.split(".")
     found = roots().get(first) or getattr(fluxcb, first, None)
     for part in rest:
@@ -216,31 +227,31 @@ def functions_of(path: Path) -> set[str]:
 
 
 @PAGES
-def test_every_exported_name_has_one_row_and_no_other_name_has(page):
+def test_every_exported_name_has_exactly_one_row(page):
     assert sorted(names_in(row[0]) for row in table(page, "names")) == sorted([name] for name in EXPORTED[page])
 
 
-def test_the_lists_of_names_are_whole():
+def test_lists_of_exported_names_are_complete():
     assert {page.stem: len(set(names)) for page, names in EXPORTED.items()} == {
         "from-tensorpack": 59,
         "from-fluxtraining": 41,
     }
 
 
-@PAGES
-def test_every_name_on_the_right_exists(page):
+@PAGES_WITH_TABLES
+def test_every_fluxcb_name_exists(page):
     for there, here, _ in [row for name in TABLES[page] for row in table(page, name)]:
         assert names_in(here), f"{there} has nothing to go to"
         assert [name for name in names_in(here) if not there_is(name)] == [], there
 
 
-@PAGES
-def test_every_row_says_what_differs(page):
+@PAGES_WITH_TABLES
+def test_every_row_describes_difference(page):
     assert [row for name in TABLES[page] for row in table(page, name) if not all(row)] == []
 
 
 @PAGES
-def test_every_line_of_the_defects_says_both_sides_and_has_tests(page):
+def test_every_row_of_defects_is_complete_and_names_tests(page):
     rows = table(page, "defects")
     letter = "D" if page is TENSORPACK else "F"
     assert [row[0] for row in rows] == [f"{letter}{i + 1}" for i in range(35 if page is TENSORPACK else 27)]
@@ -249,7 +260,7 @@ def test_every_line_of_the_defects_says_both_sides_and_has_tests(page):
 
 
 @pytest.mark.parametrize("number", SHOWN)
-def test_the_tests_of_a_defect_exist(number):
+def test_tests_of_defects_exist(number):
     assert SHOWN[number]
     for test in SHOWN[number]:
         path, _, name = test.partition("::")
@@ -260,7 +271,7 @@ SOURCE = re.compile(r"(tensorpack|FluxTraining\.jl),\s+(`[\w!]+`(?:(?:,| and|, a
 
 
 def origins() -> list[tuple[Path, list[str], str]]:
-    """Return, for each public class and function that names its origin: the page, the names there, the name here."""
+    """Return the page, the original names and the fluxcb name of each class and function that names its origin."""
     pages = {"tensorpack": TENSORPACK, "FluxTraining.jl": FLUXTRAINING}
     return [
         (pages[system], names_in(cited), f"{module.__name__.removeprefix('fluxcb.')}.{name}")
@@ -270,7 +281,7 @@ def origins() -> list[tuple[Path, list[str], str]]:
     ]
 
 
-def test_what_the_docstrings_name_as_their_origin_leads_to_them():
+def test_every_origin_in_docstring_has_row():
     rows = {page: [row for name in TABLES[page] for row in table(page, name)] for page in TABLES}
     found = origins()
     assert len(found) > 60
@@ -285,7 +296,7 @@ def test_what_the_docstrings_name_as_their_origin_leads_to_them():
 # --- behaviour that no other test shows -----------------------------------------------------------------------------
 
 
-def test_no_epoch_of_one_step_shows_the_loss_of_another():
+def test_each_step_has_its_own_loss_in_one_step_epochs():
     file = io.StringIO()
     learner = testlearner(ProgressBar(file, interval=1e-9), Metrics(), batches=1, validation_batches=0)
     learner.fit(4)
@@ -295,7 +306,7 @@ def test_no_epoch_of_one_step_shows_the_loss_of_another():
     assert len({loss for _, loss in shown}) == len(shown)
 
 
-def test_nothing_was_started_when_the_set_up_of_another_fails():
+def test_failing_set_up_starts_nothing():
     class Helper(threading.Thread):
         def stop(self):
             raise AssertionError("it never ran")

@@ -1,10 +1,10 @@
-"""Every Python fence of README.md and docs/ runs, page by page, as a reader would run it.
+"""Every Python fence of README.md and docs/ runs, page by page, in order.
 
-The fences of a page share one namespace, in order. A page that leaves files in its working directory runs there twice.
-Two comments, each on a line of its own, are read:
+The fences of a page share one namespace. If a page leaves files in its working directory, it runs there a second time.
+Two comments control the fences, each on its own line:
 
-    <!-- not run: REASON -->    before a ```python fence: it is only shown, and says why
-    <!-- output -->             before a ```text fence: what the ```python fence above prints; `...` stands for anything
+    <!-- not run: REASON -->    before a ```python fence that does not run
+    <!-- output -->             before a ```text fence with the output of the ```python fence above (`...`: any text)
 """
 
 import io
@@ -35,12 +35,12 @@ OTHER_SPELLINGS = {"py", "py3", "python3", "pycon", "ipython", "ipython3", "{.py
 
 
 class PageError(Exception):
-    """A page is not written as this module's docstring says."""
+    """A page does not follow the format in the docstring of this module."""
 
 
 @dataclass
 class Example:
-    """One Python fence: `line` is that of its first line of code, counted from 1."""
+    """One Python fence; `line` is its first line of code, counted from 1."""
 
     line: int
     code: str
@@ -123,7 +123,7 @@ def run_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def differs(expected: str, printed: str) -> str:
-    """Return how the two differ, or an empty string; `...` matches anything, and blanks at line ends don't count."""
+    """Return the differences, or an empty string. `...` matches anything, and trailing blanks are ignored."""
     flags = ELLIPSIS | DONT_ACCEPT_TRUE_FOR_1 | DONT_ACCEPT_BLANKLINE | REPORT_NDIFF
     want, got = ("\n".join(line.rstrip() for line in text.splitlines()).rstrip() + "\n" for text in (expected, printed))
     if OutputChecker().check_output(want, got, flags):
@@ -154,7 +154,7 @@ def page(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_fences_share_a_namespace_and_outputs_are_compared(tmp_path, monkeypatch):
+def test_fences_share_namespace_and_outputs_are_compared(tmp_path, monkeypatch):
     text = """
         # Title
         '''python
@@ -199,7 +199,7 @@ def test_fences_share_a_namespace_and_outputs_are_compared(tmp_path, monkeypatch
     assert "page_some_page" not in sys.modules
 
 
-def test_an_example_that_fails_shows_the_line_of_the_page(tmp_path, monkeypatch):
+def test_failing_example_shows_line_of_page(tmp_path, monkeypatch):
     path = page(tmp_path, "text\n'''python\nx = 1\n\nx / 0\n'''\n")
     with pytest.raises(ZeroDivisionError) as caught:
         run_page(path, monkeypatch)
@@ -207,7 +207,7 @@ def test_an_example_that_fails_shows_the_line_of_the_page(tmp_path, monkeypatch)
     assert (str(last.path), last.lineno + 1, str(last.statement)) == (str(path), 5, "x / 0")
 
 
-def test_other_output_than_the_page_says_is_a_failure(tmp_path, monkeypatch):
+def test_unexpected_output_fails(tmp_path, monkeypatch):
     path = page(tmp_path, "'''python\nprint(1)\n'''\n<!-- output -->\n'''text\nTrue\n'''\n")
     with pytest.raises(
         pytest.fail.Exception, match=r"page\.md:2 prints something else\.\nDifferences .*\n    - True\n    \+ 1"
@@ -229,7 +229,7 @@ def test_other_output_than_the_page_says_is_a_failure(tmp_path, monkeypatch):
         ("<BLANKLINE>", "\n", False),
     ],
 )
-def test_what_counts_as_the_same_output(expected, printed, same):
+def test_output_comparison(expected, printed, same):
     assert (differs(expected, printed) == "") is same
 
 
@@ -251,11 +251,11 @@ def test_what_counts_as_the_same_output(expected, printed, same):
         ("> '''python\n> x\n> '''", "line 1: a fence inside a quotation is not read"),
     ],
 )
-def test_pages_written_otherwise_are_refused(tmp_path, text, message):
+def test_malformed_pages_raise(tmp_path, text, message):
     with pytest.raises(PageError, match=re.escape(message)):
         parse(page(tmp_path, text).read_text())
 
 
-def test_fences_inside_fences_are_shown_not_run():
+def test_nested_fences_are_not_run():
     assert parse("````markdown\n```python\nx\n```\n````\n") == []
     assert parse("~~~markdown\n```python\nx\n```\n~~~\n") == []

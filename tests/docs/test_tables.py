@@ -1,6 +1,6 @@
-"""The tables of the docs say what the code says."""
+"""The tables in the documentation match the code."""
 
-import importlib.util
+import ast
 import re
 from pathlib import Path
 
@@ -15,13 +15,14 @@ from fluxcb._declare.events import BUILTIN_EVENTS
 from fluxcb.events import HostEvent, StepEnd, TracedEvent
 
 ROOT = Path(__file__).resolve().parents[2]
-EVENTS = ROOT / "docs/concepts/events-and-phases.md"
-ACCESS = ROOT / "docs/concepts/state-access.md"
+EVENTS = ROOT / "docs/reference/events.md"
+ACCESS = ROOT / "docs/reference/state-paths.md"
+CHECKPOINTS = ROOT / "docs/reference/checkpoints.md"
 ENGINE_ONLY = {"skip", "stop"}
 
 
 def table(page: Path, name: str) -> list[list[str]]:
-    """Return the rows, without the head, of the table that stands below `<!-- table: name -->`."""
+    """Return the rows, without the header, of the table below `<!-- table: name -->`."""
     _, found, rest = page.read_text(encoding="utf-8").partition(f"<!-- table: {name} -->\n")
     assert found, f"{page.name} has no table {name}"
     lines = rest.lstrip("\n").splitlines()
@@ -34,7 +35,7 @@ def code(names) -> str:
 
 
 class Watcher(Callback):
-    """Keep, per phase and event, the step names that exist there, and the order of the events."""
+    """Keep the step names that exist at each event of each phase, and the order of the events."""
 
     def __init__(self):
         self.names: dict[tuple[str, type], set[str]] = {}
@@ -74,7 +75,7 @@ def seen() -> Watcher:
 
 
 def new_names(seen: Watcher, phase: str) -> dict[type, str]:
-    """Return what the table has to say about each event of a phase."""
+    """Return the expected table cells for each event of a phase."""
     have: set[str] = set()
     cells: dict[type, str] = {}
     order = {"batch": 0, "xs": 1, "ys": 2}
@@ -90,7 +91,7 @@ def new_names(seen: Watcher, phase: str) -> dict[type, str]:
     return cells
 
 
-def test_events(seen):
+def test_table_of_events(seen):
     training, validation = new_names(seen, "training"), new_names(seen, "validation")
     expected = [
         [f"`{e.__name__}`", "traced" if issubclass(e, TracedEvent) else "host", training[e], validation[e]]
@@ -99,7 +100,7 @@ def test_events(seen):
     assert [[row[0], row[1], row[3], row[4]] for row in table(EVENTS, "events")] == expected
 
 
-def test_the_table_of_events_is_in_the_order_in_which_they_are_emitted(seen):
+def test_events_are_listed_in_order_of_emission(seen):
     # Tracing happens when the Learner is built, so traced events are seen before the host's.
     traced = [event for event in seen.order if issubclass(event, TracedEvent)]
     host = [event for event in seen.order if issubclass(event, HostEvent)]
@@ -108,7 +109,7 @@ def test_the_table_of_events_is_in_the_order_in_which_they_are_emitted(seen):
     assert [e.__name__ for e in host] == [n for n in rows if n in {e.__name__ for e in host}]
 
 
-def test_what_may_be_written_when():
+def test_table_of_writable_paths():
     rows = {row[0]: row[1] for row in table(EVENTS, "writable")}
     expected = {}
     for path in state._WRITABLE:
@@ -128,27 +129,19 @@ def test_what_may_be_written_when():
         ("progress", "progress.", state.PROGRESS),
     ],
 )
-def test_paths(name, prefix, known):
+def test_tables_of_state_paths(name, prefix, known):
     assert table(ACCESS, name) == [[f"`{prefix}{path}`", what] for path, what in known.items()]
 
 
-def test_cancelling():
+def test_table_of_cancels():
     from fluxcb._declare import control
 
     rows = [line for line in control.__doc__.splitlines() if line.startswith("|")]
     expected = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[2:]]
-    assert table(ROOT / "docs/concepts/host-and-traced.md", "cancel") == expected
+    assert table(ROOT / "docs/reference/cancelling.md", "cancel") == expected
 
 
-def test_the_table_of_callbacks_is_what_its_script_makes_of_the_code():
-    path = ROOT / "docs/reference/make_callbacks.py"
-    spec = importlib.util.spec_from_file_location("make_callbacks", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.PAGE.read_text(encoding="utf-8") == script.page(), f"run `python {path.relative_to(ROOT)}`"
-
-
-def test_every_error_is_public_and_has_its_section():
+def test_every_error_is_public_and_has_section():
     from fluxcb import _errors
 
     names = [name for name in _errors.__all__ if name.endswith("Error")]
@@ -158,21 +151,50 @@ def test_every_error_is_public_and_has_its_section():
     assert sorted(sections) == sorted(name for name in names if name != "FluxcbError")  # the base of them all
 
 
-def test_the_tree_of_errors_is_that_of_the_module():
+def test_documented_error_hierarchy_matches_module():
     from fluxcb import _errors
 
-    tree = re.search(r"```\n(FluxcbError\n.*?)```", _errors.__doc__, re.DOTALL)[1]
+    tree = re.search(r"```\nFluxcbError\n(.*?)```", _errors.__doc__, re.DOTALL)[1]
     page = (ROOT / "docs/errors.md").read_text(encoding="utf-8")
-    assert re.search(r"```text\n(FluxcbError\n.*?)```", page, re.DOTALL)[1] == tree
+    listed = re.search(r"<!-- tree of errors -->\n\n(.*?)\n\n", page, re.DOTALL)[1]
+    # Both indent by two characters per level. Compare (depth, name, text).
+    in_module = [
+        (len(indent), *rest) for indent, *rest in re.findall(r"^([├│└ ]+)(\w+Error) +(.+)$", tree, re.MULTILINE)
+    ]
+    on_page = [
+        (len(indent), *rest) for indent, *rest in re.findall(r"^( *- )\[(\w+)\]\(#\w+\): (.+)$", listed, re.MULTILINE)
+    ]
+    assert on_page == in_module
     names = [name for name in fluxcb.__all__ if name.endswith("Error") and name != "FluxcbError"]
     headings = re.findall(r"^## (\w+Error)$", page, re.MULTILINE)
     assert sorted(headings) == sorted(names)
 
 
-def test_architecture_names_every_file_of_the_stages():
+def test_architecture_lists_every_file():
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     stages = ("_declare", "_check", "_compile", "_run")
     files = [path for stage in stages for path in (ROOT / "fluxcb" / stage).glob("*.py") if path.stem != "__init__"]
     named = set(re.findall(r"`(?:\w+/)?(\w+\.py)`", page))
     assert [path.name for path in files if path.name not in named] == []
     assert [name for name in named if not list((ROOT / "fluxcb").rglob(name)) and not list(ROOT.rglob(name))] == []
+
+
+def test_reading_path_of_architecture_is_short():
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    section = page.split("## Reading path\n")[1].split("\n## ")[0]
+    files = [ROOT / "fluxcb" / name for name in re.findall(r"^\| `([\w/]+\.py)` \|", section, re.MULTILINE)]
+    assert len(files) >= 10
+    assert [file for file in files if not file.is_file()] == []
+    assert sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files) <= 2700
+
+
+def test_every_checkpoint_guarantee_names_existing_tests():
+    rows = table(CHECKPOINTS, "promises")
+    assert rows
+    for promise, tests in rows:
+        for group in tests.split("; "):
+            found = re.fullmatch(r"((?:`test_\w+`, )*`test_\w+`) in `(tests/[\w/]+\.py)`", group)
+            assert found, f"{promise}: {group}"
+            tree = ast.parse((ROOT / found[2]).read_text(encoding="utf-8"))
+            defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+            assert set(re.findall(r"\w+", found[1])) - defined == set(), promise

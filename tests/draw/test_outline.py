@@ -1,4 +1,4 @@
-"""The drawing as plain text, whole."""
+"""Drawings as plain text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLE = Drawing(
 )
 
 
-def test_the_tree_has_stages_with_reasons_and_what_is_implied_is_counted() -> None:
+def test_tree_has_stages_reasons_and_count_of_implied_edges() -> None:
     assert (
         to_tree(SAMPLE)
         == """\
@@ -54,7 +54,7 @@ unordered
     )
 
 
-def test_the_tree_marks_circles() -> None:
+def test_tree_marks_cycles() -> None:
     nodes = SAMPLE.nodes[:2]
     drawing = Drawing("Loop", nodes, (Link("0", "1", "runafter", kind="cycle"), Link("1", "0", "a.b", kind="cycle")))
     assert (
@@ -72,6 +72,47 @@ stage 2
     )
 
 
+READS = Link("1", "0", "cbstate.a", ("Recorder writes `cbstate.a` at A, Printer reads it at B",), kind="data")
+
+
+def test_data_flows_are_listed_at_reader() -> None:
+    drawing = Drawing("Data", SAMPLE.nodes[:2], (READS,))
+    assert (
+        to_tree(drawing)
+        == """\
+Data: 2 callbacks, 0 edges
+
+unordered
+  host    Printer()
+            reads cbstate.a from Recorder()
+  host    Recorder()"""
+    )
+    drawing = Drawing("Data", SAMPLE.nodes[:3], (READS, Link("0", "2", "runafter"), Link("2", "1", "in_order")))
+    assert (
+        to_tree(drawing)
+        == """\
+Data: 3 callbacks, 2 edges
+
+stage 1
+  host    Printer()
+            reads cbstate.a from Recorder()
+
+stage 2
+  traced  Clip()
+            after Printer() (runafter)
+
+stage 3
+  host    Recorder()
+            after Clip() (in_order)"""
+    )
+
+
+def test_text_has_section_for_data() -> None:
+    assert to_text(Drawing("Data", SAMPLE.nodes[:2], (READS,))).partition("\n\ndata\n")[2] == (
+        "  Recorder() -> Printer()\n    Recorder writes `cbstate.a` at A, Printer reads it at B"
+    )
+
+
 def test_long_lists_are_wrapped_between_words() -> None:
     nodes = [Node(str(i), f"Callback{i}() at EverySteps(steps=100)", "host") for i in range(6)]
     links = [Link(str(i), "5", f"cbstate.a_quite_long_name_{i}") for i in range(5)]
@@ -83,7 +124,7 @@ def test_long_lists_are_wrapped_between_words() -> None:
     )
 
 
-def test_nobody_is_one_line() -> None:
+def test_empty_drawing_is_one_line() -> None:
     assert to_tree(Drawing("Nobody", (), ())) == "Nobody: 0 callbacks, 0 edges"
     assert to_text(Drawing("Nobody", (), ())) == "Nobody\n\ncallbacks"
 
@@ -122,7 +163,7 @@ conflicts
     at BackwardEnd x TrainingPhase"""
 
 
-def test_the_text_does_not_depend_on_any_order() -> None:
+def test_text_does_not_depend_on_input_order() -> None:
     assert to_text(SAMPLE) == TEXT
     rng = random.Random(0)
     for _ in range(5):

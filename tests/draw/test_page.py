@@ -1,36 +1,50 @@
-"""The page: HTML that stands alone and carries what its script shows."""
+"""The HTML page is self-contained and has no scripts."""
 
 from __future__ import annotations
 
-import json
 import re
 from html.parser import HTMLParser
 
-from fluxcb._draw.drawing import Drawing, Link, Node
+from fluxcb._draw.drawing import Arc, Row, Timeline
 from fluxcb._draw.page import to_page
+from fluxcb._draw.svg import to_svg
 
-ODD = "</script><!-- <b>&\"'"
-ALL = Drawing(
-    "Callbacks at all moments",
+ODD = "</style><script>alert(1)</script><!-- <b>&\"'"
+STEP, EPOCH = "StepEnd x TrainingPhase", "EpochEnd x TrainingPhase"
+TIMELINE = Timeline(
+    f"Callbacks {ODD}",
     (
-        Node("x", "Recorder()", "host", ("step.loss",), (), (("class", ("pkg.Recorder",)), ("reads", ("step.loss",)))),
-        Node("y", ODD, "traced", (), (ODD,), (("writes", (ODD,)),)),
+        Row(
+            "Recorder()",
+            STEP,
+            False,
+            "record",
+            ("step.loss",),
+            (),
+            (("class", ("pkg.Recorder",)), ("reads", ("a", "b"))),
+        ),
+        Row(ODD, STEP, False, ODD, (), (ODD,), (("writes", (ODD,)),)),
+        Row("Printer()", EPOCH, False, "show"),
+        Row("Idle()", ""),
     ),
-    (Link("y", "x", "step.loss", ("one reason", ODD), ("StepEnd x TrainingPhase",), kind="cycle", implied=True),),
-    ("ConflictError: something",),
+    (
+        Arc(0, 1, "step.loss", ("one reason", ODD)),
+        Arc(0, 1, "x", ("both write it",), "conflict"),
+        Arc(0, 2, "x", ("Recorder writes, Printer reads",), "data"),
+    ),
+    ("ConflictError: something", ODD),
 )
-MOMENT = Drawing("StepEnd x TrainingPhase", ALL.nodes[:1], ())
 VOID = {"meta", "link"}
 
 
 class Outline(HTMLParser):
-    """What a page consists of; each element that is opened must be closed."""
+    """Parse the elements of a page, and check that each opened element is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.attributes: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
+        self.texts: list[tuple[str, str]] = []
         self.feed(page)
         self.close()
 
@@ -38,6 +52,7 @@ class Outline(HTMLParser):
         self.attributes.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
+            self.texts.append((tag, ""))
 
     def handle_startendtag(self, tag, attrs) -> None:
         self.attributes.append((tag, dict(attrs)))
@@ -46,76 +61,51 @@ class Outline(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data) -> None:
-        if self.open:
-            self.texts.setdefault(self.open[-1], []).append(data)
+        if self.open and self.texts[-1][0] == self.open[-1]:
+            tag, text = self.texts[-1]
+            self.texts[-1] = (tag, text + data)
+
+    def of(self, *tags: str) -> list[str]:
+        return [text.strip() for tag, text in self.texts if tag in tags]
 
 
-PAGE = to_page({"All moments": ALL, f"StepEnd {ODD}": MOMENT})
+PAGE = to_page(TIMELINE)
 
 
-def test_the_page_is_well_formed_and_offers_each_drawing() -> None:
+def test_page_is_well_formed_without_scripts() -> None:
     outline = Outline(PAGE)
     assert outline.open == []
-    assert outline.texts["option"] == ["All moments", f"StepEnd {ODD}"]
-    assert [a["value"] for tag, a in outline.attributes if tag == "option"] == ["0", "1"]
-    assert [a["id"] for tag, a in outline.attributes if tag == "template"] == ["drawing-0", "drawing-1"]
-    assert sum(tag == "svg" for tag, _ in outline.attributes) == 2
-    ids = [a["id"] for _, a in outline.attributes if "id" in a]
-    assert len(ids) == len(set(ids))
+    assert outline.of("script") == []
+    assert not any(name.startswith("on") for _, attributes in outline.attributes for name in attributes)
+    assert outline.of("h1") == [TIMELINE.title]
+    assert outline.of("pre") == list(TIMELINE.problems)
+    assert to_svg(TIMELINE) in PAGE
 
 
-def test_the_data_is_what_the_drawings_say() -> None:
-    [data] = re.findall(r'<script type="application/json" id="drawings">(.*?)</script>', PAGE, re.DOTALL)
-    assert json.loads(data) == [
-        {
-            "title": "Callbacks at all moments",
-            "problems": ["ConflictError: something"],
-            "nodes": [
-                {
-                    "title": "Recorder()",
-                    "where": "runs on the host",
-                    "details": [["class", ["pkg.Recorder"]], ["reads", ["step.loss"]]],
-                },
-                {"title": ODD, "where": "traced into the step", "details": [["writes", [ODD]]]},
-            ],
-            "links": [
-                {
-                    "earlier": 1,
-                    "later": 0,
-                    "label": "step.loss",
-                    "reasons": ["one reason", ODD],
-                    "moments": ["StepEnd x TrainingPhase"],
-                    "kind": "cycle",
-                    "implied": True,
-                }
-            ],
-        },
-        {
-            "title": "StepEnd x TrainingPhase",
-            "problems": [],
-            "nodes": [
-                {
-                    "title": "Recorder()",
-                    "where": "runs on the host",
-                    "details": [["class", ["pkg.Recorder"]], ["reads", ["step.loss"]]],
-                }
-            ],
-            "links": [],
-        },
+def test_details_of_each_moment_can_be_opened() -> None:
+    outline = Outline(PAGE)
+    assert outline.of("summary", "small") == [STEP, "2 handlers", EPOCH, "1 handler", "At no moment", "1 callback"]
+    assert outline.of("h3") == ["Recorder().record", f"{ODD}.{ODD}", "Printer().show", "Idle()"]
+    assert outline.of("dt", "dd") == [
+        *("class", "pkg.Recorder", "reads", "a", "b"),
+        *("in conflict with", f"{ODD}: both write it"),
+        *("writes", ODD),
+        *("after", f"Recorder(): one reason; {ODD}"),
+        *("in conflict with", "Recorder(): both write it"),
+        *("reads from", "Recorder(): Recorder writes, Printer reads"),
     ]
 
 
-def test_nothing_is_fetched_from_anywhere() -> None:
+def test_page_loads_nothing_external() -> None:
     assert set(re.findall(r"https?:[^\"' ]*", PAGE)) == {"http://www.w3.org/2000/svg"}
     for tag, attributes in Outline(PAGE).attributes:
         for name in ("src", "href", "srcset", "action", "data", "xlink:href"):
             assert attributes.get(name) in (None, "data:,"), tag
     assert "url(" not in PAGE
     assert "@import" not in PAGE
-    assert "fetch(" not in PAGE
 
 
-def test_every_id_that_the_script_asks_for_is_there() -> None:
-    asked = set(re.findall(r'getElementById\("([\w-]+)"\)', PAGE))
-    assert asked == {"drawings", "stage", "panel", "moment", "in", "out", "fit"}
-    assert asked <= {a.get("id") for _, a in Outline(PAGE).attributes}
+def test_empty_page() -> None:
+    outline = Outline(to_page(Timeline("Nothing", (), ())))
+    assert outline.of("h1") == ["Nothing"]
+    assert outline.of("summary") == []

@@ -78,8 +78,8 @@ def test_texts_are_printed_as_they_are_and_nan_too(log):
     [
         ({"include": "loss"}, "`include` of `ConsoleBackend` takes a list of regular expressions, not 'loss'."),
         ({"exclude": 3}, "`exclude` of `ConsoleBackend` takes a list of regular expressions, not 3."),
-        ({"include": ["("]}, "`include` of `ConsoleBackend` has a pattern that is none: missing ), unterminated"),
-        ({"exclude": [3]}, "`exclude` of `ConsoleBackend` has a pattern that is none: first argument must be"),
+        ({"include": ["("]}, "`include` of `ConsoleBackend` has an invalid pattern: missing ), unterminated"),
+        ({"exclude": [3]}, "`exclude` of `ConsoleBackend` has an invalid pattern: first argument must be"),
     ],
 )
 def test_what_are_no_patterns_is_refused(given, message):
@@ -119,7 +119,7 @@ def test_a_line_has_its_style_on_terminals_and_no_control_codes_anywhere():
     plain, terminal = io.StringIO(), io.StringIO()
     print_line(console_for(plain), "a\x07\x08b\tc", "bold")
     print_line(Console(file=terminal, force_terminal=True, color_system="standard"), "a\rb", "bold")
-    assert (plain.getvalue(), terminal.getvalue()) == ("ab\tc\n", "\x1b[1mab\x1b[0m\n")
+    assert (plain.getvalue(), terminal.getvalue()) == ("a\\x07\\x08b\\tc\n", "\x1b[1ma\\rb\x1b[0m\n")
 
 
 def test_what_is_printed_to_a_file_can_be_recorded_as_rich_does():

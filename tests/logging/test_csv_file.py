@@ -51,6 +51,23 @@ def test_new_names_give_new_columns(path, log):
         assert [row["c, d"] for row in csv.DictReader(file)] == ["", "", "", "3.0", ""]
 
 
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "'=x"])
+def test_no_title_is_a_formula(name, path, log):
+    with CSVBackend(path) as backend:
+        log(backend, (1, 1, name, 1), (1, 1, f"a{name}", 2))
+        backend.flush()
+        state = backend.state_dict()
+        log(backend, (2, 1, name, 3))
+    backend = opened(path, resumes=True, state=state)
+    log(backend, (2, 1, name, 4))
+    backend.flush()
+    backend.close()
+    with path.open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["step", "epoch", "time", f"'{name}", f"a{name}"]
+    assert [row[3:] for row in rows] == [["1.0", "2.0"], ["4.0", ""]]
+
+
 def test_the_file_is_whole_if_writing_it_anew_fails(path, log, monkeypatch):
     backend = opened(path)
     log(backend, (1, 1, "a", 1))
@@ -124,7 +141,7 @@ def test_without_a_state_it_goes_on_behind_the_last_whole_row(path, log):
 def test_a_table_that_was_changed_is_appended_to_with_a_warning(path, log, state):
     path.parent.mkdir()
     path.write_text("step,epoch,time,a\n1,1,101.0,1.0\n")
-    with pytest.warns(UserWarning, match=r"is not what it was when the checkpoint was written; records are appended"):
+    with pytest.warns(UserWarning, match=r"has changed since the checkpoint was written; new records are appended"):
         backend = opened(path, resumes=True, state=state)
     log(backend, (2, 1, "a", 2))
     backend.flush()
@@ -132,11 +149,32 @@ def test_a_table_that_was_changed_is_appended_to_with_a_warning(path, log, state
     assert path.read_text() == "step,epoch,time,a\n1,1,101.0,1.0\n2,1,102.0,2.0\n"
 
 
-def test_a_new_run_does_not_write_to_a_table(path, log):
+def test_a_new_run_keeps_the_table_of_another_under_another_name(path, log):
     path.parent.mkdir()
-    path.write_text("step,epoch,time,a\n1,1,101.0,1.0\n")
-    with pytest.raises(DeclarationError, match=r"there is a log at .* already, and this run is a new one\."):
-        CSVBackend(path).open(resumes=False)
+    path.write_text("name,age\nx,3\n")  # may be any file
+    with CSVBackend(path) as backend:
+        log(backend, (1, 1, "b", 1))
+        backend.flush()
+        log(backend, (2, 1, "c", 2))
+    assert path.read_text() == "step,epoch,time,b,c\n1,1,101.0,1.0,\n2,1,102.0,,2.0\n"
+    assert path.with_name(f"{path.stem}-1.csv").read_text() == "name,age\nx,3\n"
+
+
+def test_a_table_that_another_run_has_renamed_does_not_replace_that_of_the_other(path, log):
+    first, second = CSVBackend(path), CSVBackend(path)
+    for backend, name in ((first, "a"), (second, "b")):
+        backend.open(resumes=False)
+        log(backend, (1, 1, name, 1))
+        backend.flush()
+    log(first, (2, 1, "a", 2))
+    first.flush()
+    log(first, (3, 1, "new", 3))
+    with pytest.raises(FileNotFoundError, match="was renamed or deleted during the run"):
+        first.flush()
+    assert path.read_text() == "step,epoch,time,b\n1,1,101.0,1.0\n"
+    assert path.with_name(f"{path.stem}-1.csv").read_text() == "step,epoch,time,a\n1,1,101.0,1.0\n2,1,102.0,2.0\n"
+    first.close()
+    second.close()
 
 
 def test_another_table_is_refused(path):
@@ -148,6 +186,6 @@ def test_another_table_is_refused(path):
     assert str(error.value) == (
         f"CSVBackend({str(path)!r}): the columns of {path} are name, age.\n"
         "  why:   a table of this backend begins with step, epoch, time\n"
-        "  fix:   name another file"
+        "  fix:   use another file"
     )
     assert path.read_text() == "name,age\nx,3\n"

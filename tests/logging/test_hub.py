@@ -90,9 +90,9 @@ def test_an_unknown_name_is_an_error_and_leaves_no_trace(hub, ask):
     with pytest.raises(MissingStateError) as error:
         ask(hub, "validation/acuracy")
     assert str(error.value) == (
-        "Nothing was put under `validation/acuracy` yet. Did you mean `validation/accuracy`?\n"
-        "  why:   so far there is `validation/accuracy`\n"
-        '  fix:   ask before: `if "validation/acuracy" in learner.cbstate.monitors`'
+        "No value has been logged as `validation/acuracy` yet. Did you mean `validation/accuracy`?\n"
+        "  why:   logged so far: `validation/accuracy`\n"
+        '  fix:   check first: `if "validation/acuracy" in learner.cbstate.monitors`'
     )
     assert hub.names() == ["validation/accuracy"]
 
@@ -138,26 +138,27 @@ def test_a_history_is_bounded(clock):
         (
             lambda hub: hub.put_text("old", "x"),
             "`old` is a Value so far, and a Text now.\n"
-            "  why:   backends keep one kind of thing under a name\n"
+            "  why:   backends store values of only one kind under a name\n"
             "  fix:   use another name",
         ),
         (
             lambda hub: hub.put_scalar("step", 1),
-            "Nothing can be put under `step`.\n"
-            "  why:   `step`, `epoch`, `time` are noted beside every value\n"
+            "No value can be logged as `step`.\n"
+            "  why:   `step`, `epoch`, `time` are recorded with every value\n"
             '  fix:   use another name, e.g. "train/step"',
         ),
         (
             lambda hub: hub.put_scalar("a\nb", 1),
-            "A name to log under is a printable text, not 'a\\nb'.\n  fix:   e.g. \"validation/accuracy\"",
+            "The name of a logged value must be a printable str, not 'a\\nb'.\n  fix:   write e.g. "
+            '"validation/accuracy"',
         ),
         (
             lambda hub: hub.put_scalar(3, 1),
-            'A name to log under is a printable text, not 3.\n  fix:   e.g. "validation/accuracy"',
+            'The name of a logged value must be a printable str, not 3.\n  fix:   write e.g. "validation/accuracy"',
         ),
         (
             lambda hub: hub.put_scalar(" ", 1),
-            "A name to log under is a printable text, not ' '.\n  fix:   e.g. \"validation/accuracy\"",
+            "The name of a logged value must be a printable str, not ' '.\n  fix:   write e.g. \"validation/accuracy\"",
         ),
     ],
 )

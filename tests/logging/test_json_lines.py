@@ -12,7 +12,7 @@ import pytest
 
 from fluxcb import DeclarationError
 from fluxcb.logging import Image, JSONLinesBackend, Text, Value
-from fluxcb.logging.delivery import Delivery
+from fluxcb.logging.backend_group import BackendGroup
 from fluxcb.logging.hub import Put
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,19 +78,47 @@ def test_texts_are_texts(path):
     assert not issubclass(Image, JSONLinesBackend.loggables)
 
 
-def test_a_new_run_does_not_write_to_a_log(path, log):
+def test_a_new_run_keeps_the_log_of_another_under_another_name(path, log):
     with JSONLinesBackend(path) as backend:
         log(backend, (2, 1, "a", 3))
-    with pytest.raises(DeclarationError) as error:
-        JSONLinesBackend(path).open(resumes=False)
-    assert str(error.value) == (
-        f"JSONLinesBackend({str(path)!r}): there is a log at {path} already, and this run is a new one.\n"
-        "  why:   a log is appended to when its run resumes, and never overwritten\n"
-        "  fix:   name another path, e.g. one per run\n"
-        "     or: move the old log away\n"
-        "     or: `append=True`, to have both in one log"
-    )
+    for previous in ("log-1.jsonl", "log-2.jsonl"):
+        backend = opened(path)
+        assert list(backend.output_locations()) == [path]
+        assert not path.with_name(previous).exists()  # nothing has been written
+        log(backend, (3, 2, "a", 4))
+        backend.flush()
+        backend.close()
+        moved = f"{path}, after moving the log of an earlier run to {path.with_name(previous)}"
+        assert list(backend.output_locations()) == [moved]
+        assert path.read_text() == THIRD
+    assert [path.with_name(name).read_text() for name in ("log-1.jsonl", "log-2.jsonl")] == [SECOND, THIRD]
+
+
+def test_a_run_without_values_leaves_the_log_of_another_alone(path, log):
+    with JSONLinesBackend(path) as backend:
+        log(backend, (2, 1, "a", 3))
+    with JSONLinesBackend(path):
+        pass
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
     assert path.read_text() == SECOND
+
+
+def test_a_checkpoint_before_the_first_value_is_of_the_new_log(path, log):
+    with JSONLinesBackend(path) as backend:
+        log(backend, (2, 1, "a", 3))
+    backend = opened(path)
+    state = backend.state_dict()
+    backend.close()
+    backend = opened(path, resumes=True, state=state)
+    log(backend, (3, 2, "a", 4))
+    backend.flush()
+    backend.close()
+    assert (path.read_text(), path.with_name("log-1.jsonl").read_text()) == (THIRD, SECOND)
+
+
+def test_both_runs_share_a_log_if_the_user_says_so(path, log):
+    with JSONLinesBackend(path) as backend:
+        log(backend, (2, 1, "a", 3))
     backend = opened(path, append=True)
     log(backend, (3, 2, "a", 4))
     backend.flush()
@@ -143,7 +171,7 @@ def test_a_log_that_was_changed_is_appended_to_with_a_warning(path, log, content
     path.parent.mkdir()
     path.write_text(content)
     offset = len(FIRST) + 20
-    with pytest.warns(UserWarning, match=r"is not what it was when the checkpoint was written; records are appended"):
+    with pytest.warns(UserWarning, match=r"has changed since the checkpoint was written; new records are appended"):
         backend = opened(path, resumes=True, state={"offset": offset})
     log(backend, (3, 2, "a", 4))
     backend.flush()
@@ -191,13 +219,13 @@ def test_a_short_write_is_continued_and_one_that_fails_is_taken_back(path, log, 
 def test_a_full_disk_keeps_whole_lines_and_stops_nobody(small_disk, path):
     folder, _ = small_disk
     full, fine = JSONLinesBackend(folder / "log.jsonl"), JSONLinesBackend(path)
-    delivery = Delivery([full, fine])
-    delivery.open(resumes=False)
+    group = BackendGroup([full, fine])
+    group.open(resumes=False)
 
     def run():
         for step in range(1000):
-            delivery.send([Put("note", Text("x" * 500), step, 1, 9.0)])
-        delivery.close()
+            group.send([Put("note", Text("x" * 500), step, 1, 9.0)])
+        group.close()
 
     with pytest.warns(UserWarning, match="No space left on device") as caught:
         run()
@@ -227,8 +255,8 @@ def test_a_read_only_folder_is_an_error_at_once(small_disk):
         JSONLinesBackend(folder / "runs" / "log.jsonl")
     assert str(error.value) == (
         f"JSONLinesBackend({str(folder / 'runs' / 'log.jsonl')!r}) cannot write to {folder / 'runs' / 'log.jsonl'}: "
-        f"{folder} may not be written to.\n"
-        "  why:   it would be noticed when the training begins, or later\n"
+        f"{folder} is not writable.\n"
+        "  why:   without this check, training would fail at its beginning or later\n"
         "  fix:   name a file in a folder that you may write to"
     )
 
@@ -237,7 +265,7 @@ def test_paths_that_cannot_be_are_errors_at_once(tmp_path):
     (tmp_path / "file").touch()
     for path, why in [
         (tmp_path, f"{tmp_path} is a folder."),
-        (tmp_path / "file" / "log.jsonl", f"{tmp_path / 'file'} is a file, and no folder can be made in it."),
+        (tmp_path / "file" / "log.jsonl", f"{tmp_path / 'file'} is a file, so no folder can be created in it."),
     ]:
         with pytest.raises(DeclarationError) as error:
             JSONLinesBackend(path)
@@ -252,7 +280,7 @@ def test_one_that_is_not_open_says_so(path, log):
     backend = JSONLinesBackend(path)
     assert backend.state_dict() == {}
     log(backend, (1, 1, "a", 1))
-    with pytest.raises(DeclarationError, match=r"is not open\.\n  fix:   `with` opens and closes"):
+    with pytest.raises(DeclarationError, match=r"is not open\.\n  fix:   to use a backend without a Learner, open it"):
         backend.flush()
 
 
@@ -277,7 +305,9 @@ def test_a_killed_process_leaves_whole_lines(path, log):
             stdout=subprocess.PIPE,
         ) as process:
             process.stdout.readline()
-            time.sleep(0.05 + 0.03 * round)
+            before = path.stat().st_size
+            while path.stat().st_size < before + 40_000 * (1 + round):
+                time.sleep(0.001)
             process.send_signal(signal.SIGKILL)
             process.wait()
         assert process.returncode == -signal.SIGKILL

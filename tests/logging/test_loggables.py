@@ -120,7 +120,7 @@ def test_floating_point_images_are_scaled():
         ),
         (np.full((2, 2), 255.0), "A floating-point image has values from 0 to 1, not from 255 to 255."),
         (np.full((2, 2), np.nan), "A floating-point image has values from 0 to 1, not from nan to nan."),
-        ("cat.png", "An image is made of numbers, not str 'cat.png'."),
+        ("cat.png", "An image takes numbers, not str 'cat.png'."),
     ],
 )
 def test_what_is_no_image_is_refused(given, what):
@@ -150,8 +150,8 @@ def test_sounds_have_one_form():
             "Audio is floating point of shape [samples] or [samples, channels] with 1 or 2 channels, "
             "not int16 of shape (5,).",
         ),
-        (np.array([0.0, -1.5]), 8000, "Audio has values from -1 to 1; here is one of size 1.5."),
-        (np.array([0.0, np.nan]), 8000, "Audio has values from -1 to 1; here is one of size nan."),
+        (np.array([0.0, -1.5]), 8000, "Audio has values from -1 to 1, but the largest magnitude is 1.5."),
+        (np.array([0.0, np.nan]), 8000, "Audio has values from -1 to 1, but the largest magnitude is nan."),
         (np.zeros(5), 0, "The rate of audio (Hz) must be a whole number of at least 1, not 0."),
     ],
 )
@@ -196,7 +196,7 @@ def test_counts_and_edges_must_fit(counts, edges, what):
 def test_histograms_count_real_numbers():
     with pytest.raises(
         DeclarationError,
-        match=r"^A histogram counts real numbers, not complex128\.\n  fix:   give its real part, or its size$",
+        match=r"^A histogram counts real numbers, not complex128\.\n  fix:   pass its real part or its magnitude$",
     ):
         Histogram.of(np.array([1j]))
 

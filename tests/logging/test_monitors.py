@@ -1,4 +1,4 @@
-"""`Monitors` in trainings: who is written when, what survives, and what a resumed run's log looks like."""
+"""`Monitors` in a fit: when backends receive values, what survives failures, and the log of a resumed run."""
 
 import errno
 import gc
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import fluxcb.logging
-from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, Read, on
-from fluxcb.callbacks import Metrics, Monitors
+from fluxcb import Append, Callback, CancelFitting, CheckpointError, DeclarationError, MissingStateError, Read, on
+from fluxcb.callbacks import Checkpointer, Metrics, Monitors
 from fluxcb.events import EpochBegin, EpochEnd, FitBegin, FitEnd, StepBegin, StepEnd, Trigger
-from fluxcb.logging import ConsoleBackend, CSVBackend, JSONLinesBackend, LoggerBackend, Value
+from fluxcb.logging import ConsoleBackend, CSVBackend, JSONLinesBackend, LoggerBackend, TensorBoardBackend, Value
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import check_callback, testlearner
 
@@ -128,7 +128,7 @@ GOLDEN = [
 
 @pytest.mark.parametrize("always_due", [True, False])
 @pytest.mark.parametrize("monitors_first", [True, False])
-def test_tensorpacks_example_has_its_lines(tmp_path, ticking, always_due, monitors_first):
+def test_the_example_of_tensorpack_has_the_same_lines(tmp_path, ticking, always_due, monitors_first):
     if always_due:
         ticking(3.0)
     file = io.StringIO()
@@ -147,7 +147,7 @@ def test_tensorpacks_example_has_its_lines(tmp_path, ticking, always_due, monito
     assert hub.names() == ["lr", "a", "b"]
 
 
-def test_what_is_put_at_each_moment_has_its_counters(tmp_path):
+def test_values_have_the_counters_of_their_moment(tmp_path):
     events = (FitBegin, EpochBegin, StepBegin, StepEnd, EpochEnd, Trigger, FitEnd)
     table = {(event, step): {event.__name__: step} for event in events for step in range(3)}
     testlearner(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")), Puts(table), batches=1).fit(2)
@@ -163,7 +163,7 @@ def test_what_is_put_at_each_moment_has_its_counters(tmp_path):
 
 @pytest.mark.parametrize("error", [CancelFitting("enough"), RuntimeError("no"), KeyboardInterrupt()])
 @pytest.mark.parametrize("fail_first", [True, False])
-def test_what_was_put_before_a_stop_is_written(tmp_path, error, fail_first):
+def test_values_before_a_stop_are_written(tmp_path, error, fail_first):
     items = [Monitors(JSONLinesBackend(tmp_path / "log.jsonl")), Puts({(StepEnd, s): {"a": s} for s in range(9)})]
     fail = Fail(5, error)
     learner = testlearner(*([fail, *items] if fail_first else [*items, fail]), batches=3)
@@ -188,7 +188,7 @@ def test_values_reach_the_file_while_an_epoch_runs(tmp_path, ticking, monkeypatc
             seen.append(len((tmp_path / "log.jsonl").read_text().splitlines()))
 
     ticking(3.0)
-    monkeypatch.setattr("fluxcb._run.calling.AHEAD", 1)
+    monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)
     steps = Puts({(StepEnd, s): {"a": s} for s in range(50)})
     testlearner(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")), steps, Look(), batches=40, steps_per_call=10).fit(1)
     assert seen[-1] >= 20
@@ -201,7 +201,7 @@ def state_of(learner, monitors):
 
 @pytest.mark.parametrize("make", [JSONLinesBackend, CSVBackend])
 @pytest.mark.parametrize("steps_per_call", [1, "auto"])
-def test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one(tmp_path, make, steps_per_call):
+def test_the_log_of_a_resumed_run_equals_that_of_an_uninterrupted_run(tmp_path, make, steps_per_call):
     def built(path, *extra):
         monitors = Monitors(make(path))
         return testlearner(monitors, Metrics(), LogLoss(), *extra, steps_per_call=steps_per_call), monitors
@@ -243,7 +243,7 @@ def test_the_log_of_a_resumed_run_is_that_of_an_uninterrupted_one(tmp_path, make
     assert len(found["loss"]["steps"]) == 16
 
 
-def test_two_fits_are_one_log_and_so_are_those_after_close(tmp_path):
+def test_two_fits_share_a_log_even_after_close(tmp_path):
     monitors = Monitors(JSONLinesBackend(tmp_path / "log.jsonl"))
     learner = testlearner(monitors, Puts({(StepEnd, s): {"a": s} for s in range(99)}), batches=2)
     learner.fit(1)
@@ -253,16 +253,66 @@ def test_two_fits_are_one_log_and_so_are_those_after_close(tmp_path):
     assert [row["step"] for row in lines(tmp_path / "log.jsonl")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_the_log_of_another_run_is_an_error_before_the_first_step(tmp_path):
-    (tmp_path / "log.jsonl").write_text('{"step": 1}\n')
-    learner = testlearner(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")), Puts({}))
-    with pytest.raises(DeclarationError, match=r"there is a log at .* already, and this run is a new one\."):
-        learner.fit(1)
-    assert learner.step == 0
-    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n'
+BACKENDS = {
+    "log.jsonl": lambda folder: JSONLinesBackend(folder / "log.jsonl"),
+    "log.csv": lambda folder: CSVBackend(folder / "log.csv"),
+    "events": lambda folder: TensorBoardBackend(folder / "events"),
+}
 
 
-def test_set_back_the_history_forgets_what_came_later(tmp_path):
+@pytest.fixture(params=BACKENDS)
+def run(request, tmp_path):
+    """Return a function that trains with a log in the same folder each time, and a function that lists the files."""
+    if request.param == "events":
+        pytest.importorskip("tensorboardX")
+
+    def run(*callbacks, **fit):
+        monitors = Monitors(BACKENDS[request.param](tmp_path))
+        learner = testlearner(monitors, Puts({(StepEnd, s): {"a": s} for s in range(1, 99)}), *callbacks, batches=2)
+        try:
+            learner.fit(1, **fit)
+        finally:
+            monitors.close()
+        return learner
+
+    def files():
+        found = sorted(path for path in tmp_path.rglob("*") if path.is_file() and "checkpoints" not in path.parts)
+        return {path.relative_to(tmp_path).as_posix(): path.read_bytes() for path in found}
+
+    return run, files
+
+
+def test_a_script_can_run_twice_and_keeps_both_logs(run):
+    train, files = run
+    train()
+    [first] = files().values()
+    train()
+    after = files()
+    assert len(after) == 2
+    assert first in after.values()
+
+
+def test_a_run_killed_before_its_first_checkpoint_can_be_started_again(run, tmp_path):
+    train, files = run
+    train()  # its log has values, and there is no checkpoint
+    [killed] = files().values()
+    learner = train(Checkpointer(tmp_path / "checkpoints"), resume=True)
+    assert (learner.step, len(files())) == (2, 2)
+    assert killed in files().values()
+
+
+def test_a_run_that_cannot_begin_does_not_change_the_log(run, tmp_path):
+    train, files = run
+    train(Checkpointer(tmp_path / "checkpoints"))
+    before = files()
+    put = Puts({(FitBegin, 0): {"begin": 1}})
+    put.name = "begin"
+    with pytest.raises(CheckpointError, match="contains checkpoints of another run"):
+        train(Checkpointer(tmp_path / "checkpoints"), put)
+    assert files() == before
+
+
+def test_a_rewind_removes_later_values_from_the_history(tmp_path):
     monitors = Monitors()
     learner = testlearner(monitors, Puts({(StepEnd, s): {"a": s} for s in range(99)}), batches=2)
     learner.fit(1)
@@ -281,17 +331,17 @@ class Broken(LoggerBackend):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_backend_that_fails_stops_nothing(tmp_path):
+def test_a_failing_backend_does_not_stop_the_training(tmp_path):
     monitors = Monitors(Broken(), JSONLinesBackend(tmp_path / "log.jsonl"))
     learner = testlearner(monitors, Puts(TABLE), batches=3)
-    with pytest.warns(UserWarning, match=r"^Broken\(\) failed, and is switched off while training") as caught:
+    with pytest.warns(UserWarning, match=r"^Broken\(\) failed and is disabled for the rest of the fit") as caught:
         learner.fit(2)
     assert len(caught) == 1
     assert learner.step == 6
     assert lines(tmp_path / "log.jsonl") == GOLDEN
 
 
-def test_loops_written_by_hand_log_too(tmp_path):
+def test_hand_written_loops_also_log(tmp_path):
     monitors = Monitors(JSONLinesBackend(tmp_path / "log.jsonl"))
     learner = testlearner(monitors, Puts(TABLE), batches=3)
     for _ in range(2):
@@ -300,7 +350,7 @@ def test_loops_written_by_hand_log_too(tmp_path):
     assert lines(tmp_path / "log.jsonl") == GOLDEN[1:]
 
 
-def test_what_was_put_last_is_written_when_a_loop_by_hand_is_over(tmp_path):
+def test_the_last_values_of_a_hand_written_loop_are_written(tmp_path):
     monitors = Monitors(JSONLinesBackend(tmp_path / "log.jsonl"))
     learner = testlearner(monitors, Puts({(StepEnd, s): {"a": s} for s in range(9)}), batches=3)
     learner.run_epoch(TrainingPhase())
@@ -315,15 +365,15 @@ def test_what_was_put_last_is_written_when_a_loop_by_hand_is_over(tmp_path):
     assert backend.state_dict() == {}  # it is closed
 
 
-def test_two_of_them_are_an_error():
+def test_two_monitors_are_an_error():
     with pytest.raises(DeclarationError) as error:
         testlearner(Monitors(), Monitors(ConsoleBackend())).fit(1)
     assert error.value.what == (
-        "There are two `Monitors` among the callbacks, or `cbstate.monitors` is another callback's."
+        "There are two `Monitors` among the callbacks, or another callback created `cbstate.monitors`."
     )
 
 
-def test_one_in_the_place_of_another_keeps_what_was_put(tmp_path):
+def test_a_replacement_keeps_the_logged_values(tmp_path):
     learner = testlearner(Monitors(), Puts({(StepEnd, s): {"a": s} for s in range(9)}), batches=2)
     learner.fit(1)
     learner.callbacks.replace(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")))
@@ -332,7 +382,7 @@ def test_one_in_the_place_of_another_keeps_what_was_put(tmp_path):
     assert [row["step"] for row in lines(tmp_path / "log.jsonl")] == [3, 4]
 
 
-def test_who_looks_up_runs_behind_who_puts_and_cannot_put():
+def test_readers_run_after_writers_and_cannot_log():
     class Look(Callback):
         def __init__(self):
             self.seen = []
@@ -351,7 +401,7 @@ def test_who_looks_up_runs_behind_who_puts_and_cannot_put():
     assert look.seen == [10.0, 20.0]
 
 
-def test_a_name_that_nobody_put_is_an_error():
+def test_a_name_that_was_never_logged_is_an_error():
     class Look(Callback):
         def stateaccess(self):
             return {"cbstate": {"monitors": Read()}}
@@ -364,7 +414,7 @@ def test_a_name_that_nobody_put_is_an_error():
         testlearner(Look(), Monitors(), Puts(TABLE), batches=3).fit(1)
 
 
-def test_readers_need_it():
+def test_readers_require_monitors():
     class Look(Callback):
         def stateaccess(self):
             return {"cbstate": {"monitors": Read()}}
@@ -376,16 +426,16 @@ def test_readers_need_it():
         testlearner(Look())
 
 
-def test_it_keeps_the_laws_with_backends_too(tmp_path):
+def test_it_passes_the_contract_test_with_backends(tmp_path):
     numbers = iter(range(99))
     check_callback(
         lambda: Monitors(JSONLinesBackend(tmp_path / f"{next(numbers)}.jsonl"), history=3),
         needs=[lambda: Puts({(StepEnd, s): {"a": s} for s in range(99)})],
-        handles=["_delivery"],
+        handles=["_group"],
     )
 
 
-def test_it_bounds_no_window_and_fetches_nothing():
+def test_it_does_not_shorten_windows_and_fetches_nothing():
     learner = testlearner(Monitors(ConsoleBackend(file=io.StringIO())), Puts(TABLE), batches=40)
     learner.fit(1)
     told = [line.split(maxsplit=2) for line in learner.explain_windows().splitlines()]

@@ -1,4 +1,4 @@
-"""Two callbacks that log under one name: a warning, once for each name, that names both."""
+"""Two callbacks that log under the same name: a warning, issued once per name, that names both."""
 
 import copy
 import pickle
@@ -55,18 +55,18 @@ def told(name, one, other):
     )
 
 
-def test_each_name_is_told_once():
+def test_each_name_warns_once():
     learner = testlearner(Monitors(), Puts("a", "x", "y", "z"), Puts("b", "y", "x"), batches=3)
     assert warned(learner, 2) == [told("y", "Puts('a')", "Puts('b')"), told("x", "Puts('a')", "Puts('b')")]
     values = learner.cbstate["monitors"].history("x")
     assert values == [(step, float(step)) for step in range(1, 7) for _ in range(4)]  # nothing is lost
 
 
-def test_a_callback_alone_may_put_a_name_often():
+def test_a_single_callback_can_log_a_name_repeatedly():
     assert warned(testlearner(Monitors(), Puts("a", "x"), Puts("b", "y"))) == []
 
 
-def test_two_instances_of_one_label_and_at_other_moments():
+def test_two_instances_with_the_same_label_at_different_moments():
     learner = testlearner(
         Monitors(), Puts("a", "x"), PutsLater("a", "x"), Puts("a", "y"), every(Puts("a", "y"), steps=2)
     )
@@ -81,14 +81,14 @@ def test_access_to_the_whole_of_the_shared_state():
     assert warned(learner) == [told("x", "Puts('a')", "Puts('b')")]
 
 
-def test_on_threads():
+def test_callbacks_on_threads_are_distinguished():
     callbacks = [Puts(str(number), f"x{number}", "shared") for number in range(2)]
     learner = testlearner(Monitors(), *callbacks, executor=ThreadExecutor(2))
     (text,) = warned(learner)
     assert re.fullmatch(re.escape(told("shared", "_", "_")).replace("_", r"Puts\('[01]'\)"), text)
 
 
-def test_a_callback_that_takes_the_place_of_another_may_use_its_names():
+def test_a_replacement_callback_can_use_the_same_names():
     learner = testlearner(Monitors(), Puts("a", "x"))
     assert warned(learner) == []
     learner.callbacks.replace(Puts("b", "x"))
@@ -96,7 +96,7 @@ def test_a_callback_that_takes_the_place_of_another_may_use_its_names():
     assert len(learner.cbstate["monitors"].history("x")) == 16
 
 
-def test_values_that_no_callback_puts_are_nobodys():
+def test_values_logged_outside_callbacks_do_not_warn():
     learner = testlearner(Monitors(), Puts("a", "x"))
     hub = learner.cbstate["monitors"]
     hub.put_scalar("x", 1)
@@ -104,7 +104,7 @@ def test_values_that_no_callback_puts_are_nobodys():
     hub.put_scalar("x", 1)
 
 
-def test_a_hub_as_a_callback_gets_it_is_the_hub():
+def test_the_view_of_a_hub_is_recognized_as_the_hub():
     hub = MonitorHub()
     used = hub.used_by("Puts('a')")
     used.follow(lambda: (3, 1))

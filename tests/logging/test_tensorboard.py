@@ -4,18 +4,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fluxcb import DeclarationError
 from fluxcb.logging import Audio, File, Graph, Histogram, Image, TensorBoardBackend, Text, Value
-from fluxcb.logging.delivery import Delivery
+from fluxcb.logging.backend_group import BackendGroup
 from fluxcb.logging.encoding import png_of, wav_of
 from fluxcb.logging.hub import Put
 
 pytest.importorskip("tensorboardX")
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,11 +87,41 @@ def test_everything_else_is_read_back(tmp_path):
     assert not issubclass(File, TensorBoardBackend.loggables)
 
 
-def test_a_new_run_does_not_write_to_the_folder_of_another(tmp_path, log):
+def test_a_new_run_moves_the_events_of_another_to_a_subfolder(tmp_path, log):
+    for value in (1, 2, 3):
+        with TensorBoardBackend(tmp_path) as backend:
+            log(backend, (1, 1, "a", value))
+    assert list(backend.output_locations()) == [
+        f"{tmp_path}, after moving the log of an earlier run to {tmp_path / 'run-2'}"
+    ]
+    assert [scalars(folder) for folder in (tmp_path / "run-1", tmp_path / "run-2", tmp_path)] == [
+        [(1, 1.0)],
+        [(1, 2.0)],
+        [(1, 3.0)],
+    ]
+
+
+def test_a_run_without_values_leaves_the_events_of_another_alone(tmp_path, log):
     with TensorBoardBackend(tmp_path) as backend:
         log(backend, (1, 1, "a", 1))
-    with pytest.raises(DeclarationError, match=r"there is a log at .* already, and this run is a new one\."):
-        TensorBoardBackend(tmp_path).open(resumes=False)
+    with TensorBoardBackend(tmp_path) as backend:
+        pass
+    assert len(list(tmp_path.iterdir())) == 1
+    assert list(backend.output_locations()) == [tmp_path]
+
+
+def test_event_files_without_values_are_no_log_of_another_run(tmp_path, log):
+    with TensorBoardBackend(tmp_path):
+        pass  # as if the run had been killed before its first value
+    (tmp_path / "events.out.tfevents.1.torn").write_bytes(b"123")
+    with TensorBoardBackend(tmp_path) as backend:
+        log(backend, (1, 1, "a", 1))
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_both_runs_share_a_folder_if_the_user_says_so(tmp_path, log):
+    with TensorBoardBackend(tmp_path) as backend:
+        log(backend, (1, 1, "a", 1))
     backend = opened(tmp_path, append=True)
     log(backend, (1, 1, "a", 2))
     backend.flush()
@@ -115,6 +148,34 @@ def test_a_run_that_resumes_has_the_events_of_its_checkpoint(tmp_path, log):
         assert first.stat().st_size == state["files"][first.name]
         assert scalars(tmp_path) == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("times", [(2000, 1000, 1000, 3000), (1000, 1000, 1000, 1000), (9, 1_900_000_000, 10, 10)])
+def test_steps_are_in_order_whatever_the_clock_said_when_a_file_was_made(tmp_path, log, monkeypatch, times):
+    state = {}
+    for job, now in enumerate(times):
+        monkeypatch.setattr(f"{TensorBoardBackend.__module__}.time", SimpleNamespace(time=lambda now=now: now))
+        backend = opened(tmp_path, resumes=job > 0, state=state)
+        log(backend, (2 * job + 1, 1, "a", job), (2 * job + 2, 1, "a", job))
+        backend.flush()
+        state = backend.state_dict()
+        log(backend, (2 * job + 3, 1, "a", -1))  # after the checkpoint, so the next job removes it
+        backend.flush()
+        backend.close()
+    assert scalars(tmp_path) == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2), (6, 2), (7, 3), (8, 3), (9, -1)]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("name", ["1700000005.host.12.0.v2", "1700000005123.host", "1700000005.0003.host"])
+def test_a_file_is_read_after_those_of_other_writers(tmp_path, log, monkeypatch, name):
+    with TensorBoardBackend(tmp_path) as backend:
+        log(backend, (1, 1, "a", 1))
+    [first] = tmp_path.iterdir()
+    first.rename(tmp_path / f"events.out.tfevents.{name}")
+    monkeypatch.setattr(f"{TensorBoardBackend.__module__}.time", SimpleNamespace(time=lambda: 1_700_000_005))
+    with TensorBoardBackend(tmp_path, append=True) as backend:
+        log(backend, (2, 1, "a", 2))
+    assert scalars(tmp_path) == [(1, 1), (2, 2)]
 
 
 def test_a_torn_event_hides_none_of_the_others(tmp_path, log):
@@ -150,7 +211,8 @@ def test_a_killed_process_leaves_whole_events(tmp_path):
         stdout=subprocess.PIPE,
     ) as process:
         process.stdout.readline()
-        time.sleep(0.2)
+        while sum(path.stat().st_size for path in tmp_path.rglob("*")) < 10_000:
+            time.sleep(0.001)
         process.send_signal(signal.SIGKILL)
         process.wait()
     found = scalars(tmp_path, "a")
@@ -160,13 +222,13 @@ def test_a_killed_process_leaves_whole_events(tmp_path):
 
 def test_a_full_disk_keeps_whole_events_and_stops_nobody(small_disk):
     folder, _ = small_disk
-    delivery = Delivery([TensorBoardBackend(folder)])
-    delivery.open(resumes=False)
+    group = BackendGroup([TensorBoardBackend(folder)])
+    group.open(resumes=False)
 
     def run():
         for step in range(200):
-            delivery.send([Put("a", Value(step), step, 1, 9.0), Put("note", Text("x" * 500), step, 1, 9.0)])
-        delivery.close()
+            group.send([Put("a", Value(step), step, 1, 9.0), Put("note", Text("x" * 500), step, 1, 9.0)])
+        group.close()
 
     with pytest.warns(UserWarning, match="No space left on device") as caught:
         run()

@@ -1,4 +1,4 @@
-"""What the engine relies on, whatever library the model comes from."""
+"""What the engine requires of every model adapter."""
 
 import equinox as eqx
 import flax.linen as nn
@@ -73,14 +73,14 @@ def assert_equal(left, right):
     jax.tree.map(np.testing.assert_array_equal, left, right)
 
 
-def test_the_carry_is_made_of_arrays_and_nothing_else(adapter):
+def test_carry_consists_of_arrays(adapter):
     params, model_state = adapter.init(KEY, XS)
     leaves = jax.tree.leaves((params, model_state))
     assert leaves
     assert all(isinstance(leaf, jax.Array) for leaf in leaves)
 
 
-def test_structure_shapes_and_dtypes_stay_through_a_step(adapter):
+def test_step_keeps_structure_shapes_and_dtypes(adapter):
     params, model_state = adapter.init(KEY, XS)
     _, new_state = adapter.apply(params, model_state, XS, train=True, key=KEY)
     assert jax.tree.structure(new_state) == jax.tree.structure(model_state)
@@ -89,7 +89,7 @@ def test_structure_shapes_and_dtypes_stay_through_a_step(adapter):
     )
 
 
-def test_the_key_decides_training_and_does_not_matter_in_evaluation(adapter):
+def test_key_affects_training_but_not_evaluation(adapter):
     params, model_state = adapter.init(KEY, XS)
 
     def run(key, train):
@@ -100,7 +100,7 @@ def test_the_key_decides_training_and_does_not_matter_in_evaluation(adapter):
     np.testing.assert_array_equal(run(KEY, False), run(None, False))
 
 
-def test_steps_in_one_scan_are_the_steps_in_two(adapter):
+def test_one_scan_matches_two_scans(adapter):
     def step(carry, key):
         params, model_state = carry
 
@@ -122,7 +122,7 @@ def test_steps_in_one_scan_are_the_steps_in_two(adapter):
     assert len(set(np.asarray(losses).tolist())) == 4
 
 
-def test_donating_the_carry_leaves_the_adapter_alone(adapter):
+def test_donating_carry_does_not_affect_adapter(adapter):
     copied = jax.tree.map(jnp.copy, adapter.init(KEY, XS))
     step = jax.jit(lambda carry: (carry[0], adapter.apply(*carry, XS, train=True, key=KEY)[1]), donate_argnums=0)
     step(copied)
@@ -133,7 +133,7 @@ def test_donating_the_carry_leaves_the_adapter_alone(adapter):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_rebuilt_model_holds_its_arrays_and_trains_as_before(adapter, times):
+def test_rebuilt_model_has_arrays_and_can_be_trained_further(adapter, times):
     params, model_state = adapter.init(KEY, XS)
     _, trained = adapter.apply(params, model_state, XS, train=True, key=KEY)
     again = adapter
@@ -156,7 +156,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_rebuilt_model_is_ready_for_inference(kind):
+def test_rebuilt_model_is_ready_for_inference(kind):
     adapter = adapt(MODELS[kind]())
     params, model_state = adapter.init(KEY, XS)
     _, trained = adapter.apply(params, model_state, XS, train=True, key=KEY)

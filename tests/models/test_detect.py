@@ -22,7 +22,7 @@ class Dense(nn.Module):
         return nn.Dense(2)(x)
 
     def rebuild(self):
-        """Makes the module look like an adapter."""
+        """Make the module look like an adapter."""
 
 
 class Normed(eqx.Module):
@@ -71,11 +71,11 @@ def apply(params, xs):
         (Transformed(init, apply), "pair(init, apply)"),
     ],
 )
-def test_the_kind_is_seen(model, expected):
+def test_model_kind_is_detected(model, expected):
     assert repr(adapt(model)) == expected
 
 
-def test_an_adapter_is_returned_as_it_is():
+def test_adapter_is_returned_unchanged():
     custom = Adapter()
     assert adapt(custom) is custom
     for model in (nn.Dense(3), (init, apply)):
@@ -83,7 +83,7 @@ def test_an_adapter_is_returned_as_it_is():
         assert adapt(adapter) is adapter
 
 
-def test_looking_at_a_pair_imports_neither_flax_nor_equinox():
+def test_pair_imports_neither_flax_nor_equinox():
     code = (
         "import sys\n"
         "from fluxcb.models import adapt\n"
@@ -95,7 +95,7 @@ def test_looking_at_a_pair_imports_neither_flax_nor_equinox():
 
 
 EXPLANATION = (
-    "  why:   the step needs something it can initialise and apply to a batch of inputs\n"
+    "  why:   the step needs a model that it can initialize and apply to a batch of inputs\n"
     "  fix:   pass a Flax NNX or Linen module, or an Equinox module\n"
     "     or: pass `(module, state)` as `eqx.nn.make_with_state(make_module)(...)` returns it\n"
     "     or: pass two functions, `(init(key, xs) -> params, apply(params, xs) -> outputs)`\n"
@@ -117,13 +117,13 @@ EXPLANATION = (
         (flax_nnx.Rngs(0), "of type `Rngs`"),
     ],
 )
-def test_anything_else_is_refused_with_what_is_accepted(model, described):
+def test_unsupported_model_raises(model, described):
     with pytest.raises(DeclarationError) as caught:
         adapt(model)
     assert str(caught.value) == f"`model` is {described}, which fluxcb cannot train.\n{EXPLANATION}"
 
 
-def test_a_class_is_refused():
+def test_model_class_raises():
     with pytest.raises(DeclarationError) as caught:
         adapt(Dense)
     assert str(caught.value) == (

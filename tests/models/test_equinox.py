@@ -51,7 +51,7 @@ class Scaled(eqx.Module):
         return self.activation(x * self.weight) + self.shift
 
 
-def test_a_batch_gives_what_a_loop_over_examples_gives():
+def test_batch_matches_loop_over_examples():
     net = Net(KEY)
     model = equinox(net)
     params, model_state = model.init(None, None)
@@ -62,7 +62,7 @@ def test_a_batch_gives_what_a_loop_over_examples_gives():
     assert new_state == {}
 
 
-def test_training_is_the_librarys_own_vmap_bit_for_bit():
+def test_training_matches_vmap_bit_for_bit():
     net = Net(KEY)
     model = equinox(net)
     params, model_state = model.init(None, None)
@@ -71,7 +71,7 @@ def test_training_is_the_librarys_own_vmap_bit_for_bit():
     np.testing.assert_array_equal(outputs, direct)
 
 
-def test_evaluation_is_inference_mode_and_needs_no_key():
+def test_evaluation_uses_inference_mode_without_key():
     net = Net(KEY)
     model = equinox(net)
     params, model_state = model.init(None, None)
@@ -79,7 +79,7 @@ def test_evaluation_is_inference_mode_and_needs_no_key():
     np.testing.assert_array_equal(outputs, jax.vmap(eqx.nn.inference_mode(net))(XS))
 
 
-def test_params_are_the_inexact_arrays_and_the_rest_stays_behind():
+def test_params_are_inexact_arrays():
     model = equinox(Scaled(jnp.full(5, 2.0), jnp.arange(5)))
     params, model_state = model.init(None, None)
     assert [leaf.dtype for leaf in jax.tree.leaves(params)] == [jnp.float32]
@@ -89,7 +89,7 @@ def test_params_are_the_inexact_arrays_and_the_rest_stays_behind():
     np.testing.assert_array_equal(outputs, np.abs(XS * -2) + np.arange(5, dtype=np.float32))
 
 
-def test_a_stateful_module_gives_what_the_library_gives():
+def test_stateful_module_matches_equinox():
     module, state = eqx.nn.make_with_state(Normed)(KEY)
     model = equinox((module, state))
     params, model_state = model.init(None, None)
@@ -102,7 +102,7 @@ def test_a_stateful_module_gives_what_the_library_gives():
     np.testing.assert_array_equal(new_state["Normed.norm.batch_state_index"][1], variance)
 
 
-def test_running_mean_and_variance_follow_their_formula():
+def test_running_mean_and_variance_match_formula():
     module, state = eqx.nn.make_with_state(Normed)(KEY)
     model = equinox((module, state))
     params, model_state = model.init(None, None)
@@ -115,7 +115,7 @@ def test_running_mean_and_variance_follow_their_formula():
     np.testing.assert_allclose(variance, 0.9**2 + 0.19 * hidden.var(0), rtol=1e-4)
 
 
-def test_the_state_may_be_used_again_and_evaluation_leaves_it():
+def test_state_can_be_reused_and_evaluation_keeps_it():
     model = equinox(eqx.nn.make_with_state(Normed)(KEY))
     params, model_state = model.init(None, None)
     first, trained = model.apply(params, model_state, XS, train=True, key=None)
@@ -125,14 +125,14 @@ def test_the_state_may_be_used_again_and_evaluation_leaves_it():
     assert after is trained
 
 
-def test_the_mapped_axis_can_have_another_name():
+def test_mapped_axis_can_be_renamed():
     model = equinox(eqx.nn.make_with_state(Normed)(KEY, axis_name="examples"), axis_name="examples")
     params, model_state = model.init(None, None)
     outputs, _ = model.apply(params, model_state, XS, train=True, key=None)
     np.testing.assert_allclose(np.mean(outputs, 0), np.zeros(3), atol=1e-5)
 
 
-def test_without_vmap_the_module_gets_the_whole_batch_and_the_key():
+def test_without_vmap_module_gets_whole_batch_and_key():
     class Whole(eqx.Module):
         def __call__(self, xs, *, key):
             return xs + jax.random.normal(key, xs.shape)
@@ -141,7 +141,7 @@ def test_without_vmap_the_module_gets_the_whole_batch_and_the_key():
     np.testing.assert_array_equal(outputs, XS + jax.random.normal(KEY, XS.shape))
 
 
-def test_without_vmap_a_state_may_be_used_again():
+def test_without_vmap_state_can_be_reused():
     class Counting(eqx.Module):
         count: eqx.nn.StateIndex
 
@@ -158,7 +158,7 @@ def test_without_vmap_a_state_may_be_used_again():
         assert [int(count) for count in trained.values()] == [1]
 
 
-def test_inputs_may_be_a_pytree():
+def test_inputs_may_be_pytree():
     class Sum(eqx.Module):
         def __call__(self, x):
             return x["a"] + x["b"].sum()
@@ -167,7 +167,7 @@ def test_inputs_may_be_a_pytree():
     np.testing.assert_allclose(outputs, XS[:, 0] + XS.sum(1), rtol=1e-6)
 
 
-def test_rebuilt_module_is_of_the_users_kind():
+def test_rebuilt_module_has_user_type():
     net = Net(KEY)
     model = equinox(net)
     params, model_state = model.init(None, None)
@@ -177,7 +177,7 @@ def test_rebuilt_module_is_of_the_users_kind():
     np.testing.assert_array_equal(rebuilt.first.weight, net.first.weight + 1)
 
 
-def test_rebuilt_stateful_module_comes_with_its_state():
+def test_rebuilt_stateful_module_includes_state():
     model = equinox(eqx.nn.make_with_state(Normed)(KEY))
     params, model_state = model.init(None, None)
     _, trained = model.apply(params, model_state, XS, train=True, key=None)
@@ -189,7 +189,7 @@ def test_rebuilt_stateful_module_comes_with_its_state():
     np.testing.assert_array_equal(evaluated, model.apply(params, trained, XS, train=False, key=None)[0])
 
 
-def test_a_state_made_without_make_with_state():
+def test_state_without_make_with_state():
     module = Normed(KEY)
     model = equinox((module, eqx.nn.State(module)))
     params, model_state = model.init(None, None)
@@ -197,7 +197,7 @@ def test_a_state_made_without_make_with_state():
     assert sorted(trained) == ["0", "1"]
 
 
-def test_a_stateful_module_without_state_is_refused():
+def test_stateful_module_without_state_raises():
     module, _ = eqx.nn.make_with_state(Normed)(KEY)
     with pytest.raises(DeclarationError) as caught:
         equinox(module)
@@ -213,7 +213,7 @@ class Silent(eqx.Module):
     weight: jax.Array
 
 
-def test_a_module_that_cannot_be_called_is_refused():
+def test_module_without_call_raises():
     with pytest.raises(DeclarationError) as caught:
         equinox(Silent(jnp.ones(2)))
     assert str(caught.value) == (
@@ -225,7 +225,7 @@ def test_a_module_that_cannot_be_called_is_refused():
 
 
 class Frozen(eqx.Module):
-    """A dropout that trains, and one that its author has switched off."""
+    """A module with an active dropout layer, and one that its author has disabled."""
 
     on: eqx.nn.Dropout
     off: eqx.nn.Dropout
@@ -242,7 +242,7 @@ def changed_copy(module):
 
 
 @pytest.mark.parametrize("way", [lambda m: m, changed_copy, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
-def test_of_a_rebuilt_module_only_the_layers_built_in_inference_mode_stay_frozen(way):
+def test_rebuilt_module_freezes_only_layers_built_in_inference_mode(way):
     first = equinox(Frozen())
     rebuilt = first.rebuild(*first.init(None, None))
     assert [bool(layer.inference) for layer in (rebuilt.on, rebuilt.off)] == [True, True]
@@ -273,20 +273,20 @@ def read_from_a_file(module):
 
 
 @pytest.mark.parametrize("call", [by_filter_jit, by_filter_vmap, by_partition, read_from_a_file])
-def test_a_rebuilt_module_works_as_one_in_inference_mode_does(call):
+def test_rebuilt_module_acts_as_in_inference_mode(call):
     first = equinox(Frozen())
     for module in (first.rebuild(*first.init(None, None)), eqx.nn.inference_mode(Frozen())):
         for output in call(module):
             np.testing.assert_array_equal(output, XS)
 
 
-def test_a_module_in_the_librarys_own_inference_mode_stays_frozen():
+def test_module_in_inference_mode_stays_frozen():
     model = equinox(eqx.nn.inference_mode(Frozen()))
     (on, _), _ = model.apply(*model.init(None, None), XS, train=True, key=KEY)
     np.testing.assert_array_equal(on, XS)
 
 
-def test_a_rebuilt_module_goes_on_in_a_loop_of_ones_own():
+def test_rebuilt_module_trains_in_hand_written_loop():
     first = equinox(Frozen())
     rebuilt = eqx.nn.inference_mode(first.rebuild(*first.init(None, None)), False)
     assert [layer.inference for layer in (rebuilt.on, rebuilt.off)] == [False, False]

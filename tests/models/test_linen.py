@@ -26,14 +26,14 @@ class Plain(nn.Module):
         return nn.Dense(2)(x)
 
 
-def test_params_and_state_are_those_of_module_init():
+def test_params_and_state_match_module_init():
     params, model_state = linen(Net()).init(KEY, XS)
     direct = Net().init(KEY, XS)
     jax.tree.map(np.testing.assert_array_equal, params, direct["params"])
     jax.tree.map(np.testing.assert_array_equal, model_state, {"batch_stats": direct["batch_stats"]})
 
 
-def test_training_gives_what_module_apply_gives():
+def test_training_matches_module_apply():
     model = linen(Net())
     params, model_state = model.init(KEY, XS)
     outputs, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
@@ -44,7 +44,7 @@ def test_training_gives_what_module_apply_gives():
     jax.tree.map(np.testing.assert_array_equal, new_state, updated)
 
 
-def test_running_mean_and_variance_follow_their_formula():
+def test_running_mean_and_variance_match_formula():
     model = linen(Net())
     params, model_state = model.init(KEY, XS)
     _, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
@@ -54,7 +54,7 @@ def test_running_mean_and_variance_follow_their_formula():
     np.testing.assert_allclose(stats["var"], 0.9 * 1 + 0.1 * hidden.var(0), rtol=1e-5)
 
 
-def test_evaluation_gives_what_module_apply_gives_and_leaves_the_state():
+def test_evaluation_matches_module_apply_and_keeps_state():
     model = linen(Net())
     params, model_state = model.init(KEY, XS)
     _, trained = model.apply(params, model_state, XS, train=True, key=KEY)
@@ -63,7 +63,7 @@ def test_evaluation_gives_what_module_apply_gives_and_leaves_the_state():
     assert after is trained
 
 
-def test_a_module_without_flag_or_state():
+def test_module_without_flag_or_state():
     model = linen(Plain())
     params, model_state = model.init(KEY, XS)
     outputs, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
@@ -76,7 +76,7 @@ def test_a_module_without_flag_or_state():
     ("name", "in_training"), [("train", True), ("training", True), ("is_training", True), ("deterministic", False)]
 )
 @pytest.mark.parametrize("named", [False, True])
-def test_the_train_flag_is_found_by_name_and_set_by_sense(name, in_training, named):
+def test_train_flag_is_detected_by_name(name, in_training, named):
     seen = []
     namespace = {"seen": seen}
     exec(f"def __call__(self, x, *, {name}): seen.append({name}); return x", namespace)
@@ -87,7 +87,7 @@ def test_the_train_flag_is_found_by_name_and_set_by_sense(name, in_training, nam
     assert seen == [in_training, not in_training]
 
 
-def test_a_flag_of_another_name_is_passed_as_train():
+def test_flag_with_other_name_is_passed_as_train():
     class Learning(nn.Module):
         @nn.compact
         def __call__(self, x, learning):
@@ -98,7 +98,7 @@ def test_a_flag_of_another_name_is_passed_as_train():
     assert float(model.apply({}, {}, jnp.ones(()), train=False, key=None)[0]) == 0
 
 
-def test_each_random_stream_has_a_key_of_its_own():
+def test_each_random_stream_has_its_own_key():
     class Streams(nn.Module):
         def __call__(self, x):
             return jax.random.key_data(self.make_rng("dropout")), jax.random.key_data(self.make_rng("noise"))
@@ -109,7 +109,7 @@ def test_each_random_stream_has_a_key_of_its_own():
     assert not np.array_equal(*outputs)
 
 
-def test_collections_that_only_a_call_creates_are_not_kept():
+def test_collections_created_by_call_are_dropped():
     class Sowing(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -123,7 +123,7 @@ def test_collections_that_only_a_call_creates_are_not_kept():
     assert jax.tree.structure(new_state) == jax.tree.structure(model_state)
 
 
-def test_layers_that_only_training_uses_get_params():
+def test_training_only_layers_get_params():
     class Auxiliary(nn.Module):
         @nn.compact
         def __call__(self, x, train):
@@ -134,7 +134,7 @@ def test_layers_that_only_training_uses_get_params():
     assert sorted(params) == ["auxiliary", "main"]
 
 
-def test_rebuilt_module_is_bound_to_the_arrays():
+def test_rebuilt_module_is_bound_to_arrays():
     model = linen(Net())
     params, model_state = model.init(KEY, XS)
     rebuilt = model.rebuild(params, model_state)
@@ -142,15 +142,15 @@ def test_rebuilt_module_is_bound_to_the_arrays():
     np.testing.assert_array_equal(rebuilt(XS), Net().apply({"params": params, **model_state}, XS))
 
 
-def test_a_misspelt_flag_is_refused():
+def test_misspelled_flag_raises():
     with pytest.raises(DeclarationError) as caught:
         linen(Net(), train_argument="trian")
     assert str(caught.value) == (
-        "`train_argument` is 'trian', but the model's call takes no such keyword. Did you mean `train`?\n"
+        "`train_argument` is 'trian', but the model's call has no such keyword. Did you mean `train`?\n"
         f"  where: {__name__}.Net.__call__\n"
-        "  why:   the model would be told nothing about whether it is being trained\n"
+        "  why:   the model would not know whether it is being trained\n"
         "  fix:   name a keyword of the call\n"
-        "     or: leave `train_argument` out if the model behaves alike in both"
+        "     or: leave `train_argument` out if the model behaves the same in training and evaluation"
     )
 
 
@@ -159,13 +159,13 @@ class TwoFlags(nn.Module):
         return x * 2 if train else x
 
 
-def test_two_flags_are_refused_until_one_is_named():
+def test_ambiguous_flags_raise_until_one_is_named():
     with pytest.raises(DeclarationError) as caught:
         linen(TwoFlags())
     assert str(caught.value) == (
         "The model's call takes `train` and `deterministic`, and each of them could be its train flag.\n"
         f"  where: {__name__}.TwoFlags.__call__\n"
-        "  why:   the adapter sets one keyword, True or False, by whether the step trains\n"
+        "  why:   the adapter sets one keyword to True if the step trains, and to False otherwise\n"
         '  fix:   name it: `fluxcb.models.linen(module, train_argument="train")`\n'
         '     or: name it: `fluxcb.models.linen(module, train_argument="deterministic")`'
     )
@@ -173,7 +173,7 @@ def test_two_flags_are_refused_until_one_is_named():
     np.testing.assert_array_equal(outputs, XS * 2)
 
 
-def test_streams_given_as_a_string_are_refused():
+def test_streams_as_string_raise():
     with pytest.raises(DeclarationError) as caught:
         linen(Net(), rng_streams="dropout")
     assert str(caught.value) == (
@@ -188,7 +188,7 @@ class Silent(nn.Module):
         return x
 
 
-def test_a_module_that_cannot_be_called_is_refused():
+def test_module_without_call_raises():
     with pytest.raises(DeclarationError) as caught:
         linen(Silent())
     assert str(caught.value) == (

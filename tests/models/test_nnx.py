@@ -53,7 +53,7 @@ def fold(key, name):
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
-def test_the_carry_holds_the_pure_dicts_of_nnx():
+def test_carry_holds_pure_dicts_of_nnx():
     module = net()
     params, model_state = nnx(module).init(None, None)
     expected = flax_nnx.to_pure_dict(flax_nnx.state(module, flax_nnx.Param))
@@ -65,7 +65,7 @@ def test_the_carry_holds_the_pure_dicts_of_nnx():
     assert list(model_state) == ["norm"]
 
 
-def test_training_gives_what_the_module_gives_in_train_mode():
+def test_training_matches_module_in_train_mode():
     module = net()
     model = nnx(module)
     params, model_state = model.init(None, None)
@@ -80,7 +80,7 @@ def test_training_gives_what_the_module_gives_in_train_mode():
     )
 
 
-def test_running_mean_and_variance_follow_their_formula():
+def test_running_mean_and_variance_match_formula():
     model = nnx(net())
     params, model_state = model.init(None, None)
     _, new_state = model.apply(params, model_state, XS, train=True, key=KEY)
@@ -90,7 +90,7 @@ def test_running_mean_and_variance_follow_their_formula():
     np.testing.assert_allclose(new_state["norm"]["var"], 0.9 + 0.1 * hidden.var(0), rtol=1e-4)
 
 
-def test_evaluation_gives_what_the_module_gives_in_eval_mode_and_leaves_the_state():
+def test_evaluation_matches_module_in_eval_mode_and_keeps_state():
     model = nnx(net())
     params, model_state = model.init(None, None)
     _, trained = model.apply(params, model_state, XS, train=True, key=KEY)
@@ -102,7 +102,7 @@ def test_evaluation_gives_what_the_module_gives_in_eval_mode_and_leaves_the_stat
     assert after is trained
 
 
-def test_outputs_depend_on_the_key_and_nothing_else():
+def test_outputs_depend_only_on_key():
     model = nnx(net())
     params, model_state = model.init(None, None)
 
@@ -114,7 +114,7 @@ def test_outputs_depend_on_the_key_and_nothing_else():
     assert not np.array_equal(first, other)
 
 
-def test_streams_are_seeded_by_name_so_a_new_layer_moves_no_mask():
+def test_streams_are_seeded_by_name():
     class One(flax_nnx.Module):
         def __init__(self, rngs):
             self.b = flax_nnx.Dropout(0.5, rngs=rngs)
@@ -132,7 +132,7 @@ def test_streams_are_seeded_by_name_so_a_new_layer_moves_no_mask():
     np.testing.assert_array_equal(one, two)
 
 
-def test_the_users_module_is_never_changed():
+def test_user_module_is_never_changed():
     module = net()
     before = snapshot(module)
     model = nnx(module)
@@ -147,7 +147,7 @@ def test_the_users_module_is_never_changed():
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_a_rebuilt_module_is_fresh_and_in_evaluation_mode(mode):
+def test_rebuilt_module_is_new_and_in_evaluation_mode(mode):
     module = net()
     getattr(module, mode)()
     model = nnx(module)
@@ -164,7 +164,7 @@ def test_a_rebuilt_module_is_fresh_and_in_evaluation_mode(mode):
     np.testing.assert_array_equal(module(XS), rebuilt(XS))
 
 
-def test_variables_of_other_types_are_state_and_change_in_training_only():
+def test_other_variables_are_state_and_change_only_in_training():
     model = nnx(Counting(flax_nnx.Rngs(0)))
     params, model_state = model.init(None, None)
     assert list(params) == ["linear"]
@@ -193,7 +193,7 @@ def test_shared_params_stay_shared():
     assert rebuilt.embed is rebuilt.again
 
 
-def test_a_layer_per_key_as_nnx_vmap_makes_them():
+def test_nnx_vmap_over_keys():
     @flax_nnx.split_rngs(splits=3)
     @flax_nnx.vmap
     def make(rngs):
@@ -211,7 +211,7 @@ def test_a_layer_per_key_as_nnx_vmap_makes_them():
     assert not np.array_equal(outputs[0], outputs[1])
 
 
-def test_a_call_that_takes_rngs_and_a_flag_is_given_both():
+def test_call_with_rngs_and_flag_gets_both():
     class Explicit(flax_nnx.Module):
         def __call__(self, x, *, train, rngs=None):
             return train, None if rngs is None else rngs.noise()
@@ -223,7 +223,7 @@ def test_a_call_that_takes_rngs_and_a_flag_is_given_both():
     assert nnx(Explicit()).apply({}, {}, XS, train=False, key=None)[0] == (False, None)
 
 
-def test_two_flags_are_refused_until_one_is_named():
+def test_ambiguous_flags_raise_until_one_is_named():
     class TwoFlags(flax_nnx.Module):
         def __call__(self, x, training=False, deterministic=True):
             return training, deterministic
@@ -234,7 +234,7 @@ def test_two_flags_are_refused_until_one_is_named():
     assert str(caught.value) == (
         "The model's call takes `training` and `deterministic`, and each of them could be its train flag.\n"
         f"  where: {__name__}.{name}.__call__\n"
-        "  why:   the adapter sets one keyword, True or False, by whether the step trains\n"
+        "  why:   the adapter sets one keyword to True if the step trains, and to False otherwise\n"
         '  fix:   name it: `fluxcb.models.nnx(module, train_argument="training")`\n'
         '     or: name it: `fluxcb.models.nnx(module, train_argument="deterministic")`'
     )
@@ -243,7 +243,7 @@ def test_two_flags_are_refused_until_one_is_named():
     assert model.apply({}, {}, XS, train=False, key=None)[0] == (False, True)
 
 
-def test_variables_that_a_call_creates_are_dropped():
+def test_variables_created_by_call_are_dropped():
     class Leaving(flax_nnx.Module):
         def __init__(self):
             self.calls = Counter(jnp.zeros(()))
@@ -261,7 +261,7 @@ def test_variables_that_a_call_creates_are_dropped():
     assert not hasattr(module, "seen")
 
 
-def test_params_whose_int_keys_became_strings_are_understood():
+def test_params_with_string_keys_are_converted():
     model = nnx(net())
     params, model_state = model.init(None, None)
     stringly = {**params, "layers": {str(k): v for k, v in params["layers"].items()}}
@@ -270,7 +270,7 @@ def test_params_whose_int_keys_became_strings_are_understood():
     np.testing.assert_array_equal(outputs, expected)
 
 
-def test_a_module_that_cannot_be_called_is_refused():
+def test_module_without_call_raises():
     class Silent(flax_nnx.Module):
         pass
 

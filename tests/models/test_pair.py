@@ -17,7 +17,7 @@ def apply(params, xs):
     return jnp.tanh(xs @ params["w"])
 
 
-def test_runs_both_functions_as_they_stand():
+def test_pair_calls_both_functions():
     model = pair(init, apply)
     key = jax.random.key(3)
     params, model_state = model.init(key, XS)
@@ -28,7 +28,7 @@ def test_runs_both_functions_as_they_stand():
     assert new_state == {}
 
 
-def test_passes_the_keywords_that_apply_spells_out_and_no_others():
+def test_only_keywords_in_signature_of_apply_are_passed():
     calls = []
 
     def both(params, xs, *, key, train):
@@ -48,14 +48,14 @@ def test_passes_the_keywords_that_apply_spells_out_and_no_others():
     assert calls == [("a key", True), True, {}]
 
 
-def test_a_jitted_apply_still_shows_its_keywords():
+def test_keywords_of_jitted_apply_are_found():
     noisy = jax.jit(lambda params, xs, *, key: xs + jax.random.normal(key, xs.shape))
     key = jax.random.key(1)
     outputs, _ = pair(init, noisy).apply({}, {}, XS, train=True, key=key)
     np.testing.assert_array_equal(outputs, noisy({}, XS, key=key))
 
 
-def test_stateful_pair_updates_its_state_in_training_only():
+def test_stateful_pair_updates_state_only_in_training():
     def counting_init(key, xs):
         return init(key, xs), {"calls": jnp.zeros((), jnp.int32)}
 
@@ -71,7 +71,7 @@ def test_stateful_pair_updates_its_state_in_training_only():
     assert int(evaluated["calls"]) == 1
 
 
-def test_rebuilt_model_holds_the_params_and_runs_in_evaluation():
+def test_rebuilt_model_has_params_and_evaluation_mode():
     def flagged(params, xs, *, key, train):
         assert (key, train) == (None, False)
         return apply(params, xs)
@@ -87,7 +87,7 @@ def test_repr_names_both_functions():
     assert repr(pair(init, apply)) == "pair(init, apply)"
 
 
-def test_what_cannot_be_called_is_refused():
+def test_non_callable_raises():
     with pytest.raises(DeclarationError) as caught:
         pair({"w": 1}, apply)  # pyright: ignore[reportArgumentType]
     assert str(caught.value) == (
@@ -97,7 +97,7 @@ def test_what_cannot_be_called_is_refused():
     )
 
 
-def test_a_stateful_init_that_returns_params_alone_is_refused():
+def test_stateful_init_returning_only_params_raises():
     with pytest.raises(DeclarationError) as caught:
         pair(init, lambda params, state, xs: (xs, state), stateful=True).init(jax.random.key(0), XS)
     assert str(caught.value) == (
@@ -108,7 +108,7 @@ def test_a_stateful_init_that_returns_params_alone_is_refused():
     )
 
 
-def test_functions_that_take_other_arguments_are_refused():
+def test_functions_with_other_signatures_raise():
     def init_of_a_key(key):
         return {}
 

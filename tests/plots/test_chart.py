@@ -1,4 +1,4 @@
-"""Curves drawn with dots, in a terminal."""
+"""Curves drawn with Braille dots in a terminal."""
 
 import re
 
@@ -13,7 +13,7 @@ def drawn(points, *, log=False, **options):
 
 
 def dots(lines):
-    """Return the set dots of a chart as (column, row), from the top left, two by four in each character."""
+    """Return the set dots of a chart as (column, row) from the top left; each character has two by four dots."""
     found = set()
     for row, line in enumerate(lines):
         body = re.split("[┤│]", line.plain)
@@ -27,7 +27,7 @@ def dots(lines):
     return found
 
 
-def test_a_straight_line_is_one():
+def test_straight_line():
     # Ticks are at 0, 2.5 ... 10, so labels take 3 characters and the axis 2; a character has 2 x 4 dots.
     lines = drawn([(0, 0), (10, 10)], width=15, height=2)
     columns = 2 * (15 - 3 - 2)
@@ -45,20 +45,20 @@ def test_curves_have_no_gaps():
         assert any((x + dx, y + dy) in found for dx in (-1, 0, 1) for dy in (-1, 0, 1) if (dx, dy) != (0, 0))
 
 
-def test_one_point_and_a_level_line():
+def test_single_point_and_horizontal_line():
     assert len(dots(drawn([(3, 2.0)], width=20, height=4))) == 1
     level = dots(drawn([(0, 2.0), (5, 2.0)], width=20, height=4))
     assert len({y for _, y in level}) == 1
 
 
-def test_a_logarithmic_axis():
+def test_logarithmic_axis():
     # Equal factors are equal distances: the points lie on the line that 0, 1, 2 make.
     logarithmic = drawn([(0.1, 0), (1, 5), (10, 10)], width=40, height=4, log=True)
     assert dots(logarithmic) == dots(drawn([(0, 0), (1, 5), (2, 10)], width=40, height=4))
     assert logarithmic[-1].plain.split() == ["0.1", "10"]
 
 
-def test_the_name_of_the_axis_stands_in_its_middle():
+def test_axis_label_is_centered():
     *_, rule, below = drawn([(0, 0), (10, 10)], width=24, height=2, x_label="step")
     assert below.plain == "     0" + "step".center(19 - 3) + "10"
     assert len(below.plain) == len(rule.plain) == 24
@@ -76,5 +76,5 @@ def test_the_name_of_the_axis_stands_in_its_middle():
         (1e17, 1e17, [1e17, 1e17 + 2.5e7, 1e17 + 5e7, 1e17 + 7.5e7, 1e17 + 1e8]),
     ],
 )
-def test_ticks_are_round_and_enclose(low, high, expected):
+def test_ticks_are_round_and_enclose_values(low, high, expected):
     assert ticks(low, high) == pytest.approx(expected, rel=1e-12)

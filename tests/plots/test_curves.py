@@ -24,16 +24,7 @@ def printed(curves=CURVES, colour=None, **options):
     return file.getvalue()
 
 
-@pytest.fixture
-def plt():
-    pytest.importorskip("matplotlib").use("agg")
-    import matplotlib.pyplot as plt
-
-    yield plt
-    plt.close("all")
-
-
-def test_a_new_figure(plt):
+def test_new_figure(plt):
     ax = plot_curves(CURVES, x_label="step", y_label="value")
     assert [line.get_xydata().tolist() for line in ax.lines] == [list(map(list, points)) for points in CURVES.values()]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["up", "down"]
@@ -41,7 +32,7 @@ def test_a_new_figure(plt):
     assert plt.get_fignums() == [ax.figure.number]
 
 
-def test_axes_of_ones_own_with_marks_on_a_logarithmic_axis(plt):
+def test_user_axes_with_marks_and_logarithmic_axis(plt):
     own = plt.figure().add_subplot()
     curve = {"loss": [(0.1, 1.0), (1.0, math.nan), (10.0, 2.0)]}
     assert plot_curves(curve, x_label="rate", y_label="loss", log_x=True, marks={"best": 0.5}, ax=own) is own
@@ -53,13 +44,13 @@ def test_axes_of_ones_own_with_marks_on_a_logarithmic_axis(plt):
     assert len(plt.get_fignums()) == 1
 
 
-def test_one_curve_needs_no_legend_and_steps_are_whole(plt):
+def test_single_curve_has_no_legend_and_steps_are_integers(plt):
     ax = plot_curves({"loss": [(1, 2.0), (2, 1.0), (3, 0.5)]}, x_label="epoch", y_label="loss")
     assert ax.get_legend() is None
     assert all(float(tick).is_integer() for tick in ax.get_xticks())
 
 
-def test_curves_share_a_chart_with_colours_and_without():
+def test_curves_share_chart_with_and_without_colors():
     for colour, legend in ((None, "o up   x down"), ("truecolor", "■ up   ■ down")):
         lines = [re.sub("\x1b[^m]*m", "", line) for line in printed(colour=colour).splitlines()]
         assert len(lines) == 1 + 12 + 2  # the legend, the chart, the axis
@@ -67,14 +58,14 @@ def test_curves_share_a_chart_with_colours_and_without():
         assert lines[-1].split() == ["0", "step", "10"]
 
 
-def test_without_colours_curves_of_few_points_have_markers_at_these():
+def test_markers_without_colors_for_few_points():
     # "up" has points in both corners and the middle, "down" in the other two corners. The labels "  0 ┤" take 5.
     rows = [line[5:].ljust(35) for line in printed().splitlines()[1:13]]
     found = {(mark, row, column) for row, line in enumerate(rows) for column, mark in enumerate(line) if mark in "ox"}
     assert found == {("o", 11, 0), ("o", 6, 17), ("o", 0, 34), ("x", 0, 0), ("x", 11, 34)}
 
 
-def test_without_colours_curves_of_many_points_have_markers_now_and_then():
+def test_markers_without_colors_for_many_points():
     curves = {"low": [(x, 0.0) for x in range(1000)], "high": [(x, 10.0) for x in range(1000)]}
     first, *_, last = printed(curves).splitlines()[1:13]
     assert first[5:].count("x") == last[5:].count("o") == 6
@@ -82,14 +73,14 @@ def test_without_colours_curves_of_many_points_have_markers_now_and_then():
     assert "x" not in last
 
 
-def test_a_legend_that_is_wider_than_the_terminal_continues_on_the_next_line():
+def test_wide_legend_continues_on_next_line():
     curves = {f"training/metric{n}": CURVES["up"] for n in range(3)} | {"x" * 50: CURVES["down"]}
     lines = printed(curves).splitlines()
     assert lines[:3] == ["o training/metric0   x training/metric1", "+ training/metric2", f"* {'x' * 50}"]
     assert len(lines) == 3 + 12 + 2
 
 
-def test_a_mark_is_a_vertical_line_over_the_height_of_the_curves():
+def test_mark_is_vertical_line():
     text = printed({"up": CURVES["up"]}, marks={"middle: 5": 5.0})
     head, *rows = text.splitlines()
     assert head == "■ up   │ middle: 5"
@@ -98,12 +89,12 @@ def test_a_mark_is_a_vertical_line_over_the_height_of_the_curves():
     assert set.intersection(*columns)
 
 
-def test_points_that_have_no_place_are_passed_over_in_the_terminal():
+def test_points_outside_axes_are_skipped():
     points = [(-1, 3.0), (0, 3.0), (1, 1.0), (10, math.nan), (math.inf, 1.0), (100, 2.0)]
     assert printed({"loss": points}, log_x=True) == printed({"loss": [(1, 1.0), (100, 2.0)]}, log_x=True)
 
 
-def test_without_matplotlib_the_terminal_is_drawn_in(monkeypatch):
+def test_terminal_chart_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     console = Console(file=(file := io.StringIO()), width=40)
     monkeypatch.setattr(rich, "get_console", lambda: console)
@@ -111,7 +102,7 @@ def test_without_matplotlib_the_terminal_is_drawn_in(monkeypatch):
     assert file.getvalue() == printed()
 
 
-def test_without_matplotlib_a_notebook_gets_an_image(monkeypatch, tmp_path):
+def test_notebook_image_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     monkeypatch.setattr(rich, "get_console", lambda: Console(force_jupyter=True))
     shown = plot_curves(CURVES, x_label="step", y_label="value", marks={"middle": 5.0})
@@ -122,11 +113,11 @@ def test_without_matplotlib_a_notebook_gets_an_image(monkeypatch, tmp_path):
     with pytest.raises(DeclarationError) as error:
         shown.save("curves.png")
     assert str(error.value) == (
-        "curves.png is no SVG file, and nothing else can be written.\n  fix:   name a file `*.svg`"
+        "Plots can only be saved as SVG files, not as curves.png.\n  fix:   use a file name that ends in `.svg`"
     )
 
 
-def test_the_legend_of_a_new_figure_is_inside_the_figure(plt):
+def test_legend_of_new_figure_is_inside_figure(plt):
     ax = plot_curves({f"training/some_metric_{n}": CURVES["up"] for n in range(9)}, x_label="step", y_label="value")
     ax.figure.canvas.draw()
     box, figure = ax.get_legend().get_window_extent(), ax.figure.bbox
@@ -134,7 +125,7 @@ def test_the_legend_of_a_new_figure_is_inside_the_figure(plt):
     assert ax.get_window_extent().y1 <= box.y0 < box.y1 <= figure.y1
 
 
-def test_a_curve_of_one_point_is_seen(plt):
+def test_single_point_is_visible(plt):
     ax = plot_curves({"loss": [(1, 2.0)]}, x_label="epoch", y_label="loss")
     assert ax.lines[0].get_marker() == "."
     many = plot_curves({"loss": [(x, 2.0) for x in range(41)]}, x_label="epoch", y_label="loss")
@@ -142,7 +133,7 @@ def test_a_curve_of_one_point_is_seen(plt):
 
 
 @pytest.mark.parametrize("log_x", [False, True])
-def test_nothing_to_draw(log_x):
+def test_curve_without_finite_points_raises(log_x):
     points = [(0, 1.0), (-1, 2.0)] if log_x else [(1, math.nan), (2, math.inf)]
     with pytest.raises(DataError) as error:
         plot_curves({"loss": points}, x_label="rate", y_label="loss", log_x=log_x)
@@ -153,9 +144,10 @@ def test_nothing_to_draw(log_x):
     )
 
 
-def test_neither_axes_nor_a_console():
+def test_invalid_axes_raise():
     with pytest.raises(DeclarationError) as error:
         plot_curves(CURVES, x_label="step", y_label="value", ax="terminal")
     assert str(error.value) == (
-        "`ax` takes matplotlib axes or a rich console, not 'terminal'.\n  fix:   e.g. `ax=plt.figure().add_subplot()`"
+        "`ax` takes matplotlib axes or a rich console, not 'terminal'.\n"
+        "  fix:   write e.g. `ax=plt.figure().add_subplot()`"
     )

@@ -1,4 +1,4 @@
-"""`plot_metrics`: the values that `Metrics` has kept, by the names under which they are logged."""
+"""`plot_metrics` draws the values that `Metrics` has recorded."""
 
 import numpy as np
 import pytest
@@ -7,15 +7,6 @@ from fluxcb import DataError, DeclarationError
 from fluxcb.callbacks import InferenceRunner, Metric, Metrics, ScalarStats
 from fluxcb.plots import plot_metrics
 from fluxcb.testing import testlearner
-
-
-@pytest.fixture
-def plt():
-    pytest.importorskip("matplotlib").use("agg")
-    import matplotlib.pyplot as plt
-
-    yield plt
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +32,7 @@ def names(ax):
         (("below", "test/loss"), {"training/below", "validation/below", "test/loss"}, "value"),
     ],
 )
-def test_metrics_of_epochs(plt, learner, asked, drawn, label):
+def test_metrics_per_epoch(plt, learner, asked, drawn, label):
     ax = plot_metrics(learner, *asked)
     assert set(names(ax)) == drawn
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("epoch", label)
@@ -50,7 +41,7 @@ def test_metrics_of_epochs(plt, learner, asked, drawn, label):
         assert line.get_xydata().tolist() == [list(pair) for pair in learner.cbstate["metrics_epoch"][phase][name]]
 
 
-def test_metrics_of_steps(plt, learner):
+def test_metrics_per_step(plt, learner):
     ax = plot_metrics(learner, "training/step/loss")
     assert names(ax) == ["training/step/loss"]
     assert ax.get_xlabel() == "step"
@@ -59,17 +50,17 @@ def test_metrics_of_steps(plt, learner):
     assert ax.lines[0].get_ydata().tolist() == kept["loss"]
 
 
-def test_steps_and_epochs_do_not_share_an_axis(learner):
+def test_mixing_steps_and_epochs_raises(learner):
     with pytest.raises(DeclarationError) as error:
         plot_metrics(learner, "training/step/loss", "validation/loss")
     assert str(error.value) == (
         "`plot_metrics` was given names of steps' values (training/step/loss) and others.\n"
-        "  why:   those are over steps, and these over epochs\n"
-        "  fix:   call it for each kind"
+        "  why:   a figure shows values either over steps or over epochs\n"
+        "  fix:   call it once for each kind"
     )
 
 
-def test_a_name_that_fits_nothing(learner):
+def test_unknown_name_raises_with_suggestion(learner):
     with pytest.raises(DataError) as error:
         plot_metrics(learner, "validation/los")
     assert error.value.what == "The Learner has no values 'validation/los'. Did you mean `validation/loss`?"
@@ -77,12 +68,32 @@ def test_a_name_that_fits_nothing(learner):
 
 @pytest.mark.parametrize("callbacks", [[], [Metrics()]], ids=["no metrics", "not trained"])
 @pytest.mark.parametrize("name", ["loss", "training/step/loss"])
-def test_no_values(callbacks, name):
+def test_missing_metrics_raise(callbacks, name):
     with pytest.raises(DataError) as error:
         plot_metrics(testlearner(*callbacks), name)
     assert str(error.value) == (
         "There are no metrics to draw.\n"
         "  why:   `Metrics` keeps values of each epoch, and of each step\n"
         "  fix:   put `Metrics()` into the list of callbacks\n"
-        "     or: train before: `learner.fit(1)`"
+        "     or: train first: `learner.fit(1)`"
     )
+
+
+def test_file_name_instead_of_metric_raises(plt, learner, tmp_path, refused):
+    path = tmp_path / "loss.svg"
+    with refused(
+        DeclarationError,
+        f'`plot_metrics` takes names of metrics, and "{path}" is the name of a file.\n'
+        f'  fix:   save the figure: `history.plot().figure.savefig("{path}")`, which needs matplotlib',
+    ):
+        learner.history.plot(str(path))
+    learner.history.plot().figure.savefig(path)
+    assert path.read_text().startswith("<?xml")
+
+
+def test_wrong_type_instead_of_metric_raises(learner, refused):
+    with refused(
+        DeclarationError,
+        '`plot_metrics` takes names of metrics, not 3.\n  fix:   e.g. `plot_metrics(learner, "loss")`',
+    ):
+        learner.history.plot(3)

@@ -1,4 +1,4 @@
-"""Axes: their ranges, their ticks, and where values lie."""
+"""Axes: ranges, ticks, and positions of values."""
 
 import pytest
 
@@ -17,23 +17,23 @@ from fluxcb.plots.scale import Scale, enclosing, spanning
         ([2, 5], True, (2, 5, (2, 5))),
     ],
 )
-def test_a_horizontal_axis_ends_where_its_values_do(values, log, expected):
+def test_horizontal_axis_ends_at_values(values, log, expected):
     scale = spanning(values, log=log)
     assert (scale.low, scale.high, scale.ticks) == expected
 
 
-def test_a_vertical_axis_ends_at_ticks():
+def test_vertical_axis_ends_at_ticks():
     assert enclosing([0.2, 0.9]) == Scale(0.2, 1.0, (0.2, 0.4, 0.6, 0.8, 1.0))
     assert enclosing([0.9]) == Scale(0.8, 1.0, (0.8, 0.85, 0.9, 0.95, 1.0))
     assert enclosing([0.0, 0.0]) == Scale(-1.0, 1.0, (-1.0, -0.5, 0.0, 0.5, 1.0))
 
 
-def test_the_share_of_an_axis():
+def test_relative_position_on_axis():
     assert [Scale(10, 20, ()).share(x) for x in (10, 12.5, 20)] == [0, 0.25, 1]
     assert [Scale(0.1, 1000, (), log=True).share(x) for x in (0.1, 1, 1000)] == pytest.approx([0, 0.25, 1])
     assert Scale(3, 3, ()).share(3) == 0
 
 
-def test_panels_share_the_axis_that_spans_all_of_them():
+def test_panels_share_combined_axis():
     panels = [Panel({"a": [(5, 1.0), (9, 1.0)]}), Panel({"b": [(2, 1.0)]}, marks={"end": 12})]
     assert shared_x(panels) == spanning([2, 12])

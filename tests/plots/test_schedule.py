@@ -1,4 +1,4 @@
-"""`plot_schedule`: the values are those that a training will have."""
+"""`plot_schedule` draws the values that training will use."""
 
 import io
 import math
@@ -17,22 +17,13 @@ from fluxcb.plots import plot_schedule
 from fluxcb.testing import testlearner
 
 
-@pytest.fixture
-def plt():
-    pytest.importorskip("matplotlib").use("agg")
-    import matplotlib.pyplot as plt
-
-    yield plt
-    plt.close("all")
-
-
-def test_every_step_of_a_short_training(plt):
+def test_short_schedule_has_every_step(plt):
     ax = plot_schedule(lambda step: 0.1 * 0.5**step, 4)
     np.testing.assert_allclose(ax.lines[0].get_xydata(), [(0, 0.1), (1, 0.05), (2, 0.025), (3, 0.0125)], rtol=1e-6)
     assert (ax.get_xlabel(), ax.get_ylabel(), ax.get_legend()) == ("step", "schedule", None)
 
 
-def test_of_many_steps_two_thousand_are_computed(plt):
+def test_long_schedule_is_sampled_at_2000_steps(plt):
     ax = plot_schedule({"rate": optax.cosine_decay_schedule(1.0, 100_000)}, 100_000)
     steps, values = ax.lines[0].get_xydata().T
     assert (len(steps), steps[0], steps[-1]) == (2000, 0, 99_999)
@@ -40,7 +31,7 @@ def test_of_many_steps_two_thousand_are_computed(plt):
     np.testing.assert_allclose(values, (1 + np.cos(math.pi * steps / 100_000)) / 2, atol=1e-6)
 
 
-def test_it_is_what_the_scheduler_sets(plt):
+def test_plot_matches_scheduler(plt):
     schedule = optax.join_schedules([optax.linear_schedule(0.0, 0.1, 3), optax.constant_schedule(0.02)], [5])
     learner = testlearner(Scheduler({LearningRate: schedule}))
     ax = plot_schedule({LearningRate: schedule}, 8)
@@ -56,7 +47,7 @@ class Momentum(HyperParameter):
     name = "momentum"
 
 
-def test_several_hyperparameters_have_axes_of_their_own(plt):
+def test_several_hyperparameters_have_separate_axes(plt):
     both = {LearningRate: onecycle(100, 1e-3), Momentum: 0.9}
     upper, lower = plot_schedule(both, 100)
     assert upper.figure is lower.figure
@@ -68,7 +59,7 @@ def test_several_hyperparameters_have_axes_of_their_own(plt):
     assert [text.get_text() for text in own.get_legend().get_texts()] == ["learning_rate", "momentum"]
 
 
-def test_in_the_terminal(monkeypatch):
+def test_terminal_chart(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     console = Console(file=(file := io.StringIO()), width=60)
     monkeypatch.setattr(rich, "get_console", lambda: console)
@@ -91,20 +82,20 @@ def in_python(step):
             {3: 0.1},
             10,
             DeclarationError,
-            "`plot_schedule` was given a schedule for 3, which names no hyperparameter, or one that has a schedule.",
+            "`plot_schedule` was given a schedule for 3, which is not a hyperparameter or already has a schedule.",
         ),
         (
             {"learning_rate": 0.1, LearningRate: 0.2},
             10,
             DeclarationError,
-            f"`plot_schedule` was given a schedule for {LearningRate!r}, which names no hyperparameter, or one that "
+            f"`plot_schedule` was given a schedule for {LearningRate!r}, which is not a hyperparameter or already "
             "has a schedule.",
         ),
         (
             {HyperParameter: 0.1},
             10,
             DeclarationError,
-            f"`plot_schedule` was given a schedule for {HyperParameter!r}, which names no hyperparameter, or one that "
+            f"`plot_schedule` was given a schedule for {HyperParameter!r}, which is not a hyperparameter or already "
             "has a schedule.",
         ),
         (
@@ -130,11 +121,11 @@ def in_python(step):
             {"rate": in_python},
             10,
             TraceError,
-            "The schedule of `rate` cannot be compiled: it decides in Python by the step.",
+            "The schedule of `rate` cannot be compiled, because Python control flow depends on the step.",
         ),
     ],
 )
-def test_what_cannot_be_drawn(schedule, steps, error, message):
+def test_invalid_schedules_raise(schedule, steps, error, message):
     with pytest.raises(error) as caught:
         plot_schedule(schedule, steps)
     assert caught.value.what == message

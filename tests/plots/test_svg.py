@@ -21,7 +21,7 @@ def places(line):
 
 
 @pytest.mark.parametrize("points", [[], [(1, math.nan)], [(3, 2.0)], [(0, 1.0), (10, 3.0), (20, math.inf)]])
-def test_an_image_is_drawn_whatever_the_points(points):
+def test_any_points_give_image(points):
     picture = parsed(Panel({"a & b": points}, "x", "y"), title="<t>")
     finite = [p for p in points if math.isfinite(p[1])]
     assert [len(places(line)) for line in picture.findall(f"{SVG}polyline")] == ([len(finite)] if finite else [])
@@ -29,13 +29,13 @@ def test_an_image_is_drawn_whatever_the_points(points):
     assert picture.find(f"{SVG}text").text == "<t>"
 
 
-def test_a_point_that_cannot_be_drawn_leaves_a_gap():
+def test_undrawable_point_leaves_gap():
     points = [(1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0), (5, 3.0), (6, 2.0)]
     lines = parsed(Panel({"loss": points})).findall(f"{SVG}polyline")
     assert [len(places(line)) for line in lines] == [2, 3]
 
 
-def test_points_lie_where_the_axes_say():
+def test_points_are_at_axis_positions():
     picture = parsed(Panel({"loss": [(0, 0.0), (5, 0.1), (10, 0.4)]}, "step", "loss"))
     [line] = picture.findall(f"{SVG}polyline")
     (x0, y0), (x1, y1), (x2, y2) = places(line)
@@ -45,13 +45,13 @@ def test_points_lie_where_the_axes_say():
     assert float(label["0.4"].get("y")) == pytest.approx(y2 + 4, abs=0.11)
 
 
-def test_a_logarithmic_axis():
+def test_logarithmic_axis():
     [line] = parsed(Panel({"loss": [(0.1, 0.0), (1, 1.0), (10, 2.0)]}, log_x=True)).findall(f"{SVG}polyline")
     (a, _), (b, _), (c, _) = places(line)
     assert b - a == pytest.approx(c - b, abs=0.11)
 
 
-def test_a_mark_is_a_vertical_line_with_an_entry_in_the_legend():
+def test_mark_is_vertical_line_with_legend_entry():
     picture = parsed(Panel({"loss": [(0, 0.0), (10, 1.0)]}, marks={"best: 5": 5.0}))
     [mark] = [path for path in picture.findall(f"{SVG}path") if path.get("class") == "mark"]
     (left, _), (right, _) = places(picture.find(f"{SVG}polyline"))
@@ -61,7 +61,7 @@ def test_a_mark_is_a_vertical_line_with_an_entry_in_the_legend():
 
 
 @pytest.mark.parametrize("length", [5, 30, 200])
-def test_a_legend_is_inside_the_image_and_above_the_curves(length):
+def test_legend_is_inside_image_and_above_curves(length):
     names = [f"{n}{'m' * length}" for n in range(5)]
     picture = parsed(Panel({name: [(0, 0.0), (1, 1.0)] for name in names}))
     entries = [text for text in picture.iter(f"{SVG}text") if text.get("class") == "legend"]
@@ -74,14 +74,14 @@ def test_a_legend_is_inside_the_image_and_above_the_curves(length):
     assert len(set(spots)) == len(spots)
 
 
-def test_lines_differ_in_color_and_in_dashes():
+def test_lines_differ_in_color_and_dashes():
     curves = {str(n): [(0, 0.0), (1, n)] for n in range(6)}
     lines = parsed(Panel(curves)).findall(f"{SVG}polyline")
     assert len({line.get("stroke") for line in lines}) == 6
     assert len({line.get("stroke-dasharray") for line in lines}) == 6
 
 
-def test_panels_are_one_below_the_other():
+def test_panels_are_stacked_vertically():
     picture = parsed(Panel({"a": [(0, 0.0), (1, 1.0)]}), Panel({"b": [(0, 0.0), (1, 1.0)]}))
     upper, lower = (places(line) for line in picture.findall(f"{SVG}polyline"))
     assert max(y for _, y in upper) < min(y for _, y in lower)

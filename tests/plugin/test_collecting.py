@@ -1,4 +1,4 @@
-"""Which sets become tests, and how they are chosen."""
+"""Which sets are collected as tests, and how to select them."""
 
 import json
 import re
@@ -36,59 +36,86 @@ def chosen(project, *arguments):
     return collected(run(project, "--collect-only", "-q", *arguments))
 
 
-def test_each_declared_set_is_a_test(sample):
+def test_each_declared_set_is_collected(sample, autoload):
     assert chosen(sample) == GOOD + BAD
     run(sample).assert_outcomes(passed=6, failed=6)
 
 
-def test_an_id_can_be_run_again(sample):
+def test_collected_id_can_be_run_again(sample):
     run(sample, GOOD[0], BAD[1]).assert_outcomes(passed=1, failed=1)
 
 
-def test_tests_in_a_folder_are_run_without_them_if_that_folder_is_named(sample):
+def test_sets_are_not_collected_for_other_folder(sample):
     sample.makepyfile(**{"tests/test_a": "def test_a(): pass"})
     assert chosen(sample, "tests") == ["tests/test_a.py::test_a"]
 
 
 @pytest.mark.parametrize("paths", ['["tests"]', '["tests", "."]', '["."]', "[]"])
-def test_testpaths_do_not_hide_or_double_them(sample, paths):
+def test_testpaths_neither_hide_nor_duplicate_sets(sample, paths):
     sample.makepyfile(**{"tests/test_a": "def test_a(): pass"})
     file = sample.path / "pyproject.toml"
     file.write_text(file.read_text() + f"\n[tool.pytest.ini_options]\ntestpaths = {paths}\n")
     assert sorted(chosen(sample)) == sorted([*GOOD, *BAD, "tests/test_a.py::test_a"])
 
 
-def test_a_project_in_a_subfolder(project):
+def test_nested_project(project):
     inner = project.path / "inner"
     inner.mkdir()
     (inner / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["inner_sets:callbacks"]\n')
     (inner / "inner_sets.py").write_text("from fluxcb.callbacks import Recorder\ncallbacks = [Recorder()]\n")
-    assert chosen(project, "--rootdir", str(project.path)) == ["inner/pyproject.toml::inner_sets:callbacks"]
-    run(project, "--rootdir", str(project.path)).assert_outcomes(passed=1)
+    root = ("--rootdir", str(project.path))
+    assert chosen(project, *root) == []  # it may be a vendored project
+    assert not (inner / "__pycache__").exists()
+    for named in ("inner", "inner/pyproject.toml", "inner/pyproject.toml::inner_sets:callbacks"):
+        assert chosen(project, *root, named) == ["inner/pyproject.toml::inner_sets:callbacks"]
+    run(project, *root, "inner").assert_outcomes(passed=1)
 
 
-def test_choosing_by_name(sample):
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[tool]\nfluxcb = {callbacks = ['sets:callbacks']}\n",
+        "[tool.'fluxcb']\ncallbacks = ['sets:callbacks']\n",
+        '[tool."fluxcb"]\ncallbacks = ["sets:callbacks"]\n',
+        '[ tool . fluxcb ]\ncallbacks = ["sets:callbacks"]\n',
+        "tool = {fluxcb = {callbacks = ['sets:callbacks']}}\n",
+    ],
+)
+def test_every_notation_of_table(project, text):
+    (project.path / "pyproject.toml").write_text(text)
+    project.makepyfile(sets="from fluxcb.callbacks import Recorder\ncallbacks = [Recorder()]\n")
+    assert chosen(project) == ["pyproject.toml::sets:callbacks"]
+
+
+def test_unreadable_file_does_not_end_collection(project):
+    (project.path / "vendored").mkdir()
+    (project.path / "vendored" / "pyproject.toml").symlink_to("/proc/self/mem")  # a regular file without content
+    project.makepyfile("def test_a(): pass")
+    run(project).assert_outcomes(passed=1)
+
+
+def test_select_by_name(sample):
     assert chosen(sample, "-k", "make_") == GOOD[1:3]
 
 
-def test_choosing_by_marker(sample):
+def test_select_by_marker(sample):
     sample.makepyfile(test_a="def test_a(): pass")
     assert chosen(sample, "-m", "fluxcb", "--strict-markers") == GOOD + BAD
     assert chosen(sample, "-m", "not fluxcb") == ["test_a.py::test_a"]
 
 
-def test_running_the_failed_ones_again(sample):
+def test_rerun_failed_sets(sample):
     sample.runpytest_subprocess(GOOD[0], *BAD[:2]).assert_outcomes(passed=1, failed=2)
     sample.runpytest_subprocess("--lf").assert_outcomes(failed=2)
 
 
-def test_turning_it_off(sample):
+def test_disabling_plugin(sample, autoload):
     sample.makepyfile(test_a="def test_a(): pass")
     run(sample, "--no-fluxcb").assert_outcomes(passed=1)
     run(sample, "-p", "no:fluxcb", "-W", "error", "--strict-config").assert_outcomes(passed=1)
 
 
-def test_several_processes(sample):
+def test_several_processes(sample, autoload):
     pytest.importorskip("xdist")
     result = run(sample, "-n", "2", GOOD[0], GOOD[3], *BAD[:3])
     result.assert_outcomes(passed=2, failed=3)
@@ -97,7 +124,7 @@ def test_several_processes(sample):
     )
 
 
-def test_reports_carry_what_was_found(sample):
+def test_reports_contain_findings(sample):
     run(sample, "--junitxml=report.xml", BAD[0], GOOD[0])
     found = {}
     for case in ElementTree.parse(sample.path / "report.xml").iter("testcase"):
@@ -110,7 +137,7 @@ def test_reports_carry_what_was_found(sample):
     assert found["kit.train:callbacks"]["callbacks"][:3] == ["GradientNorm()", "ClipGradients(1.0)", "Lowest()"]
 
 
-def test_a_table_without_sets_is_an_error(project):
+def test_table_without_sets_is_reported(project):
     (project.path / "pyproject.toml").write_text("[tool.fluxcb]\n")
     result = run(project)
     result.assert_outcomes(errors=1)
@@ -122,14 +149,14 @@ def test_a_table_without_sets_is_an_error(project):
     )
 
 
-def test_a_wrong_table_is_an_error(project):
+def test_invalid_table_is_reported(project):
     (project.path / "pyproject.toml").write_text('[tool.fluxcb]\ncallback = ["a:b"]\n')
     result = run(project)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["`[[]tool.fluxcb]` has no key 'callback'. Did you mean `callbacks`[?]"])
 
 
-def test_projects_without_a_table_are_left_alone(project):
+def test_projects_without_table_are_ignored(project):
     (project.path / "pyproject.toml").write_text('[project]\nname = "fluxcb-user"\nversion = "1"\n')
     project.makepyfile("def test_a(): pass")
     run(project).assert_outcomes(passed=1)

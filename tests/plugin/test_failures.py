@@ -1,19 +1,33 @@
-"""What a newcomer reads when a set is broken: the whole text, for each way of the sample project."""
+"""The complete report of an invalid set, for each kind of problem."""
 
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
 from fluxcb._tools.project import LEVELS
 from fluxcb._tools.pytest_plugin import pytest_addoption
+from tests.plugin.conftest import PLUGIN, SAMPLE, alone
 
 
-def failure(sample, name):
-    """Return the text of a set's failure, from below its heading to the summary."""
-    result = sample.runpytest_subprocess(f"pyproject.toml::{name}")
-    result.assert_outcomes(failed=1)
-    text = result.stdout.str()
-    return re.search(rf"_+ callback set {re.escape(name)} _+\n(.*?)\n=+ short", text, re.DOTALL)[1].splitlines()
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """Return the output of pytest for all sets of the sample project, which many tests share."""
+    folder = tmp_path_factory.mktemp("report")
+    shutil.copytree(SAMPLE, folder, dirs_exist_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        alone(patch)
+        command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-m", "fluxcb"]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+
+
+def failure(text, name):
+    """Return the text of the failure of a set, between its heading and the next one."""
+    return re.search(rf"_+ callback set {re.escape(name)} _+\n(.*?)\n(_+ callback set|=+ short)", text, re.DOTALL)[
+        1
+    ].splitlines()
 
 
 def lines_of(sample, file, *marks):
@@ -27,8 +41,8 @@ def defined_at(sample, file, cls, method="stateaccess"):
     return next(n for n in range(begin, len(lines)) if lines[n].strip().startswith(f"def {method}")) + 1
 
 
-def test_a_conflict(sample):
-    assert failure(sample, "kit.broken:conflict") == [
+def test_conflict(report, sample):
+    assert failure(report, "kit.broken:conflict") == [
         "ConflictError: WarmUp() and Decay() both write `hyperparams.learning_rate` and no order is declared.",
         f"  where: WarmUp.stateaccess  kit/train.py:{defined_at(sample, 'train.py', 'WarmUp')}",
         f"         Decay.stateaccess  kit/train.py:{defined_at(sample, 'train.py', 'Decay')}",
@@ -38,20 +52,20 @@ def test_a_conflict(sample):
     ]
 
 
-def test_a_cycle(sample):
-    assert failure(sample, "kit.broken:cycle") == [
+def test_cycle(report, sample):
+    assert failure(report, "kit.broken:cycle") == [
         "CycleError: 2 callbacks form a cycle: Norm() -> Scale() -> Norm().",
         "  where: Norm() -> Scale(): Norm writes `step.norm`, Scale reads it",
         "         Scale() -> Norm(): Scale writes `step.grads`, Norm reads it",
         "  why:   at BackwardEnd x TrainingPhase no order satisfies all of these",
         "  fix:   put them in the list as `in_order(Norm(), Scale())`",
-        "     or: in `Norm`, declare `Read(previous=True)` for what an earlier moment may have left",
-        "     or: in `Norm` or `Scale`, narrow a handler that touches less with `@on(..., access={...})`",
+        "     or: in `Norm`, declare `Read(previous=True)` if a value from an earlier moment is sufficient",
+        "     or: in `Norm` or `Scale`, narrow a handler that uses less with `@on(..., access={...})`",
     ]
 
 
-def test_missing_state(sample):
-    assert failure(sample, "kit.broken:missing") == [
+def test_missing_state(report, sample):
+    assert failure(report, "kit.broken:missing") == [
         "MissingStateError: Report() reads `cbstate.ema`, which no callback creates.",
         f"  where: Report.stateaccess  kit/broken.py:{defined_at(sample, 'broken.py', 'Report')}",
         "  why:   it would fail at the first handler that reads it",
@@ -59,10 +73,10 @@ def test_missing_state(sample):
     ]
 
 
-def test_undeclared_access_that_no_run_was_needed_to_see(sample):
+def test_undeclared_access_found_without_running(report, sample):
     (line,) = lines_of(sample, "broken.py", "params")
     (access,) = lines_of(sample, "broken.py", "watch")
-    assert failure(sample, "kit.broken:undeclared") == [
+    assert failure(report, "kit.broken:undeclared") == [
         "UndeclaredAccessError: Watch() reads `params`, which its `stateaccess` does not declare.",
         f"  where: Watch.show  kit/broken.py:{line}",
         f"         Watch.stateaccess  kit/broken.py:{access}",
@@ -71,32 +85,31 @@ def test_undeclared_access_that_no_run_was_needed_to_see(sample):
     ]
 
 
-def test_a_module_that_needs_something_that_is_not_installed(sample):
+def test_module_with_missing_dependency(report, sample):
     (line,) = lines_of(sample, "needs_tool.py", "tool")
-    assert failure(sample, "kit.needs_tool:callbacks") == [
+    assert failure(report, "kit.needs_tool:callbacks") == [
         "DeclarationError: `kit.needs_tool` cannot be imported: ModuleNotFoundError: No module named "
         "'a_tool_that_is_not_installed'.",
         f"  where: <module>  kit/needs_tool.py:{line}",
-        "  fix:   install what provides `a_tool_that_is_not_installed`, or correct the name; the project's root is "
-        "looked in, too",
+        "  fix:   install the package that provides `a_tool_that_is_not_installed`, or correct the name; fluxcb "
+        "also searches the project's root",
     ]
 
 
-def test_a_name_that_is_not_there(sample):
-    assert failure(sample, "kit.train:calbacks") == [
+def test_unknown_name(report, sample):
+    assert failure(report, "kit.train:calbacks") == [
         "DeclarationError: `kit.train` has no `calbacks`. Did you mean `callbacks`?",
         "  where: kit/train.py",
     ]
 
 
-def test_the_summary_has_the_fact_first(sample):
-    result = sample.runpytest_subprocess("pyproject.toml::kit.broken:conflict")
-    result.stdout.fnmatch_lines(
+def test_summary_starts_with_problem(report):
+    pytest.LineMatcher(report.splitlines()).fnmatch_lines(
         ["FAILED pyproject.toml::kit.broken:conflict - ConflictError: WarmUp() and Decay() both write *"]
     )
 
 
-def test_several_problems_of_one_set_are_all_told(project):
+def test_all_problems_of_set_are_reported(project):
     (project.path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
     (project.path / "kit.py").write_text(
         "from fluxcb import Callback, Read\n"
@@ -105,7 +118,9 @@ def test_several_problems_of_one_set_are_all_told(project):
         '        return {"cbstate": {"ema": Read(), "nothing": Read()}}\n'
         "callbacks = [A()]\n"
     )
-    text = failure(project, "kit:callbacks")
+    result = project.runpytest_subprocess()
+    result.assert_outcomes(failed=1)
+    text = failure(result.stdout.str(), "kit:callbacks")
     assert [line for line in text if not line.startswith(" ")] == [
         "MissingStateError: A() reads `cbstate.ema`, which no callback creates.",
         "",
@@ -113,10 +128,10 @@ def test_several_problems_of_one_set_are_all_told(project):
     ]
 
 
-def test_no_failure_shows_frames_of_ours(sample):
-    text = sample.runpytest_subprocess("-m", "fluxcb").stdout.str()
-    assert "Traceback" not in text
-    assert "fluxcb/_" not in text
+def test_failures_show_no_fluxcb_frames(report):
+    assert "6 failed, 6 passed" in report
+    assert "Traceback" not in report
+    assert "fluxcb/_" not in report
 
 
 # --- levels ---------------------------------------------------------------------------------------------------------
@@ -172,19 +187,19 @@ def levels(project):
     ("level", "failed"),
     [("graph", set()), ("trace", {"kit:shapes"}), ("audit", {"kit:shapes", "kit:forgets", "kit:learner"})],
 )
-def test_levels_see_more_and_more(levels, level, failed):
+def test_higher_levels_find_more(levels, level, failed):
     result = levels.runpytest_subprocess("-rf", "--fluxcb-level", level)
     found = re.findall(r"^FAILED pyproject\.toml::(\S+)", result.stdout.str(), re.MULTILINE)
     assert set(found) == failed
 
 
-def test_the_level_of_the_project(levels):
+def test_level_of_project(levels):
     file = levels.path / "pyproject.toml"
     file.write_text(file.read_text() + 'level = "trace"\n')
     levels.runpytest_subprocess("-k", "shapes").assert_outcomes(failed=1)
 
 
-def test_an_unknown_level(levels):
+def test_unknown_level(levels):
     result = levels.runpytest_subprocess("--fluxcb-level", "deep")
     result.stderr.fnmatch_lines([f"*invalid choice: 'deep' (choose from *{LEVELS[0]}*"])
 
@@ -199,7 +214,7 @@ def test_options_are_documented(levels):
 # --- warnings, fixtures, comparing ----------------------------------------------------------------------------------
 
 
-def test_unused_permissions_are_warnings(project):
+def test_unused_permissions_warn(project):
     (project.path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
     (project.path / "kit.py").write_text(
         "from fluxcb import Callback, Read, on\n"
@@ -244,7 +259,7 @@ def test_fixtures(project):
     project.runpytest_subprocess().assert_outcomes(passed=2)
 
 
-def test_graphs_that_differ_are_compared_in_words(project):
+def test_graph_differences_are_shown_as_text(project):
     project.makepyfile(
         """
         import fluxcb

@@ -1,4 +1,4 @@
-"""What the plugin imports, in every pytest run of an environment that has fluxcb."""
+"""The modules that the plugin imports in a pytest run."""
 
 import json
 import os
@@ -43,24 +43,24 @@ def _only_if_installed():
         pytest.skip("`-p fluxcb` names an entry point, which only an installed package has")
 
 
-def test_nothing_heavy_is_imported_without_sets(tmp_path):
+def test_no_heavy_imports_without_sets(tmp_path):
     loaded = loaded_by_pytest(tmp_path)
     assert "fluxcb" in loaded
     assert not loaded & HEAVY
 
 
-def test_nor_for_collecting_them(tmp_path):
+def test_no_heavy_imports_while_collecting(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
     assert not loaded_by_pytest(tmp_path, "--collect-only") & HEAVY
 
 
-def test_checking_a_graph_imports_no_jax(tmp_path):
+def test_checking_graph_does_not_import_jax(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
     (tmp_path / "kit.py").write_text("from fluxcb.callbacks import Recorder\ncallbacks = [Recorder()]\n")
     assert not loaded_by_pytest(tmp_path) & {"jax", "jaxlib", "optax", "orbax"}
 
 
-def test_the_probe_sees_what_is_imported(tmp_path):
+def test_import_probe_detects_imports(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
     (tmp_path / "kit.py").write_text(
         "import networkx\nfrom fluxcb.callbacks import Recorder\ncallbacks = [Recorder()]\n"

@@ -1,4 +1,4 @@
-"""Dispatch against brute force: ambiguous where no handler is more specific than all others that fit, else decided."""
+"""Dispatch, compared with brute force: a moment is ambiguous if no matching handler is the most specific."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase,
 
 
 class FineStepEnd(StepEnd):
-    """One class more in the tree."""
+    """An additional class in the hierarchy."""
 
 
 class Both(TrainingPhase, ValidationPhase):
-    """Descends from two branches, so that what is clear in each may be ambiguous here."""
+    """Derive from two branches, so that moments may be ambiguous here that are unambiguous in each branch."""
 
 
 EVENTS = (HostEvent, TracedEvent, StepBegin, StepEnd, FineStepEnd, EpochEnd, ForwardBegin)
@@ -34,7 +34,7 @@ def fitting(pairs: list[Pair], event: type, phase: type) -> list[Pair]:
 
 
 def least(pairs: list[Pair]) -> list[Pair]:
-    """The pairs below all of these; all of these if there is none."""
+    """Return the pairs that are more specific than all of these, or all of these if there is none."""
     below = [a for a in pairs if all(issubclass(a[0], b[0]) and issubclass(a[1], b[1]) for b in pairs)]
     return below or pairs
 
@@ -51,7 +51,7 @@ def define(pairs: list[Pair]) -> type[Callback]:
 
 @settings(max_examples=600)
 @given(PAIRS)
-def test_a_class_is_refused_exactly_if_some_moment_is_ambiguous(pairs: list[Pair]) -> None:
+def test_class_is_rejected_exactly_if_moment_is_ambiguous(pairs: list[Pair]) -> None:
     moments = list(itertools.product(EVENTS, PHASES))
     if any(len(least(fitting(pairs, *moment))) > 1 for moment in moments):
         with pytest.raises(AmbiguityError):
@@ -71,7 +71,7 @@ def test_a_class_is_refused_exactly_if_some_moment_is_ambiguous(pairs: list[Pair
 
 @settings(max_examples=300)
 @given(PAIRS, PAIRS)
-def test_registering_one_by_one_from_outside_is_defining_at_once(pairs: list[Pair], more: list[Pair]) -> None:
+def test_registering_handlers_matches_defining_them(pairs: list[Pair], more: list[Pair]) -> None:
     try:
         at_once = define(list(dict.fromkeys([*pairs, *more])))
     except AmbiguityError:

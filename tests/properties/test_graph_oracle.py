@@ -1,9 +1,9 @@
-"""The graph against a second reading of the rules, slow, naive, and written without the library's help.
+"""The callback graph, compared with a slow, independent implementation of the rules.
 
-Overlap is found by expanding paths into the places below them, pairs are classified two by two, loops by reachability,
-and the order by trying permutations until one satisfies every constraint.
+The oracle expands paths into all paths below them to find overlaps, classifies every pair of callbacks, finds cycles by
+reachability, and tries permutations until one satisfies every constraint.
 
-10,000 sets are drawn, two graphs of each; with `FLUXCB_LONG=10` in the environment, ten times as many.
+The test draws 10,000 sets of callbacks and builds two graphs of each; with `FLUXCB_LONG=10`, ten times as many.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from fluxcb import Append, Callback, NoConflict, NotDefined, Read, RunFirst, Unresolvable, Write, in_order, on
 from fluxcb import resolveconflict as registry
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._check.preflight import build_graph
+from fluxcb._check.preflight import checked_graph
 from fluxcb._declare.declared import declare
 from fluxcb._declare.events import BUILTIN_EVENTS
 from fluxcb._errors import CheckError, ConflictError, CycleError
@@ -47,7 +47,7 @@ from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase,
 
 
 class MyEvent(HostEvent):
-    """Nobody emits it, but handlers name it, so it is a moment."""
+    """An event that no phase emits. It is a moment because handlers name it."""
 
 
 HOST = (FitBegin, StepBegin, StepEnd, EpochEnd, MyEvent)
@@ -81,7 +81,7 @@ STATES = (Read(), Read(previous=True), Write(), Append())
 
 @dataclass(frozen=True)
 class Row:
-    """One handler: its pair, and the paths it narrows its access to, if it does."""
+    """One handler: its pair, and the paths to which it narrows its access, if any."""
 
     event: type
     phase: type
@@ -100,7 +100,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Case:
-    """A set of callbacks: of which kinds, what is said about pairs of them, and by whom."""
+    """A set of callbacks: their classes, the statements about pairs of them, and who makes these statements."""
 
     kinds: tuple[Kind, ...]
     members: tuple[int, ...]
@@ -137,7 +137,7 @@ def drawn_kinds(rng: Random) -> tuple[Kind, ...]:
 
 
 def drawn_case(rng: Random, kinds: tuple[Kind, ...]) -> Case:
-    """Draw two to five callbacks of these classes, and what is said about them."""
+    """Draw two to five callbacks of these classes, and statements about them."""
     members = tuple(rng.randrange(len(kinds)) for _ in range(rng.randint(2, 5)))
     positions = range(len(members))
 
@@ -165,7 +165,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def legal(access: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what no mapping can say (a path beside one below it) and what no callback may (to write everything)."""
+    """Drop access that is impossible (a path and a path below it) or not allowed (writing everything)."""
     kept: dict[str, Any] = {}
     for path, permission in access.items():
         nested = any(path.startswith(other + ".") or other.startswith(path + ".") for other in kept)
@@ -182,7 +182,7 @@ def merged(inherited: Iterable[Row], own: Iterable[Row]) -> tuple[Row, ...]:
 
 
 def best_rows(rows: Iterable[Row], event: type, phase: type) -> list[Row]:
-    """The rows that fit and than which no other that fits is more specific."""
+    """Return the matching rows that are more specific than all other matching rows."""
     fitting = [row for row in rows if issubclass(event, row.event) and issubclass(phase, row.phase)]
     least = [a for a in fitting if all(issubclass(a.event, b.event) and issubclass(a.phase, b.phase) for b in fitting)]
     return least or fitting
@@ -193,7 +193,7 @@ def ambiguous(rows: Iterable[Row]) -> bool:
 
 
 def places(path: str) -> set[str]:
-    """Everything at and below a path, and what it stands for besides."""
+    """Return all paths at and below a path, and its aliases."""
     found = {leaf for leaf in LEAVES if path == "*" or leaf == path or leaf.startswith(path + ".")}
     for name in INSIDE.get(path, "").split():
         found |= places(name)
@@ -218,7 +218,7 @@ def is_kind(case: Case, kind: int | None, ancestor: int) -> bool:
 
 
 def said(case: Case, a: int, b: int) -> set[str]:
-    """What anybody answers about a pair: `first` for a, `second` for b."""
+    """Return the resolution of a pair by any party: `first` for a, `second` for b."""
     turned = {"first": "second", "second": "first"}
     found = set()
     for x, y, flipped in ((a, b, False), (b, a, True)):
@@ -241,7 +241,7 @@ def stated(case: Case) -> Iterator[tuple[int, int]]:
 
 @dataclass
 class Verdict:
-    """What the oracle says of one moment."""
+    """The result of the oracle for one moment."""
 
     members: list[int]
     before: set[tuple[int, int]]
@@ -276,7 +276,7 @@ def judge(case: Case, event: type, phase: type) -> Verdict:
 
 
 def closure(members: Sequence[int], before: Iterable[tuple[int, int]]) -> set[tuple[int, int]]:
-    """Pairs of which the first must run before the second, be it because of others."""
+    """Return all pairs whose first element must run before the second, including transitive ones."""
     reach = set(before)
     for k, i, j in itertools.product(members, repeat=3):
         if (i, k) in reach and (k, j) in reach:
@@ -285,7 +285,7 @@ def closure(members: Sequence[int], before: Iterable[tuple[int, int]]) -> set[tu
 
 
 def state(access: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """What is read and written; `control` is a permission to do something, and no state."""
+    """Return the accessed state, without `control`, which is a permission and not state."""
     return [(path, permission) for path, permission in (access or {}).items() if path != "control"]
 
 
@@ -301,14 +301,14 @@ def feeds(written: str, writer: Any, read: str, reader: Any) -> bool:
 
 
 def knots(verdict: Verdict) -> list[set[int]]:
-    """Sets of members each of which must run before every other of its set."""
+    """Return the sets of members that must all run before each other."""
     reach = closure(verdict.members, verdict.before)
     tied = {frozenset(j for j in verdict.members if (i, j) in reach and (j, i) in reach) for i in verdict.members}
     return [set(knot) for knot in tied if knot]
 
 
 def first_order(case: Case, verdict: Verdict, event: type, phase: type) -> list[int]:
-    """The first permutation that satisfies every constraint, those of the smallest keys being tried first."""
+    """Return the first permutation that satisfies every constraint, in the order of the smallest keys."""
     names = [f"Kind{kind}" for kind in case.members]
 
     def key(m: int) -> tuple[Any, int]:  # on the host, those that may cancel come last
@@ -335,7 +335,7 @@ def nest(access: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Drawn(Callback):
-    """Base of all drawn callbacks; what it says is in class attributes that `classes_of` sets."""
+    """Base of all drawn callbacks; `classes_of` sets its declarations as class attributes."""
 
     kind: Kind
     classes: list[type[Callback]]
@@ -392,7 +392,7 @@ def handler(row: Row, kind: Kind) -> Any:
 
 
 class Creator(Callback):
-    """Creates all shared state, at no moment, so that nobody misses any."""
+    """Create all shared state, and run at no moment."""
 
     number = -1
 
@@ -404,7 +404,7 @@ class Creator(Callback):
 
 
 class Unrelated(Callback):
-    """Runs at every moment, and touches what nobody else does."""
+    """Run at every moment, and access state that no other callback accesses."""
 
     number = -2
 
@@ -430,9 +430,9 @@ def graph_of(
     classes: Sequence[type[Drawn]] = (),
     beside: Mapping[int, Callback] | None = None,
 ) -> tuple[CallbackGraph, CheckError | None]:
-    """Build the graph, and tell what `build_graph` raises for the same list.
+    """Build the graph, and return the error that `checked_graph` raises for the same list.
 
-    `classes` are those of the case's kinds, where they are there already; `beside` is who else is put where.
+    `classes` are the classes of the case if they exist already; `beside` maps positions to additional callbacks.
     """
     classes = classes or classes_of(case.kinds)
     callbacks = [classes[kind](number, case) for number, kind in enumerate(case.members)]
@@ -446,7 +446,7 @@ def graph_of(
     try:
         error = None
         try:
-            build_graph(listed, RUN)
+            checked_graph(listed, RUN)
         except CheckError as raised:
             error = raised
         return CallbackGraph(*declare(listed), RUN), error
@@ -472,7 +472,7 @@ def quarrels_in(problems: Iterable[CheckError]) -> set[frozenset[int]]:
 
 
 def compare(case: Case, classes: Sequence[type[Drawn]] = ()) -> None:
-    """Assert that the library says of a set what the oracle says."""
+    """Assert that the library and the oracle give the same result for a set."""
     graph, error = graph_of(case, classes=classes)
     verdicts = {moment: judge(case, *moment) for moment in MOMENTS}
     knotted = {moment: knots(verdict) for moment, verdict in verdicts.items()}
@@ -512,12 +512,12 @@ def compare(case: Case, classes: Sequence[type[Drawn]] = ()) -> None:
 
 @settings(max_examples=600)
 @given(cases())
-def test_problems_edges_and_order_are_those_of_the_oracle(case: Case) -> None:
+def test_graph_matches_oracle(case: Case) -> None:
     compare(case)
 
 
 @pytest.mark.parametrize("seed", range(9))
-def test_a_thousand_sets_more_without_hypothesis(seed: int) -> None:
+def test_graph_matches_oracle_for_1000_random_sets(seed: int) -> None:
     # Its own drawing takes as long as a graph, and so does making classes: here ten sets share theirs.
     for number in range(100 * TIMES):
         rng = Random(f"{seed} {number}")
@@ -534,7 +534,7 @@ def test_a_thousand_sets_more_without_hypothesis(seed: int) -> None:
 
 @settings(max_examples=200)
 @given(cases(), st.integers(0, 5))
-def test_an_unrelated_callback_changes_nothing(case: Case, at: int) -> None:
+def test_unrelated_callback_changes_nothing(case: Case, at: int) -> None:
     see_it = any({"*", "cbstate"} & kind.access.keys() for kind in case.kinds)
     access = {} if see_it else {"cbstate": {"unrelated": Write()}}
     graph, error = graph_of(case)
@@ -550,7 +550,7 @@ def test_an_unrelated_callback_changes_nothing(case: Case, at: int) -> None:
 
 
 def text_of(seed: int, count: int) -> str:
-    """Return everything that is said about some sets, in the order in which it is said."""
+    """Return all messages about some sets, in order."""
     said = []
     for number in range(count):
         rng = Random(f"{seed} {number}")
@@ -559,7 +559,7 @@ def text_of(seed: int, count: int) -> str:
     return "\n".join(said)
 
 
-def test_what_is_said_does_not_hang_on_the_order_of_hashes() -> None:
+def test_messages_do_not_depend_on_hash_seed() -> None:
     texts = set()
     for hash_seed in ("0", "1", "2", "3"):
         done = subprocess.run(
@@ -577,7 +577,7 @@ def test_what_is_said_does_not_hang_on_the_order_of_hashes() -> None:
 
 @settings(max_examples=200)
 @given(cases())
-def test_a_shuffled_list_has_the_same_problems_edges_and_traced_orders(case: Case) -> None:
+def test_shuffled_list_has_same_problems_edges_and_traced_order(case: Case) -> None:
     graph, _ = graph_of(case)
     shuffled, _ = graph_of(case, shuffled=True)
     assert edges_of(shuffled) == edges_of(graph)
@@ -592,7 +592,7 @@ def test_a_shuffled_list_has_the_same_problems_edges_and_traced_orders(case: Cas
 
 @settings(max_examples=200)
 @given(cases(), st.integers(0, 3))
-def test_exchanging_two_unrelated_neighbours_changes_nothing_where_only_one_of_them_runs(case: Case, at: int) -> None:
+def test_swapping_unrelated_neighbors_changes_nothing(case: Case, at: int) -> None:
     a, b = at % (len(case.members) - 1), at % (len(case.members) - 1) + 1
     graph, error = graph_of(case)
     if error is not None or {(a, b), (b, a)} & graph.edges.keys():

@@ -1,4 +1,4 @@
-"""The reading of source against the protected learner itself, on generated handlers that are read and then run."""
+"""The source reader, compared with the protected learner on generated handlers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fluxcb import Append, Callback, Read, Write, on
-from fluxcb._check.source.grants import NAMESPACES
-from fluxcb._check.source.reader import Reader
-from fluxcb._check.source_audit import audit_source
+from fluxcb._check.source.access_rules import NAMESPACES
+from fluxcb._check.source_audit import Reader, audit_source
 from fluxcb._compile import protect
 from fluxcb._compile.protect import make_proxy
 from fluxcb._declare.declared import declare
@@ -64,7 +63,8 @@ def again(x, n=2):
 """
 
 names = st.sampled_from(["step", "cbstate", "params", "loss", "aux", "log", "w", "model", "progress", "nothing"])
-variables = st.sampled_from([*VARIABLES, "learner"])
+ONCE = ["c", "d", "e"]  # each statement that assigns one of them may be the only one
+variables = st.sampled_from([*VARIABLES, *ONCE, "learner"])
 accesses = st.dictionaries(
     st.sampled_from([("step", "loss"), ("step", "aux"), ("cbstate", "log"), ("params",), ("params", "w"), ("step",)]),
     st.sampled_from([Read(), Write(), Append()]),
@@ -73,7 +73,7 @@ accesses = st.dictionaries(
 
 
 def nested(flat: dict[tuple[str, ...], Any]) -> dict[str, Any]:
-    """Return an access as callbacks write it; of a path and a part of it, the path."""
+    """Return an access as a nested mapping; for a path and a part of it, only the path."""
     whole = {path: permission for path, permission in flat.items() if path[:-1] not in flat}
     tree: dict[str, Any] = {}
     for path, permission in whole.items():
@@ -136,7 +136,8 @@ def bodies(inner: st.SearchStrategy[list[str]]) -> st.SearchStrategy[list[str]]:
 
 
 simple = st.one_of(
-    st.tuples(st.sampled_from(VARIABLES), values).map(lambda p: [f"{p[0]} = {p[1]}"]),
+    st.tuples(st.sampled_from([*VARIABLES, *ONCE]), values).map(lambda p: [f"{p[0]} = {p[1]}"]),
+    st.tuples(st.sampled_from(ONCE), chains, names).map(lambda p: [f"{p[0]} = {p[1]}", f"{p[0]}.{p[2]}"]),
     st.tuples(chains, chains).map(lambda p: [f"a, b = {p[0]}, {p[1]}"]),
     chains.map(lambda c: [f"a, b = {c}"]),
     chains.map(lambda c: [f"if (a := {c}):", "    pass"]),
@@ -175,7 +176,7 @@ statements = st.recursive(
 
 
 class Thing:
-    """A value of the state: whatever is asked of it, it has."""
+    """A value of the state that has every attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -200,7 +201,7 @@ class Thing:
 
 
 class Touched:
-    """A backend that notes what goes through it."""
+    """A backend that records all accesses."""
 
     def __init__(self) -> None:
         self.seen: set[tuple[str, tuple[str, ...]]] = set()
@@ -223,7 +224,7 @@ WORK = {opcode.opmap[name] for name in opcode.opmap if "ATTR" in name or "SUBSCR
 
 
 class Outcomes:
-    """Which lines raised AccessError, and which did something and were finished without."""
+    """Which lines raised AccessError, and which accessed state and completed without it."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -300,9 +301,7 @@ def build(body: list[str], access: dict[str, Any], choose: Callable[[], bool]) -
 
 @settings(max_examples=400)
 @given(statements, accesses, st.integers(0, 2**32))
-def test_what_is_read_agrees_with_what_the_protected_learner_says(
-    body: list[str], flat: dict[tuple[str, ...], Any], seed: int
-) -> None:
+def test_source_audit_matches_protected_learner(body: list[str], flat: dict[tuple[str, ...], Any], seed: int) -> None:
     chance = random.Random(seed)
     turns = 0
 
@@ -349,5 +348,5 @@ def covers(touch: Any, how: str, path: tuple[str, ...]) -> bool:
     return touch.path[: len(path)] == path or (touch.part and path[: len(touch.path)] == touch.path)
 
 
-def test_both_mean_the_same_names_by_those_that_have_parts() -> None:
+def test_both_agree_on_names_with_parts() -> None:
     assert NAMESPACES == protect.NAMESPACES

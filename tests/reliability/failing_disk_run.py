@@ -1,7 +1,7 @@
-"""Trainings whose disk fails, by test_disks.py; each says what became of it.
+"""Trainings whose disk fails, for test_disks.py. Each reports its result.
 
-In a mount namespace of its own (`unshare -rm`), the disk is a small tmpfs that is filled, or turned read-only. Anywhere
-else, files may not grow any more, or the directory is deleted.
+In a separate mount namespace (`unshare -rm`), the disk is a small tmpfs that becomes full or read-only. Otherwise, the
+size of files is limited, or the directory is deleted.
 """
 
 import json
@@ -22,7 +22,7 @@ from fluxcb import Learner
 from fluxcb._errors import CheckpointError
 from fluxcb.callbacks import Checkpointer, CustomCallback
 from fluxcb.checkpoints import load_params
-from fluxcb.checkpoints.run_folder import entries_of, whole
+from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
 from fluxcb.events import FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 
@@ -33,7 +33,7 @@ FIRST = np.random.default_rng(0).integers(0, 1 << 20, SIZE).astype(np.float32)  
 
 
 def learner(run, break_down=lambda learner: None, end=lambda learner: None):
-    """Return a Learner whose parameters are the first ones and the number of steps."""
+    """Return a Learner whose parameters are the initial ones plus the number of steps."""
     return Learner.from_loss(
         {"w": FIRST},
         lambda params, batch, key: -jnp.sum(params["w"]) + 0 * jnp.sum(batch),
@@ -49,7 +49,7 @@ def learner(run, break_down=lambda learner: None, end=lambda learner: None):
 
 
 def steps_of(params):
-    """Return after how many steps all parameters are those."""
+    """Return the number of steps after which all parameters have these values."""
     (steps,) = set((np.asarray(params["w"]) - FIRST).tolist())
     return steps
 
@@ -60,13 +60,13 @@ def run_as_root(*args):
 
 
 def protect(disk):
-    """Lay a read-only view over a disk: itself it cannot become read-only while the run's lock is open for writing."""
+    """Mount a read-only view over a disk, which cannot become read-only itself while the lock of the run is open."""
     run_as_root("mount", "--bind", str(disk), str(disk))
     run_as_root("mount", "-o", "remount,bind,ro", str(disk))
 
 
 def fill(disk):
-    """Leave no byte on a disk."""
+    """Fill a disk completely."""
     with (disk / FILLER).open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1):
             while True:
@@ -77,7 +77,7 @@ def fill(disk):
 
 
 def limit(size):
-    """Let files have so many bytes at most, or again as many as they like."""
+    """Limit the size of files in bytes, or remove the limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
@@ -92,7 +92,7 @@ FAULTS = {
 
 
 def failing(disk: Path, fault: str) -> dict:
-    """Train until the disk fails, and on when it is mended."""
+    """Train until the disk fails, and continue when it works again."""
     begin, end = FAULTS[fault]
     run, ended = disk / "run", []
 
@@ -109,21 +109,21 @@ def failing(disk: Path, fault: str) -> dict:
         told["raised"] = error.what.replace(str(run), "RUN")
     reason = (trained.stop_reason or "").replace(str(run), "RUN").split("\n")[0]
     told |= {"at": trained.step, "ended": ended, "reason": reason}
-    told["there"] = [whole(entry.path).step for entry in entries_of(run)]
+    told["there"] = [verify_checkpoint(entry.path).step for entry in entries_of(run)]
     told["params"] = [steps_of(load_params(entry.path)) for entry in entries_of(run)]
     told["left"] = sorted(name for name in os.listdir(run) if name.startswith(".")) if run.exists() else []
     end(disk)
     again = learner(run)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The run goes on from")  # the list of batches is read again
+        warnings.filterwarnings("ignore", message="The run resumes from")  # the list of batches is read again
         again.fit(steps=STEPS, resume=True)
     told |= {"again": [again.step, steps_of(again.params)]}
-    told["then"] = [whole(entry.path).step for entry in entries_of(run)]
+    told["then"] = [verify_checkpoint(entry.path).step for entry in entries_of(run)]
     return told
 
 
 def main(folder: str, *faults: str) -> None:
-    """Let disks fail in some ways, each of them once."""
+    """Run each kind of disk failure once."""
     told = {}
     for fault in faults:
         disk = Path(folder) / fault

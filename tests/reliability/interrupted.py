@@ -1,4 +1,4 @@
-"""Trainings that are interrupted at some of their events, and gone on with by new objects; what they come to."""
+"""Trainings that are interrupted at some of their events and resumed with new objects, and their results."""
 
 import os
 import shutil
@@ -17,10 +17,10 @@ from fluxcb._declare.callback import unwrap
 from fluxcb._tools.comparing import same, snapshot
 from fluxcb._tools.resume_proof import state_of
 from fluxcb.callbacks import Checkpointer
-from fluxcb.callbacks.snapshot_saver import SnapshotSaver
+from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver
 from fluxcb.events import HostEvent
 from fluxcb.logging import hub
-from fluxcb.logging.delivery import Delivery
+from fluxcb.logging.backend_group import BackendGroup
 from fluxcb.phases import Phase
 from tests.shared_programs import shared_programs
 
@@ -29,7 +29,7 @@ Make = Callable[[Path], Learner]
 
 
 class AtEvents(Callback):
-    """Count the host events, and call something at each."""
+    """Count the host events, and call a function at each of them."""
 
     name = "interruption"
     main_thread = True
@@ -45,18 +45,18 @@ class AtEvents(Callback):
 
 
 class Interrupted:
-    """A training, once without an interruption, and then with.
+    """A training without interruption, and the same training with interruptions.
 
     Args:
         make: Builds the Learner.
-        fit: What `fit` is told.
-        folder: Where the run's directory is, always the same, and copies of it.
-        keep: At which moments it is kept what a kill would leave on disk.
+        fit: The arguments of `fit`.
+        folder: The folder of the run's directory, which is always the same, and of its copies.
+        keep: The moments at which to keep the files that a kill would leave on disk.
 
     Attributes:
         moments: The moments of the training: event, phase, and finished training steps.
-        expected: What it came to.
-        told: The warnings of those that were resumed.
+        expected: The result without interruption.
+        told: The warnings of the resumed trainings.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Interrupted:
         self.expected = outcome(learner, self._run)
 
     def _prepared(self, act: Any = lambda number, moment: None, left: Path | None = None) -> tuple[Learner, AtEvents]:
-        """Return a Learner for the run's directory, which has what was left there, or nothing."""
+        """Return a Learner for the directory of the run, with the given files in it, or none."""
         shutil.rmtree(self._run, ignore_errors=True)
         if left is None:
             self._run.mkdir()
@@ -96,12 +96,13 @@ class Interrupted:
         return self._built(act)
 
     def _built(self, act: Any = lambda number, moment: None) -> tuple[Learner, AtEvents]:
-        learner, probe = self._make(self._run), AtEvents(act)
+        learner, probe = self._make(self._run), AtEvents()
+        probe.act = act  # not an argument, because a resumed run would report another one
         learner.callbacks.add(probe)
         return learner, probe
 
     def killed_at(self, number: int) -> list[str]:
-        """Return what differs if the training is killed at a moment, and gone on with."""
+        """Return the differences if the training is killed at a moment and resumed."""
         left = self._left[number]
         found = self._results[left]
         if found is None:  # or it is as it was at the moment before
@@ -110,7 +111,7 @@ class Interrupted:
         return found
 
     def preempted_at(self, number: int) -> list[str]:
-        """Return what differs if the training gets SIGTERM at a moment, and is gone on with."""
+        """Return the differences if the training gets SIGTERM at a moment and is resumed."""
 
         def preempt(now: int, moment: str) -> None:
             if now == number:
@@ -126,7 +127,7 @@ class Interrupted:
 
     def _resumed(self, learner: Learner) -> list[str]:
         with warnings.catch_warnings(record=True) as told:
-            warnings.filterwarnings("always", message="The run goes on from")  # plain iterables are read again
+            warnings.filterwarnings("always", message="The run resumes from")  # plain iterables are read again
             learner.fit(**self._fit, resume=True)
         self.told += [str(warning.message) for warning in told]
         return differing(self.expected, outcome(learner, self._run))
@@ -136,7 +137,7 @@ class Interrupted:
 
 
 def outcome(learner: Learner, run: Path) -> dict[str, Any]:
-    """Return all that a Learner and its callbacks hold, and the logs in a run's directory, by name."""
+    """Return the complete state of a Learner and its callbacks, and the logs in the directory of the run, by name."""
     found = state_of(learner)
     found |= {path.name: path.read_text() for path in run.glob("log.*")}
     for declared in learner.callbacks.graph.declared:
@@ -148,11 +149,11 @@ def outcome(learner: Learner, run: Path) -> dict[str, Any]:
 
 
 def _is_state(name: str, value: Any) -> bool:
-    return not name.startswith("_fluxcb") and not isinstance(value, Delivery)  # open files; the logs are compared
+    return not name.startswith("_fluxcb") and not isinstance(value, BackendGroup)  # open files; the logs are compared
 
 
 def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return what differs, with both values."""
+    """Return the differences, with both values."""
     return [
         f"{name}: {expected.get(name, 'nothing')!r} became {found.get(name, 'nothing')!r}"[:200]
         for name in {**expected, **found}
@@ -165,9 +166,9 @@ def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
 
 @contextmanager
 def spared(kept: dict[Any, Any] | None = None) -> Iterator[dict[Any, Any]]:
-    """Let Learners that are built alike share their compiled programs, and save without waiting for the disk.
+    """Let equal Learners share their compiled programs, and save without waiting for the disk.
 
-    The clock of logs stands still, so that they are the same to the last byte.
+    The clock of logs stands still, so that logs are identical.
     """
     with shared_programs(kept) as kept, pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda handle: None)  # nobody cuts the power

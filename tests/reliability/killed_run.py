@@ -1,7 +1,7 @@
-"""A training that is killed and started again until it is done, by test_kills.py; then it says what it came to.
+"""A training that test_kills.py kills and restarts until it is done. It then reports its result.
 
-It has what a resume could lose: dropout, a schedule, an average of the parameters, early stopping, metrics, logs, data
-in a new order each epoch, and saves in the middle of epochs.
+It contains everything that a resume could lose: dropout, a schedule, an average of the parameters, early stopping,
+metrics, logs, data in a new order each epoch, and saves within epochs.
 """
 
 import hashlib
@@ -39,11 +39,9 @@ EPOCHS = 6
 
 
 def digits():
-    """Return the 8 x 8 images of scikit-learn's digits, and their labels: `(float32[1797, 64], int32[1797])`."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    return (found.data / 16).astype(np.float32), found.target.astype(np.int32)
+    """Return the 8 x 8 images of the shipped digits in stored order: `(float32[1797, 64], int32[1797])`."""
+    with np.load(Path(fluxcb.__file__).parent / "data" / "digits.npz") as stored:
+        return (stored["images"] / 16).astype(np.float32), stored["labels"].astype(np.int32)
 
 
 def loss_fn(params, batch, key):
@@ -89,7 +87,7 @@ def make(folder: Path, steps_per_call, delay: float = 0.0) -> fluxcb.Learner:
 
 
 def outcome(learner: fluxcb.Learner, folder: Path) -> dict[str, str]:
-    """Return digests of all state and of the logs, by name; times of the clock are left out."""
+    """Return digests of all state and of the logs by name, without times."""
     learner.callbacks.get(Monitors).close()
     found = {name: _digest(repr(bits)) for name, bits in state_of(learner, ("Monitors",)).items()}
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
@@ -107,7 +105,7 @@ def _digest(text: str) -> str:
 
 
 def main(folder: str, steps_per_call: str, delay: str) -> None:
-    """Train, or train on, and write `outcome.json`."""
+    """Start or resume the training, and write `outcome.json`."""
     given = steps_per_call if steps_per_call == "auto" else int(steps_per_call)
     learner = make(Path(folder), given, float(delay))
     (Path(folder) / "begun").touch()

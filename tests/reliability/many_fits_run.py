@@ -1,6 +1,6 @@
-"""Many fits and many Learners in one process, some of which fail; prints what is left behind now and then, as JSON.
+"""Many fits and Learners in one process, some of which fail. It regularly prints the remaining resources.
 
-By hand, ten times as many: `python tests/reliability/many_fits_run.py 10`.
+To run ten times as many: `python tests/reliability/many_fits_run.py 10`.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ EXECUTORS = (None, fluxcb.ThreadExecutor(4))
 
 
 class Ends(CustomCallback):
-    """Ends every fit in another way: at its end, by an error, by a cancel, by Ctrl-C, and by two."""
+    """End each fit in a different way: normally, by an error, by a cancel, by Ctrl-C, and by two of these."""
 
     WAYS = ("runs", "fails", "cancels", "interrupted", "interrupted twice")
 
@@ -70,7 +70,7 @@ class Idle(threading.Thread):
 
 
 def learner_in(folder, executor):
-    """Build a Learner whose callbacks hold files, threads and memory while it trains."""
+    """Return a Learner whose callbacks hold files, threads and memory during training."""
     ends = Ends()
     monitors = library.Monitors(JSONLinesBackend(folder / "log.jsonl"), CSVBackend(folder / "log.csv"), history=20)
     learner = testlearner(
@@ -83,7 +83,7 @@ def learner_in(folder, executor):
 
 
 def fit(learner, ends, way):
-    """Train an epoch, and see that it ended as it was to end."""
+    """Train for an epoch, and check that it ended as intended."""
     ends.way = way
     ended = "runs"
     try:
@@ -98,7 +98,7 @@ def fit(learner, ends, way):
 
 
 def left(what):
-    """Print what is there."""
+    """Print the remaining resources."""
     gc.collect()
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)  # what malloc keeps for later is no leak
@@ -119,7 +119,7 @@ def left(what):
 
 
 def one_learner(folder, times):
-    """Fit one Learner again and again."""
+    """Fit one Learner repeatedly."""
     for number, executor in enumerate(EXECUTORS):
         inside = folder / f"one{number}"
         inside.mkdir()
@@ -133,7 +133,7 @@ def one_learner(folder, times):
 
 
 def many_learners(folder, times):
-    """Build Learners, train them for a little, and drop them; every fifth is never trained."""
+    """Build Learners, train them briefly, and drop them; every fifth one is never trained."""
     for turn in range(60 * times):
         if turn == 20:
             left("Learners")

@@ -1,4 +1,4 @@
-"""A training that waits for signals at one of its moments, by test_signals.py; then it says what became of it."""
+"""A training that waits for signals at one of its moments, for test_signals.py, and reports its result."""
 
 import json
 import signal
@@ -34,14 +34,14 @@ EPOCHS, STEPS = 3, 6
 PLACES = {
     # The first word of the place: whose function, and its name. A step follows if it is told one.
     "compiling": (jax.stages.Lowered, "compile"),
-    "writing": (saving, "manifest_of"),
+    "writing": (saving, "make_manifest"),
     "deleting": (RunFolder, "remove"),
 }
 """What of the library may be waited in: a compilation, writing a checkpoint, deleting an old one."""
 
 
 class AtMoments(Callback):
-    """Note the host events, and call something at one of them, or two."""
+    """Record the host events, and call a function at one or two of them."""
 
     name = "moments"
 
@@ -63,7 +63,7 @@ def loss_fn(params, batch, key):
 
 
 class Asked:
-    """Tells when a batch is asked for."""
+    """Report when a batch is requested."""
 
     def __init__(self, act):
         self._act, self._asked = act, 0
@@ -75,7 +75,7 @@ class Asked:
 
 
 def make(folder: Path, act: Callable[[str], None] = lambda moment: None, steps_per_call=1) -> Learner:
-    """Return the Learner; `act` is called with each moment, and each batch that is asked for."""
+    """Return the Learner; `act` is called with each moment and each requested batch."""
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(96, 5)).astype(np.float32)
     ys = (xs @ np.arange(5, dtype=np.float32)).astype(np.float32)
@@ -101,12 +101,12 @@ def make(folder: Path, act: Callable[[str], None] = lambda moment: None, steps_p
 
 
 class Waiting:
-    """Waits where it is told to until signals have been sent, each time it comes there.
+    """Wait at given places until signals have been sent, each time that a place is reached.
 
     Args:
-        folder: Where to say that it waits, and be told that a signal was sent.
+        folder: The folder of the files that report that it waits, and that a signal was sent.
         places: Where to wait.
-        times: How many signals come at each of them.
+        times: The number of signals at each place.
     """
 
     def __init__(self, folder: Path, places: list[str], times: int) -> None:
@@ -122,7 +122,7 @@ class Waiting:
                     time.sleep(0.002)
 
     def within(self, place: str) -> None:
-        """Wait in a function of the library."""
+        """Wait inside a function of the library."""
         word, _, step = place.partition(" ")
         owner, name = PLACES[word]
         original = getattr(owner, name)

@@ -1,7 +1,7 @@
-"""A long training with every built-in callback that can run together; prints ten times what it holds, as JSON.
+"""A long training with every compatible built-in callback. It prints its resources ten times, as JSON.
 
-By hand, a million steps: `python tests/reliability/soak_run.py 1000000`, and with the callbacks that cannot be beside
-others in their place, `python tests/reliability/soak_run.py 1000000 exchanged`.
+To train for a million steps, run `python tests/reliability/soak_run.py 1000000`. With the argument `exchanged`, the
+excluded callbacks replace those that they conflict with.
 """
 
 import collections
@@ -26,8 +26,8 @@ import optax
 import fluxcb
 import fluxcb.callbacks as library
 from fluxcb import Append, Callback, Learner, Read, every, on, throttle
-from fluxcb.callbacks import snapshot_saver
-from fluxcb.callbacks.hyperparameter import HyperParameter
+from fluxcb.callbacks.hyperparams.hyperparameter import HyperParameter
+from fluxcb.callbacks.saving import snapshot_saver
 from fluxcb.checkpoints.run_folder import RunFolder
 from fluxcb.events import StepEnd
 from fluxcb.logging import CSVBackend, JSONLinesBackend, TensorBoardBackend
@@ -43,7 +43,7 @@ SAVES = collections.Counter()  # checkpoints written, by directory
 
 
 class FakeGPU:
-    """A GPU as JAX shows it, and NVIDIA's library, on machines that have none."""
+    """Fake a GPU of JAX and the NVIDIA library, for machines without a GPU."""
 
     platform, id = "gpu", 0
     NVMLError = type("NVMLError", (Exception,), {})
@@ -88,7 +88,7 @@ class Idle(threading.Thread):
 
 
 class LogsLoss(Callback):
-    """Puts a number under one name at each 50th step, as users' callbacks do."""
+    """Log a number under one name at every 50th step, like callbacks of users."""
 
     def stateaccess(self):
         return {"step": {"loss": Read()}, "cbstate": {"monitors": Append()}}
@@ -106,7 +106,7 @@ def batches(seed, count):
 
 
 class Cycled:
-    """The same few batches, `EPOCH` of them."""
+    """The same few batches, repeated `EPOCH` times."""
 
     def __init__(self):
         self.batches = batches(0, 8)
@@ -127,7 +127,7 @@ def read_loss(learner):
 
 
 def makers(folder, nothing, sent):
-    """Return how each callback is made; what is dear is done every so many steps."""
+    """Return functions that create the callbacks; expensive callbacks have a schedule."""
     validation = batches(1, 2)
     (folder / "hyper.txt").write_text("weight_decay: 0.0001")
     loss = {"step": {"loss": Read()}}
@@ -139,6 +139,7 @@ def makers(folder, nothing, sent):
         "AccumulateGradients": lambda: library.AccumulateGradients(3),
         "CallbackFactory": lambda: library.CallbackFactory(trigger=lambda learner: None),
         "CheckNumerics": library.CheckNumerics,
+        "CheckReplicas": library.CheckReplicas,
         "Checkpointer": lambda: library.Checkpointer(folder / "run", epochs=50, keep_last=2),
         "ClipGradients": lambda: library.ClipGradients(1.0),
         "ConditionalCallback": lambda: library.ConditionalCallback(custom(), library.FrequencyThrottle(30, StepEnd)),
@@ -222,6 +223,7 @@ def makers(folder, nothing, sent):
         ),
         "StepTimeout": lambda: library.StepTimeout(300),
         "StochasticWeightAveraging": lambda: library.StochasticWeightAveraging(1000, every=100),
+        "ControlFile": lambda: library.ControlFile(folder),
         "StopAfter": lambda: library.StopAfter(10**6),
         "StopOnNaNLoss": library.StopOnNaNLoss,
         "ThroughputTracker": library.ThroughputTracker,
@@ -237,7 +239,7 @@ EXCLUDED = {"MixUp": "CutMix", "StopOnNaNLoss": "SkipNonFinite", "StochasticWeig
 
 
 def callbacks_of(make, exchanged):
-    """Make all callbacks but the excluded ones, or these instead of those beside whom they cannot be."""
+    """Create all callbacks except the excluded ones, or the excluded ones instead of those that they conflict with."""
     left_out = set(EXCLUDED.values() if exchanged else EXCLUDED)
     made = {name: function() for name, function in make.items() if name not in left_out}
     return [
@@ -247,7 +249,7 @@ def callbacks_of(make, exchanged):
 
 
 def loss_of(outputs, ys):
-    """Cross entropy with classes, or with their shares where images were mixed."""
+    """Return the cross-entropy with classes, or with class probabilities if images were mixed."""
     if ys.ndim == 1:
         return optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean()
     return optax.softmax_cross_entropy(outputs, ys).mean()
@@ -277,14 +279,14 @@ def build(callbacks):
 
 
 def resident():
-    """Return the bytes of this process that are in memory, and not only kept by malloc for later."""
+    """Return the resident memory of this process in bytes, without free memory that malloc keeps."""
     if hasattr(LIBC, "malloc_trim"):
         LIBC.malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def history_of(learner):
-    """Return the bytes and the objects of what is meant to grow: the values of every step that `Metrics` keeps."""
+    """Return the bytes and objects of the values that `Metrics` keeps for every step, which may grow."""
     log = learner.cbstate["metrics_step"]["training"]
     numbers = len(log.steps) * (1 + len(log.values))
     lists = [log.steps, *log.values.values()]
@@ -308,7 +310,7 @@ def held(learner, folder):
 
 
 def files_in(folder):
-    """Return how many files each part of a folder has, and their bytes."""
+    """Return the number of files in each part of a folder, and their bytes."""
     found = {}
     for path in folder.rglob("*"):
         if path.is_file():

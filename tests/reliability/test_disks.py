@@ -1,4 +1,4 @@
-"""A disk that fills, turns read-only or loses the directory of a run: an error at once, older checkpoints are whole."""
+"""Full or read-only disks and deleted run directories raise an error, and older checkpoints stay complete."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ import pytest
 
 from fluxcb import CheckpointError, Learner
 from fluxcb.callbacks import Checkpointer
-from fluxcb.checkpoints.run_folder import RunFolder, entries_of, whole
+from fluxcb.checkpoints.run_folder import RunFolder, entries_of, verify_checkpoint
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = str(HERE / "failing_disk_run.py")
@@ -56,17 +56,17 @@ def mounted(tmp_path_factory):
         (
             "anywhere",
             "deleted",
-            "The directory, or fluxcb.lock in it, was removed or replaced while the run wrote to it",
+            "The directory, or fluxcb.lock in it, was removed or replaced during the run",
             [],
         ),
         ("mounted", "full", "No space left on device (0.0 MiB free)", [0, 2, 4]),
         ("mounted", "read-only", "Read-only file system", [0, 2, 4]),
     ],
 )
-def test_a_disk_that_fails_in_mid_run(request, fixture, fault, why, there):
+def test_disk_failure_during_run(request, fixture, fault, why, there):
     # It fails after step 5, and saved is each second step: the save of step 6 fails, and that of step 8 waits for it.
     told = request.getfixturevalue(fixture)[fault]
-    assert told["raised"] == f"The checkpoint of step 6 could not be written to RUN: {why}."
+    assert told["raised"] == f"Cannot write the checkpoint of step 6 to RUN: {why}."
     assert told["reason"] == f"CheckpointError: {told['raised']}"
     assert 6 <= told["at"] <= 8
     assert told["ended"] == [told["at"]]  # FitEnd has run
@@ -88,7 +88,7 @@ def learner(folder, **given):
     )
 
 
-def test_an_old_checkpoint_that_cannot_be_deleted_is_told(tmp_path, monkeypatch):
+def test_failure_to_delete_old_checkpoint_is_reported(tmp_path, monkeypatch):
     def refuse(self, entry):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -96,20 +96,20 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_told(tmp_path, monkeypatch)
     with pytest.raises(CheckpointError) as raised:
         learner(tmp_path, keep_last=1).fit(5)
     assert str(raised.value).splitlines()[:2] == [
-        f"The old checkpoint {tmp_path / '0'} could not be deleted: Read-only file system.",
-        "  why:   that of step 2 has been written, and the directory would grow without end",
+        f"Cannot delete the old checkpoint {tmp_path / '0'}: Read-only file system.",
+        "  why:   the checkpoint of step 2 was written, but the directory would keep growing",
     ]
-    assert [whole(entry.path).step for entry in entries_of(tmp_path)] == [0, 2]
+    assert [verify_checkpoint(entry.path).step for entry in entries_of(tmp_path)] == [0, 2]
 
 
 @pytest.mark.parametrize("made", ["a file", "below a file", "a link to nowhere"])
-def test_a_directory_that_cannot_be_is_told_before_the_first_step(tmp_path, made):
+def test_invalid_directory_raises_before_first_step(tmp_path, made):
     folder = tmp_path / "run"
     trained = learner(folder / "below" if made == "below a file" else folder)
     if made == "a link to nowhere":
         folder.symlink_to(tmp_path / "nowhere" / "at all")
     else:
         folder.write_text("")
-    with pytest.raises(CheckpointError, match=r"^Checkpoints cannot be written to .*: (Not a directory|File exists)\."):
+    with pytest.raises(CheckpointError, match=r"^Cannot write checkpoints to .*: (Not a directory|File exists)\."):
         trained.fit(1)
     assert trained.step == 0

@@ -1,4 +1,4 @@
-"""A training with many callbacks, killed and preempted at every one of its events: it ends as if nothing had been."""
+"""A run with many callbacks is killed or preempted at each of its events, and still ends with the same result."""
 
 import json
 
@@ -16,9 +16,11 @@ from fluxcb.logging import CSVBackend, JSONLinesBackend
 from fluxcb.phases import Phase
 from tests.reliability.interrupted import Interrupted
 
+pytestmark = pytest.mark.long
+
 
 class Seen(Callback):
-    """Keep which moments came, without those that an interruption adds."""
+    """Record the moments, without those that an interruption adds."""
 
     def __init__(self, name):
         self.name, self.seen = name, []
@@ -36,7 +38,7 @@ class Seen(Callback):
 
 
 class PutsEverywhere(Callback):
-    """Put a number at each step and each end, so that the record of an epoch's last step comes in many parts."""
+    """Log a number at each step and each end, so that the record of the last step of an epoch is written in parts."""
 
     def stateaccess(self):
         return {"step": {"loss": Read()}, "cbstate": {"monitors": Append()}}
@@ -118,9 +120,9 @@ def learner(run, steps_per_call):
     )
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 2])
-@pytest.mark.parametrize("how", ["killed_at", "preempted_at"])
-def test_a_training_is_resumed_exactly_from_each_of_its_events(how, steps_per_call, tmp_path):
+# Each of the four combinations takes a minute. These two cover both kinds of interruption and both kinds of programs.
+@pytest.mark.parametrize(("how", "steps_per_call"), [("killed_at", 2), ("preempted_at", 1)])
+def test_training_resumes_exactly_from_each_event(how, steps_per_call, tmp_path):
     training = Interrupted(lambda run: learner(run, steps_per_call), {"epochs": 2}, tmp_path)
     epoch = [
         *["EpochBegin training", *["StepBegin training", "StepEnd training"] * 3, "EpochEnd training"],

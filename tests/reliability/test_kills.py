@@ -1,4 +1,4 @@
-"""kill -9 at random moments, then resume, until the training is done: what comes of it is what comes of it unkilled."""
+"""A run that is killed at random moments and resumed until it is done ends with the same result."""
 
 import contextlib
 import io
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 HERE = Path(__file__).resolve().parent
 LONG = int(os.environ.get("FLUXCB_LONG", "1"))
 KILLS = 25 * LONG  # for each form
@@ -21,7 +23,7 @@ ENDED = 120
 
 
 def train(folder, steps_per_call, delay):
-    """Run the training in this process, which is a fork of one that has imported everything."""
+    """Run the training in this process, which was forked from one with all imports."""
     import killed_run
 
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
@@ -30,10 +32,10 @@ def train(folder, steps_per_call, delay):
 
 @pytest.fixture(scope="module")
 def start():
-    """Return a function that starts a training as a process of its own, without the time that imports take."""
+    """Return a function that starts a training in a new process without repeating the imports."""
     sys.path.insert(0, str(HERE))
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["killed_run", "sklearn.datasets", "orbax.checkpoint", "fluxcb.checkpoints.saving"])
+    context.set_forkserver_preload(["killed_run", "orbax.checkpoint", "fluxcb.checkpoints.saving"])
 
     def started(folder, steps_per_call, delay):
         process = context.Process(target=train, args=(str(folder), steps_per_call, delay))
@@ -45,7 +47,7 @@ def start():
 
 
 def until(found, process, seconds=120):
-    """Wait until a file is there, or the process has ended."""
+    """Wait until a file exists or the process has ended."""
     end = time.monotonic() + seconds
     while not found.exists() and process.is_alive():
         assert time.monotonic() < end, f"{found.name} did not appear in {seconds} s"
@@ -53,13 +55,13 @@ def until(found, process, seconds=120):
 
 
 def saving(folder):
-    """Tell whether a checkpoint is being written."""
+    """Return whether a checkpoint is being written."""
     return any(name.startswith(".") for name in os.listdir(folder / "run")) if (folder / "run").exists() else False
 
 
 @pytest.fixture(scope="module")
 def expected(start, tmp_path_factory):
-    """Return what a training comes to that nobody kills, and its logs."""
+    """Return the outcome and the logs of a training that is not killed."""
     folder = tmp_path_factory.mktemp("unkilled")
     process = start(folder, "1", 0.0)
     process.join(300)
@@ -68,7 +70,7 @@ def expected(start, tmp_path_factory):
 
 
 @pytest.mark.parametrize("steps_per_call", ["1", "auto"])
-def test_killed_and_resumed_is_never_killed(start, expected, tmp_path, steps_per_call):
+def test_killed_and_resumed_run_matches_uninterrupted_run(start, expected, tmp_path, steps_per_call):
     seed = int(os.environ.get("FLUXCB_SEED", "20261121"))
     draw = random.Random(f"{seed} {steps_per_call}")
     delay = 0.004 if steps_per_call == "1" else 0.002
@@ -105,14 +107,14 @@ def test_killed_and_resumed_is_never_killed(start, expected, tmp_path, steps_per
 
 
 def check(folder, expected, told):
-    """Compare what a training came to."""
+    """Compare the outcome of a training with the expected one."""
     found = json.loads((folder / "outcome.json").read_text())
     assert found.keys() == expected.keys(), told
     assert [name for name in expected if found[name] != expected[name]] == [], told
 
 
-def test_the_comparison_can_fail(expected, monkeypatch, tmp_path):
-    """Leave one thing out of the checkpoint, the random key's words, and see that the results differ."""
+def test_comparison_detects_missing_key(expected, monkeypatch, tmp_path):
+    """If the random key is left out of the checkpoint, the results differ."""
     monkeypatch.syspath_prepend(str(HERE))
     import killed_run
 
@@ -121,15 +123,15 @@ def test_the_comparison_can_fail(expected, monkeypatch, tmp_path):
     with contextlib.redirect_stdout(io.StringIO()):
         first = killed_run.make(tmp_path, 1)
         first.fit(3)
-        put_back = Snapshots.put_back
+        restore = Snapshots.restore
 
-        def forgetful(self, *restored):
-            lines = put_back(self, *restored)
-            self._parts.state.run_key = killed_run.jax.random.key(8)
-            self._parts.state.set_counters()
+        def forgetful(self, *restored, **how):
+            lines = restore(self, *restored, **how)
+            self._core.state.train.run_key = killed_run.jax.random.key(8)
+            self._core.state.train.set_counters(self._core.state.progress)
             return lines
 
-        monkeypatch.setattr(Snapshots, "put_back", forgetful)
+        monkeypatch.setattr(Snapshots, "restore", forgetful)
         second = killed_run.make(tmp_path, 1)
         second.fit(killed_run.EPOCHS, resume=True)
         found = killed_run.outcome(second, tmp_path)

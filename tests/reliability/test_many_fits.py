@@ -1,4 +1,4 @@
-"""300 fits of a Learner and 60 Learners in one process, some of which fail: nothing is left behind."""
+"""300 fits of one Learner and 60 Learners in one process, some of which fail, leave nothing behind."""
 
 import json
 import subprocess
@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).with_name("many_fits_run.py")
-pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc"),
+]
 SAME = ("arrays", "learners", "threads", "descriptors", "handlers", "hooks", "children")
 
 
-def test_many_fits_and_many_learners_leave_nothing_behind(times):
+def test_many_fits_and_learners_leave_nothing_behind(times):
     done = subprocess.run([sys.executable, RUN, str(times)], capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
     nothing, *held = map(json.loads, done.stdout.splitlines())

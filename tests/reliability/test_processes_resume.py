@@ -1,4 +1,4 @@
-"""Two processes on one machine save together, and go on together."""
+"""Two processes on one machine save and resume together."""
 
 import os
 import socket
@@ -34,7 +34,7 @@ for epochs in (1, 2, 2):
 """
 
 
-def test_a_run_goes_on_and_one_that_has_reached_its_end_saves_nothing_more(tmp_path):
+def test_two_processes_resume_and_finished_run_saves_nothing(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Kinds of data, of models and of engines, and lengths of a fit: each is resumed exactly."""
+"""All kinds of data, models and engines, and several lengths of a fit, resume exactly."""
 
 import itertools
 from typing import Any
@@ -24,7 +24,7 @@ BATCHES = [(XS[i : i + 4], YS[i : i + 4]) for i in range(0, 20, 4)]
 
 
 class Iterable:
-    """Says nothing but its batches: where a run was is counted."""
+    """An iterable without a position, so that a resume counts batches."""
 
     def __iter__(self):
         return iter(BATCHES)
@@ -105,7 +105,7 @@ READ_AGAIN = {("iterable", 0): [2], ("iterable", 1): [2], ("iterable", 2): [2, 3
 
 
 @pytest.mark.parametrize(("data", "length", "engine", "model"), CASES)
-def test_a_training_is_resumed_exactly(data, length, engine, model, tmp_path):
+def test_training_resumes_exactly(data, length, engine, model, tmp_path):
     def learner(run):
         return MODELS[model](
             fluxcb.inject(optax.adam, learning_rate=0.1),
@@ -130,7 +130,7 @@ def test_a_training_is_resumed_exactly(data, length, engine, model, tmp_path):
     for event in ("StepEnd validation", "EpochEnd training"):
         number = next(n for n, moment in enumerate(moments) if moment.startswith(event))
         assert training.preempted_at(number) == [], moments[number]
-    assert [text.partition("as it was: ")[2] for text in training.told] == [
-        f"data.training: {count} batches were read and thrown away to get there"
+    assert [text.partition("with differences: ")[2] for text in training.told] == [
+        f"data.training: read and discarded {count} batches to reach the position"
         for count in READ_AGAIN.get((data, LENGTHS.index(length)), [])
     ]

@@ -1,4 +1,4 @@
-"""What wrappers and logs remember is the same after a resume as without one."""
+"""Wrappers and logs have the same state with and without a resume."""
 
 import io
 
@@ -14,7 +14,7 @@ from tests.reliability.interrupted import Interrupted
 
 
 class Kept(Callback):
-    """Keep which moments of the training came."""
+    """Record the moments of the training."""
 
     def __init__(self):
         self.kept = []
@@ -45,7 +45,7 @@ WRAPPED = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_a_wrapper_lets_through_what_it_would_have_let_through(name, tmp_path):
+def test_resumed_wrapper_runs_at_same_moments(name, tmp_path):
     make, epochs = WRAPPED[name]
 
     def learner(run):
@@ -61,7 +61,7 @@ def test_a_wrapper_lets_through_what_it_would_have_let_through(name, tmp_path):
 
 
 class Puts(Callback):
-    """Put something at the end of each step of training, and of validation."""
+    """Log values at the end of each training and validation step."""
 
     def stateaccess(self):
         return {"cbstate": {"monitors": Append()}}
@@ -71,7 +71,7 @@ class Puts(Callback):
         learner.cbstate.monitors.put_scalar(f"{type(phase).name}/{learner.progress.step_in_epoch}", 1)
 
 
-def test_a_save_leaves_the_record_of_its_step_to_be_finished(tmp_path):
+def test_save_keeps_log_record_of_its_step_complete(tmp_path):
     def learner(run, *saver):
         return testlearner(Monitors(JSONLinesBackend(run / "log.jsonl")), Puts(), *saver, batches=2)
 
@@ -86,7 +86,7 @@ def test_a_save_leaves_the_record_of_its_step_to_be_finished(tmp_path):
 
 
 class Console(io.StringIO):
-    """What is written to it is in a file, too; it has the same name in a run's next process."""
+    """A console that also writes to a file, which has the same name in the next process of a run."""
 
     def __init__(self, path):
         super().__init__()
@@ -100,7 +100,7 @@ class Console(io.StringIO):
         return "Console()"
 
 
-def test_the_line_of_an_epoch_on_the_console_has_what_was_put_before_an_interruption(tmp_path):
+def test_console_line_of_epoch_includes_values_from_before_interruption(tmp_path):
     def learner(run):
         monitors = Monitors(ConsoleBackend(file=Console(run / "log.txt")))
         return testlearner(monitors, Puts(), Checkpointer(run / "saved", steps=1), batches=3, validation_batches=0)

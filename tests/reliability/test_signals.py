@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C wherever a training may be: it ends with a checkpoint of where it is, and goes on from there."""
+"""SIGTERM and Ctrl-C at any point of the training save a checkpoint, and the run resumes from it."""
 
 import json
 import multiprocessing
@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from fluxcb.callbacks import Checkpointer, CustomCallback
-from fluxcb.checkpoints.run_folder import entries_of, whole
+from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
 from fluxcb.events import FitBegin, FitEnd, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
+from tests.changed_callbacks import changes_arguments
+
+pytestmark = changes_arguments("callbacks.moments.act")
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -24,7 +27,7 @@ TERM, INT = signal.SIGTERM, signal.SIGINT
 
 @pytest.fixture(scope="module")
 def signalled():
-    """Return a function that trains in a process of its own, which gets signals where it waits for them."""
+    """Return a function that trains in a new process, which gets signals where it waits for them."""
     sys.path.insert(0, str(HERE))
     import signalled_run
 
@@ -61,7 +64,7 @@ def until(found, process):
 
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory):
-    """Return a function that goes on with a run, and returns what differs from one that was never interrupted."""
+    """Return a function that resumes a run and returns the differences from an uninterrupted one."""
     sys.path.insert(0, str(HERE))
     import signalled_run
     from interrupted import differing, outcome, spared
@@ -79,9 +82,9 @@ def resumed(tmp_path_factory):
 
 
 def newest(folder):
-    """Return the newest checkpoint, which must be whole: its step, and where in an epoch it was written."""
+    """Return the step of the newest checkpoint, which must be complete, and its position within an epoch."""
     entries = entries_of(folder / "run")
-    manifests = [whole(entry.path) for entry in entries]
+    manifests = [verify_checkpoint(entry.path) for entry in entries]
     assert not [name for name in os.listdir(folder / "run") if name.startswith(".")]
     at = manifests[-1].at
     return manifests[-1].step, at[:2] if at is not None else None
@@ -116,7 +119,7 @@ WITH_BOTH = ("compiling", "writing 0", "StepEnd training 9", "StepEnd validation
     ("place", "number"),
     [(place, number) for place in PLACES for number in (TERM, INT) if number == TERM or place in WITH_BOTH],
 )
-def test_a_signal_leaves_a_checkpoint_of_where_it_came(signalled, resumed, tmp_path, place, number):
+def test_signal_saves_checkpoint_of_current_step(signalled, resumed, tmp_path, place, number):
     step, follow = PLACES[place]
     code, told = signalled(tmp_path, [place], number)
     if number == TERM:
@@ -139,7 +142,7 @@ def test_a_signal_leaves_a_checkpoint_of_where_it_came(signalled, resumed, tmp_p
 
 
 def position(moments):
-    """Return where in an epoch FitStopping came, as the events tell it: phase and step; None between two epochs."""
+    """Return the phase and step at which FitStopping was emitted within an epoch, or None between two epochs."""
     before = moments[: [moment.split()[0] for moment in moments].index("FitStopping")]
     after = moments[len(before) + 1].split()
     if after[0] == "FitEnd":
@@ -166,7 +169,7 @@ def position(moments):
         (["FitStopping training 18"], (INT, INT), "KeyboardInterrupt"),
     ],
 )
-def test_a_second_ctrl_c_ends_at_once(signalled, resumed, tmp_path, places, signals, reason):
+def test_second_ctrl_c_ends_fit_immediately(signalled, resumed, tmp_path, places, signals, reason):
     code, told = signalled(tmp_path, list(places), *signals, times=2)
     raised, *notes = told["raised"].splitlines()
     assert (code, told["reason"], raised) == (130, reason, "KeyboardInterrupt()")
@@ -180,7 +183,7 @@ def test_a_second_ctrl_c_ends_at_once(signalled, resumed, tmp_path, places, sign
     assert resumed(tmp_path) == []
 
 
-def test_a_second_ctrl_c_while_the_last_checkpoint_is_written_waits_for_that(signalled, resumed, tmp_path):
+def test_second_ctrl_c_waits_for_last_checkpoint(signalled, resumed, tmp_path):
     code, told = signalled(tmp_path, ["StepEnd training 8", "writing 8"], INT, INT)
     assert (code, told["raised"].splitlines()[0]) == (130, "KeyboardInterrupt()")
     assert told["moments"][-1] == "FitEnd training 8"
@@ -188,28 +191,28 @@ def test_a_second_ctrl_c_while_the_last_checkpoint_is_written_waits_for_that(sig
     assert resumed(tmp_path) == []
 
 
-def test_sigterm_after_ctrl_c_ends_the_process_and_older_checkpoints_are_whole(signalled, resumed, tmp_path):
+def test_sigterm_after_ctrl_c_ends_process_and_keeps_older_checkpoints(signalled, resumed, tmp_path):
     assert signalled(tmp_path, ["StepEnd training 9"], INT, TERM, times=2) == (-TERM, None)
-    assert [whole(entry.path).step for entry in entries_of(tmp_path / "run")] in ([0, 4], [0, 4, 8], [4, 8])
+    assert [verify_checkpoint(entry.path).step for entry in entries_of(tmp_path / "run")] in ([0, 4], [0, 4, 8], [4, 8])
     assert resumed(tmp_path) == []
 
 
-def test_the_last_checkpoint_is_what_saved_the_run(signalled, resumed, tmp_path):
-    """Show that the comparison can fail: with the parameters of another step, the results differ."""
+def test_comparison_detects_wrong_checkpoint(signalled, resumed, tmp_path):
+    """The comparison can fail: with the parameters of another step, the results differ."""
     signalled(tmp_path, ["StepEnd training 8"], TERM)
     from fluxcb._run.snapshots import Snapshots
 
     with pytest.MonkeyPatch.context() as patch:
-        put_back = Snapshots.put_back
+        restore = Snapshots.restore
 
-        def forgetful(self, *restored):
-            told = put_back(self, *restored)
-            self._parts.state.carry["params"] = {
-                name: leaf * 0 for name, leaf in self._parts.state.carry["params"].items()
+        def forgetful(self, *restored, **how):
+            told = restore(self, *restored, **how)
+            self._core.state.train.carry["params"] = {
+                name: leaf * 0 for name, leaf in self._core.state.train.carry["params"].items()
             }
             return told
 
-        patch.setattr(Snapshots, "put_back", forgetful)
+        patch.setattr(Snapshots, "restore", forgetful)
         assert any(line.startswith("params") for line in resumed(tmp_path))
 
 
@@ -230,7 +233,7 @@ sys.exit(75 if learner.stop_reason == "preempted" else 0)
 
 
 @pytest.mark.parametrize(("name", "code", "told"), [("SIGTERM", 75, "preempted\n"), ("SIGINT", -INT, "")])
-def test_the_exit_code_is_what_the_program_says(tmp_path, name, code, told):
+def test_exit_code_is_that_of_program(tmp_path, name, code, told):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, name, str(tmp_path)],
@@ -245,7 +248,7 @@ def test_the_exit_code_is_what_the_program_says(tmp_path, name, code, told):
 
 @pytest.fixture
 def default_handlers():
-    """Have the handlers that Python has, whoever started the suite."""
+    """Restore the default signal handlers of Python."""
     before = {number: signal.getsignal(number) for number in (INT, TERM)}
     signal.signal(INT, signal.default_int_handler)
     signal.signal(TERM, signal.SIG_DFL)
@@ -264,7 +267,7 @@ def press():
 
 @pytest.mark.parametrize(("act", "kind"), [(fail, RuntimeError), (press, KeyboardInterrupt), (sys.exit, SystemExit)])
 @pytest.mark.parametrize("event", [FitBegin, StepEnd, Trigger, FitEnd])
-def test_signal_handlers_are_given_back_whatever_ends_a_fit(default_handlers, event, act, kind):
+def test_signal_handlers_are_restored_after_every_fit(default_handlers, event, act, kind):
     learner = testlearner(CustomCallback(lambda learner: act(), event, phase=TrainingPhase), batches=1)
     with pytest.raises(kind):
         learner.fit(1)
@@ -273,7 +276,7 @@ def test_signal_handlers_are_given_back_whatever_ends_a_fit(default_handlers, ev
 
 
 @pytest.mark.parametrize("number", [INT, TERM])
-def test_handlers_of_the_users_own_are_left_alone(default_handlers, tmp_path, number):
+def test_user_signal_handlers_are_kept(default_handlers, tmp_path, number):
     came = []
     signal.signal(number, lambda number, frame: came.append(number))
     callback = CustomCallback(lambda learner: signal.raise_signal(number), StepEnd, phase=TrainingPhase)
@@ -289,7 +292,7 @@ def twice():
 
 
 @pytest.mark.parametrize(("act", "kind"), [(twice, KeyboardInterrupt), (sys.exit, SystemExit)])
-def test_one_handler_of_fit_end_that_is_interrupted_does_not_stop_the_others(default_handlers, act, kind):
+def test_interrupted_fit_end_handler_does_not_stop_others(default_handlers, act, kind):
     ran = []
     first = CustomCallback(lambda learner: act(), FitEnd, name="first")
     second = CustomCallback(lambda learner: ran.append("second"), FitEnd, name="second")
@@ -303,7 +306,7 @@ def test_one_handler_of_fit_end_that_is_interrupted_does_not_stop_the_others(def
 
 
 @pytest.mark.parametrize(("act", "kind"), [(twice, KeyboardInterrupt), (lambda: sys.exit(3), RuntimeError)])
-def test_an_error_is_told_beside_an_interrupt_or_an_exit_at_fit_end(default_handlers, act, kind):
+def test_error_is_reported_with_interrupt_or_exit_at_fit_end(default_handlers, act, kind):
     failing = CustomCallback(lambda learner: fail(), StepEnd, name="failing")
     with pytest.raises(kind) as raised:
         testlearner(failing, CustomCallback(lambda learner: act(), FitEnd, name="last"), batches=1).fit(1)

@@ -1,6 +1,6 @@
-"""Handlers on threads, and what is logged beside them, under load: a hundred callbacks, and threads that switch often.
+"""Handlers and senders on threads under load: a hundred callbacks, and frequent thread switches.
 
-Whatever the timing, results and files are those of the serial executor, bit for bit, and errors name who failed.
+Regardless of timing, results and files match the serial executor bit for bit, and errors name the failing handler.
 """
 
 import json
@@ -29,7 +29,7 @@ ENTRIES = "abcdefghijklmnopqrstuvwxyz"
 
 @pytest.fixture(autouse=True)
 def _switching():
-    """Let threads be switched at each chance, and leave none behind."""
+    """Switch threads as often as possible, and check that none is left."""
     interval, before = sys.getswitchinterval(), set(threading.enumerate())
     sys.setswitchinterval(1e-6)
     yield
@@ -39,7 +39,7 @@ def _switching():
 
 
 def in_time(function):
-    """Return what a function returns; if it does not, fail with the stacks of all threads."""
+    """Return the result of a function; fail with the stacks of all threads if it does not return in time."""
     done = {}
 
     def run():
@@ -63,7 +63,7 @@ def in_time(function):
 
 
 class Works(CustomCallback):
-    """Does arithmetic on entries that it declares, logs, and takes some time, so that any other order shows."""
+    """Compute with declared entries, log, and take some time, so that any other order gives another result."""
 
     def __init__(self, number, rng):
         drawn = rng.sample(ENTRIES, 3)
@@ -123,13 +123,13 @@ class Cancels(CustomCallback):
 
 
 def load(seed):
-    """Return a hundred callbacks, drawn anew but the same for each seed."""
+    """Return a hundred random callbacks, which are the same for each seed."""
     rng = Random(seed)
     return [Works(number, rng) for number in range(100)]
 
 
 def lines_of(path):
-    """Return the lines of a log, without the times."""
+    """Return the lines of a log without times."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [{name: value for name, value in row.items() if name != "time"} for row in rows]
 
@@ -160,7 +160,7 @@ def trained(folder, executor, works, *others, epochs=2):
 
 
 @pytest.mark.parametrize(("workers", "seed"), [(1, 0), (2, 1), (4, 2), (16, 3), (100, 4)])
-def test_a_hundred_callbacks_do_what_they_do_without_threads(tmp_path, workers, seed, times):
+def test_hundred_callbacks_match_serial_executor(tmp_path, workers, seed, times):
     serial = trained(tmp_path / "serial", fluxcb.SerialExecutor(), load(seed))
     assert serial["csv"][0][:2] == ["step", "epoch"]
     assert len(serial["cbstate"]["records"]) > 100
@@ -173,7 +173,7 @@ def test_a_hundred_callbacks_do_what_they_do_without_threads(tmp_path, workers, 
 
 
 @pytest.mark.parametrize(("kind", "reason"), [(CancelStep, None), (CancelEpoch, None), (CancelFitting, "enough")])
-def test_a_cancel_among_a_hundred_skips_what_it_skips_without_threads(tmp_path, kind, reason):
+def test_cancel_among_hundred_callbacks_matches_serial_executor(tmp_path, kind, reason):
     serial, threaded = (
         trained(tmp_path / f"{executor}", executor, load(5), Cancels(kind, 3))
         for executor in (fluxcb.SerialExecutor(), fluxcb.ThreadExecutor(8))
@@ -200,7 +200,7 @@ def slow(learner):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_failing_and_slow_handlers_among_a_hundred_are_named_and_the_next_fit_goes_on(tmp_path, seed):
+def test_failing_and_slow_handlers_among_hundred_are_named(tmp_path, seed):
     ended, monitors = [], library.Monitors(JSONLinesBackend(tmp_path / "log.jsonl"))
     learner = testlearner(
         Creates(), *map(Fails, range(3)), CustomCallback(slow, StepEnd), *load(seed), monitors,
@@ -233,7 +233,7 @@ def test_failing_and_slow_handlers_among_a_hundred_are_named_and_the_next_fit_go
     assert (learner.step, learner.stop_reason, ended) == (reached + 4, None, [reached, reached + 4])
 
 
-def test_several_hundred_failures_in_a_row_leave_no_thread_and_no_lock_behind(times):
+def test_hundreds_of_failures_leave_no_thread_or_lock(times):
     calls = []
 
     def fail(learner):
@@ -266,7 +266,7 @@ class LogsLoss(CustomCallback):
 
 
 def sending(*senders, executor=None, epochs=5):
-    """Train with these; return the bits of the parameters, and what was put."""
+    """Train with these callbacks; return the bits of the parameters, and the logged values."""
     learner = testlearner(library.Monitors(), LogsLoss(), *senders, batches=50, validation_batches=0, executor=executor)
     in_time(lambda: learner.fit(epochs))
     params = {name: float(value).hex() for name, value in learner.params.items()}
@@ -274,7 +274,7 @@ def sending(*senders, executor=None, epochs=5):
 
 
 @pytest.mark.parametrize("executor", [None, fluxcb.ThreadExecutor(4)], ids=["serial", "threads"])
-def test_what_is_sent_slowly_comes_whole_and_in_order(executor):
+def test_slowly_sent_records_are_complete_and_ordered(executor):
     received = [[], [], []]
 
     def take(into, wait):
@@ -292,7 +292,7 @@ def test_what_is_sent_slowly_comes_whole_and_in_order(executor):
     assert len(put) == 250
 
 
-def test_a_receiver_that_fails_costs_its_records_and_nothing_else():
+def test_failing_receiver_loses_only_its_records():
     received, failed = [], []
 
     def receive(record):
@@ -314,7 +314,7 @@ def test_a_receiver_that_fails_costs_its_records_and_nothing_else():
     ]
 
 
-def test_a_receiver_that_hangs_holds_up_the_end_of_a_fit_for_no_longer_than_it_may():
+def test_hanging_receiver_delays_end_of_fit_only_until_timeout():
     go, taken = threading.Event(), []
 
     def hang(record):
@@ -328,8 +328,8 @@ def test_a_receiver_that_hangs_holds_up_the_end_of_a_fit_for_no_longer_than_it_m
     assert params == alone
     assert [record["step"] for record in taken] == [1]
     assert [str(warning.message) for warning in told] == [
-        "SendMonitorData(hang, loss): a record is still being sent after 0.2 s, and is not waited for",
-        "SendMonitorData(hang, loss): records are lost: not all could be sent before the fit ended",
+        "SendMonitorData(hang, loss): sending a record took longer than the timeout of 0.2 s",
+        "SendMonitorData(hang, loss): some records were dropped, because the fit ended before they were sent",
     ]
     for thread in threading.enumerate():
         if thread.name == "fluxcb-outbox":

@@ -1,4 +1,4 @@
-"""The device runs ahead of host handlers; none of them sees a train state that is not its step's."""
+"""The device runs ahead of host handlers, but each host handler sees the train state of its own step."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ OWNER = []
 
 
 class AtStep(Callback):
-    """Do something at an event, with an access of its own."""
+    """Call a function at an event, with its own access."""
 
     def __init__(self, action, access=None, event=StepEnd):
         self.action, self.access, self.event = action, access or {}, event
@@ -53,37 +53,37 @@ READS = {
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("event", [StepEnd, StepBegin])
 @pytest.mark.parametrize("steps_per_call", [1, 3, "auto"])
-def test_reading_the_learner_itself_inside_a_step_is_an_error_whatever_the_windows(name, event, steps_per_call):
+def test_reading_learner_inside_step_raises_with_any_windows(name, event, steps_per_call):
     with pytest.raises(DeclarationError) as raised:
         run(AtStep(READS[name], event=event), steps_per_call=steps_per_call)
     assert str(raised.value) == (
-        f"A step's handler reads `learner.{name}` of the Learner itself, and not of the one it was given.\n"
+        f"A step's handler reads `learner.{name}` from the Learner itself, not from its argument `learner`.\n"
         "  why:   the device runs ahead of the handlers, so the train state is not that of the handler's step\n"
         "  fix:   declare it in `stateaccess`, and read it from the handler's argument"
     )
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 3])
-def test_a_handler_that_blocks_is_in_step_with_the_device(steps_per_call):
+def test_blocking_handler_waits_for_device(steps_per_call):
     blocks = AtStep(READS["state"], {"hyperparams": {"learning_rate": Write()}})
     assert run(blocks, steps_per_call=steps_per_call) == [1, 2, 3, 4]
     assert run(AtStep(READS["state"], event=EpochEnd), steps_per_call=steps_per_call) == [4]
 
 
-def test_validation_inside_a_step_needs_a_declaration():
+def test_validation_inside_step_requires_declaration():
     def validate(learner):
         return learner.run_epoch(ValidationPhase())
 
     with pytest.raises(DeclarationError) as raised:
         run(AtStep(validate))
     assert str(raised.value).splitlines()[0] == (
-        "A step's handler asks for an epoch of ValidationPhase, and the next steps do not wait for it."
+        "A step's handler requested an epoch of ValidationPhase, but the next steps do not wait for this handler."
     )
     assert run(AtStep(validate, {"params": Read(borrow=True)})) == [2, 2, 2, 2]  # as the message says
 
 
 class Asked(HostEvent):
-    """An event of a user's own."""
+    """A custom event."""
 
 
 class Listens(Callback):
@@ -98,18 +98,18 @@ class Listens(Callback):
         self.seen.append(float(learner.params["w"]) if "params" in self.access else learner.progress.step)
 
 
-def test_an_event_that_a_handler_emits_shows_counters_but_no_future_state():
+def test_emitted_event_shows_counters_but_no_future_state():
     counts = Listens({})
     run(AtStep(lambda learner: learner.emit(Asked(), TrainingPhase())), counts, steps_per_call=2)
     assert counts.seen == [1, 2, 3, 4]
     with pytest.raises(DeclarationError) as raised:
         run(AtStep(lambda learner: learner.emit(Asked(), TrainingPhase())), Listens({"params": Read()}))
     assert str(raised.value).startswith(
-        "Listens() is to see `params` at an event that a step's handler emits.\n  where: Listens.stateaccess"
+        "Listens() uses `params` at an event that a step's handler emits.\n  where: Listens.stateaccess"
     )
 
 
-def test_an_event_emitted_by_a_handler_that_blocks_shows_its_steps_state():
+def test_event_emitted_by_blocking_handler_shows_state_of_its_step():
     listens, plain = Listens({"params": Read()}), []
     emits = AtStep(lambda learner: learner.emit(Asked(), TrainingPhase()), {"hyperparams": Write()})
     run(emits, listens, steps_per_call=3)
@@ -120,12 +120,12 @@ def test_an_event_emitted_by_a_handler_that_blocks_shows_its_steps_state():
     np.testing.assert_array_equal(listens.seen, plain)
 
 
-def test_clocks_with_other_schedules_are_asked_at_their_steps(monkeypatch):
+def test_clocks_with_other_schedules_run_at_their_steps(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("fluxcb._declare.schedules.time.monotonic", lambda: clock[0])
 
     class Ticks(Callback):
-        """A second passes at each step; asked first, and so before the others' clocks."""
+        """Advance the time by a second at each step, before other schedules read the clock."""
 
         @on
         def tick(self, event: StepEnd, phase: TrainingPhase, learner):

@@ -1,4 +1,4 @@
-"""What a Learner begins with: the run's key, the parameters, the optimizer's state, and what making them costs."""
+"""The initial state of a Learner: random key, parameters, optimizer state, and the cost of creating them."""
 
 import gc
 import weakref
@@ -10,15 +10,16 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Learner
+from fluxcb import Learner, Read, Write
 from fluxcb._compile.arrays import copy_tree, is_key, own_copy
-from fluxcb._run.given import as_key, first_opt_state
-from fluxcb.callbacks import Metrics
+from fluxcb._run.arguments import as_key, compiled_opt_state
+from fluxcb._run.initial_state import initial_opt_state
+from fluxcb.callbacks import Metrics, RunFunction
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**31, 2**32 + 7, 2**63 - 1, -(2**63)])
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg", "threefry4x32", "philox2x32", "philox4x32"])
-def test_a_seed_is_the_key_that_jax_makes_of_it(seed, impl):
+def test_seed_gives_jax_key(seed, impl):
     with jax.default_prng_impl(impl):
         key, expected = as_key(seed), jax.random.key(seed)
     assert key.dtype == expected.dtype
@@ -26,7 +27,7 @@ def test_a_seed_is_the_key_that_jax_makes_of_it(seed, impl):
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "philox4x32"])
-def test_a_seed_of_64_bits_where_jax_has_them(impl):
+def test_64_bit_seed_with_x64(impl):
     with jax.enable_x64(True), jax.default_prng_impl(impl):
         for seed in 2**40 + 3, -5, -(2**63):
             words = jax.random.key_data(as_key(seed)).tolist()
@@ -34,15 +35,25 @@ def test_a_seed_of_64_bits_where_jax_has_them(impl):
             assert impl != "threefry2x32" or words == [seed // 2**32 % 2**32, seed % 2**32]
 
 
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint32, np.uint64])
+def test_numpy_integer_seed(kind):
+    expected = jax.random.key_data(jax.random.key(3)).tolist()
+    assert jax.random.key_data(as_key(kind(3))).tolist() == expected
+
+
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
-def test_a_model_begins_with_a_key_of_its_own(impl):
+def test_model_is_initialized_with_own_key(impl):
+    def init(key, xs):  # 16 bits of the key in each parameter, which are exact in float32
+        words = jax.random.key_data(key)
+        return {"w": jnp.stack([words >> 16, words & 0xFFFF], -1).astype(jnp.float32)}
+
     def given(seed):
-        keys = []
         with jax.default_prng_impl(impl):
-            model = (lambda key, xs: keys.append(key) or {"w": jnp.ones(3)}, lambda params, xs: xs @ params["w"])
+            model = (init, lambda params, xs: jnp.mean(xs) * jnp.mean(params["w"]))
             example = np.ones((2, 3), np.float32), np.ones(2, np.float32)
-            Learner(model, lambda out, ys: jnp.mean(out), optax.sgd(0.1), key=as_key(seed), example_batch=example)
-            return keys[0].dtype, jax.random.key_data(keys[0]).tolist(), as_key(seed)
+            made = Learner(model, lambda out, ys: out, optax.sgd(0.1), key=as_key(seed), example_batch=example)
+            words = [int(high) << 16 | int(low) for high, low in np.asarray(made.params["w"])]
+            return jax.random.wrap_key_data(jnp.array(words, jnp.uint32)).dtype, words, as_key(seed)
 
     (dtype, words, key), again, other = given(3), given(3), given(4)
     assert dtype == again[0] == key.dtype
@@ -53,7 +64,7 @@ def test_a_model_begins_with_a_key_of_its_own(impl):
 
 
 def held_by(tree):
-    """Return what a tree holds: its structure, and each leaf's dtype, weakness, place and bytes."""
+    """Return the structure of a tree, and the dtype, weak type, device and bytes of each leaf."""
     leaves, structure = jax.tree.flatten(jax.tree.map(lambda x: jax.random.key_data(x) if is_key(x) else x, tree))
     return structure, [(x.dtype, x.weak_type, x.sharding, np.asarray(x).tobytes()) for x in leaves]
 
@@ -68,18 +79,18 @@ TREES = {
 
 
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_a_copy_is_what_jax_copies(tree):
+def test_copy_matches_jax_copy(tree):
     assert held_by(own_copy(tree)) == held_by(copy_tree(tree))
 
 
-def test_a_copy_refuses_what_jax_refuses():
+def test_copy_raises_like_jax():
     with pytest.raises(TypeError):
         own_copy({"w": np.arange(3, dtype=">f4")})
     with pytest.raises(TypeError):
         own_copy({"w": np.array(["a"])})
 
 
-def test_nobody_else_holds_a_copy():
+def test_copies_share_no_buffers():
     for tree in TREES.values():
         given = jax.tree.map(lambda x: x if is_key(x) else jnp.asarray(x), tree)
         leaves = [x for x in jax.tree.leaves((given, own_copy(given), own_copy(given))) if not is_key(x)]
@@ -90,7 +101,7 @@ def test_nobody_else_holds_a_copy():
     assert not copy.any()
 
 
-def test_what_is_donated_of_a_copy_is_not_the_original():
+def test_donating_copy_keeps_original():
     given = jnp.ones(1000)
     copy = own_copy(given)
     assert jax.jit(lambda x: x * 2, donate_argnums=0)(copy)[0] == 2
@@ -99,7 +110,7 @@ def test_what_is_donated_of_a_copy_is_not_the_original():
 
 
 def compiled_by(function):
-    """Return how many programs are compiled by a call."""
+    """Return how many programs a call compiles."""
     compiled = []
     jax.monitoring.register_event_duration_secs_listener(count := lambda event, seconds, **_: compiled.append(event))
     try:
@@ -109,7 +120,7 @@ def compiled_by(function):
     return compiled.count("/jax/core/compile/backend_compile_duration")
 
 
-def learner_of(shapes, optimizer=None):
+def learner_of(shapes, optimizer=None, callbacks=()):
     """Return a Learner whose parameters have these shapes."""
     params = {str(shape): np.ones(shape, np.float32) for shape in shapes}
 
@@ -118,16 +129,33 @@ def learner_of(shapes, optimizer=None):
 
     batch = np.ones(3, np.float32)
     optimizer = optimizer or optax.sgd(1e-3)
-    return Learner.from_loss(params, loss_fn, optimizer, example_batch=batch, callbacks=[Metrics()], key=8)
+    return Learner.from_loss(params, loss_fn, optimizer, example_batch=batch, callbacks=[Metrics(), *callbacks], key=8)
 
 
-def test_nothing_is_compiled_for_each_shape_while_a_learner_is_built():
+def test_building_learner_compiles_nothing_per_shape():
     learner_of([(3,)])  # what any Learner needs
     assert compiled_by(lambda: learner_of([(n, 2) for n in range(50, 70)])) == 0
     assert compiled_by(lambda: [jnp.copy(jnp.asarray(np.ones((71, n)))) for n in range(5)]) > 0
 
 
-def test_the_optimizer_begins_in_one_program():
+def test_copy_of_params_for_handler_compiles_nothing():
+    def copy_params(learner):
+        learner.cbstate.target = learner.params
+
+    def learner_with_target(shapes):
+        access = {"params": Read(), "cbstate": {"target": Write()}}
+        return learner_of(shapes, callbacks=[RunFunction(copy_params, init=copy_params, access=access)])
+
+    learner_with_target([(3,)])
+    made = []
+    assert compiled_by(lambda: made.append(learner_with_target([(n, 3) for n in range(20, 30)]))) == 0
+    target, params = made[0].cbstate["target"], made[0].params
+    assert held_by(target) == held_by(params)
+    arrays = [x.unsafe_buffer_pointer() for x in (*target.values(), *params.values())]
+    assert len(set(arrays)) == len(arrays)
+
+
+def test_optimizer_is_initialized_by_one_program():
     learner_of([(3,)])
     shapes = [(n, 2) for n in range(80, 90)]
     assert compiled_by(lambda: learner_of(shapes, optax.adam(1e-3))) == 1
@@ -157,33 +185,33 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("committed", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_begins_with_what_its_init_returns(optimizer, committed):
+def test_initial_opt_state_matches_init(optimizer, committed):
     params = jax.device_put(PARAMS, jax.devices()[-1]) if committed else PARAMS
-    assert held_by(first_opt_state(optimizer, params)) == held_by(optimizer.init(params))
+    assert held_by(initial_opt_state(optimizer, params)) == held_by(optimizer.init(params))
 
 
 def own_optimizer(init):
-    """Return an optimizer that begins as a user wrote it."""
+    """Return an optimizer with the given `init`."""
     return optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
 
 
-def test_an_init_may_look_at_values():
+def test_init_may_use_concrete_values():
     optimizer = own_optimizer(lambda params: jnp.asarray(float(params["w"].sum())))
-    assert first_opt_state(optimizer, {"w": jnp.arange(4.0)}) == 6
-    assert first_opt_state(own_optimizer(lambda params: {"kind": "mine"}), PARAMS) == {"kind": "mine"}
+    assert initial_opt_state(optimizer, {"w": jnp.arange(4.0)}) == 6
+    assert compiled_opt_state(optimizer, {"w": jnp.arange(4.0)}) is None
 
 
-def test_what_an_init_holds_is_not_kept():
+def test_objects_held_by_init_are_released():
     anchor = jnp.arange(1000.0)
     held = weakref.ref(anchor)
     optimizer = own_optimizer(lambda params, anchor=anchor: anchor + params["w"])
-    assert first_opt_state(optimizer, {"w": jnp.float32(1)})[3] == 4
+    assert initial_opt_state(optimizer, {"w": jnp.float32(1)})[3] == 4
     del anchor, optimizer
     gc.collect()
     assert held() is None
 
 
-def test_inits_that_differ_in_one_bit_are_not_the_same():
+def test_inits_that_differ_in_one_bit_are_not_shared():
     first, second = np.float32(0.1), np.nextafter(np.float32(0.1), np.float32(1))
     inits = [
         lambda params: jnp.asarray(first),
@@ -196,14 +224,14 @@ def test_inits_that_differ_in_one_bit_are_not_the_same():
         lambda params: jax.random.key(3),
         lambda params: jax.random.key(4),
     ]
-    found = [held_by(own_copy(first_opt_state(own_optimizer(init), PARAMS))) for init in inits]
+    found = [held_by(initial_opt_state(own_optimizer(init), PARAMS)) for init in inits]
     assert found == [held_by(own_copy(init(PARAMS))) for init in inits]
 
 
-def test_an_init_that_fails_says_so_itself():
+def test_error_in_init_is_unchanged():
     def init(params):
         raise ValueError(f"no optimizer for {len(params)} arrays")
 
     with pytest.raises(ValueError, match="no optimizer for 3 arrays") as caught:
-        first_opt_state(own_optimizer(init), PARAMS)
+        initial_opt_state(own_optimizer(init), PARAMS)
     assert caught.value.__context__ is None

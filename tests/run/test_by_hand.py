@@ -1,4 +1,4 @@
-"""callbacks_as_hook: callbacks in a loop that is not fluxcb's see what they see in a Learner, or are refused."""
+"""callbacks_as_hook: callbacks in a hand-written loop get the same values as in a Learner, or raise an error."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from fluxcb.testing import EventLog
 
 
 class Log(EventLog):
-    """Records every event of a loop written by hand."""
+    """Record every event of a hand-written loop."""
 
     @on(HostEvent)
     def record(self, event, phase, learner):
@@ -48,7 +48,7 @@ class Log(EventLog):
 
 
 def train(hook, losses, *, epochs, first=1):
-    """Hand over these losses, as many to each epoch."""
+    """Report these losses in each epoch."""
     per_epoch = len(losses) // epochs
     for number, loss in enumerate(losses, first):
         hook.after_step(number, {"loss": loss})
@@ -56,7 +56,7 @@ def train(hook, losses, *, epochs, first=1):
             hook.after_epoch()
 
 
-def test_the_events_are_those_of_a_fit_and_the_counters_the_loops():
+def test_events_match_fit_and_counters_match_loop():
     log = Log()
     with callbacks_as_hook([log], {"loss": 0.0}) as hook:
         train(hook, [3.0, 2.0, 1.0, 0.0], epochs=2)
@@ -76,7 +76,7 @@ def test_the_events_are_those_of_a_fit_and_the_counters_the_loops():
     ]
 
 
-def test_a_loop_may_tell_every_third_step_only_and_go_on_where_another_ended():
+def test_loop_may_report_every_third_step_and_continue():
     log = Log()
     hook = callbacks_as_hook([log, every(log2 := Log(), steps=6)], {"loss": 0.0})
     hook.before_training(step=300, epoch=10)
@@ -95,7 +95,7 @@ def test_a_loop_may_tell_every_third_step_only_and_go_on_where_another_ended():
     assert [entry[2] for entry in log2.entries if entry[0] in ("StepEnd", "Trigger")] == [306, 306, 312, 312]
 
 
-def test_metrics_of_a_loop():
+def test_metrics_of_loop():
     losses = [8.0, 4.0, 2.0, 1.0]
     hook = callbacks_as_hook([Metrics(SmoothLoss(0.5)), Recorder()], {"loss": 0.0})
     with hook:
@@ -110,7 +110,17 @@ def test_metrics_of_a_loop():
     )
 
 
-def test_arrays_and_values_of_any_name():
+def test_samples_are_counted_without_program():
+    hook = callbacks_as_hook([Recorder()], {"losses": jax.ShapeDtypeStruct((4,), jnp.float32)})
+    with hook:
+        for step in (1, 2):
+            hook.after_step(step, {"losses": jnp.zeros(4)})
+    history = hook.cbstate["history"]["training"]
+    assert (history.steps, history.samples) == (2, 8)
+    assert hook._learner.compile_counts == {"traces": 1, "compiles": 0}
+
+
+def test_arrays_and_values_with_any_name():
     def right(logits, labels):
         return jnp.mean(logits.argmax(-1) == labels)
 
@@ -124,7 +134,7 @@ def test_arrays_and_values_of_any_name():
     assert hook.cbstate["metrics_epoch"]["training"]["accuracy"] == [(1, 0.75)]
 
 
-def test_a_cancel_leaves_the_block_and_training_has_ended():
+def test_cancel_leaves_with_block_and_ends_training():
     log, stop = Log(), EarlyStopping(1, metric="loss", phase="training")
     hook = callbacks_as_hook([Metrics(), stop, log], {"loss": 0.0})
     with hook:
@@ -148,7 +158,7 @@ class Cancels(Callback):
             raise self.kind("enough")
 
 
-def test_a_loop_without_a_block_gets_the_cancels():
+def test_cancel_is_raised_without_with_block():
     hook = callbacks_as_hook([Cancels(StepEnd, CancelEpoch, 1)], {"loss": 0.0})
     hook.before_training()
     with pytest.raises(CancelEpoch, match="enough"):
@@ -162,7 +172,7 @@ def test_a_loop_without_a_block_gets_the_cancels():
     hook.after_training()
 
 
-def test_a_cancel_before_training_ends_it_and_others_skip_the_moment():
+def test_cancel_at_fit_begin_ends_training():
     hook = callbacks_as_hook([Cancels(FitBegin, CancelEpoch, 0)], {"loss": 0.0})
     with hook:
         hook.after_step(1, {"loss": 0.0})
@@ -182,7 +192,7 @@ class FailsAtEnd(Callback):
         raise ValueError(self.text)
 
 
-def test_the_end_comes_to_all_whatever_happened():
+def test_all_callbacks_get_fit_end_after_any_error():
     log = Log()
     with pytest.raises(ValueError, match="one"), callbacks_as_hook([FailsAtEnd("one"), log], {}):
         pass
@@ -217,7 +227,7 @@ def test_traced_handlers_are_compiled_once():
     assert calls == [1]
 
 
-def test_there_and_back_again():
+def test_hook_to_callback_in_hook():
     seen = []
     hook = callbacks_as_hook(
         [HookToCallback(lambda step, values: seen.append((step, values)), ["loss"])], {"loss": 0.0}
@@ -230,9 +240,10 @@ def test_there_and_back_again():
 # --- what cannot be supported -----------------------------------------------------------------------------------------
 
 
+WITH_STATE = "  fix:   write `callbacks_as_hook(callbacks, values, state=get, set_state=put)`\n"
 LOOP = (
-    "  why:   `callbacks_as_hook` sees the values that the loop hands over, and changes nothing of its training\n"
-    "  fix:   train with a `Learner`, or do in the loop what this callback does"
+    "  why:   `callbacks_as_hook` can read the values that the loop reports, and cannot change its training\n"
+    "  fix:   train with a `Learner`, or implement this callback in the loop"
 )
 
 
@@ -247,12 +258,14 @@ LOOP = (
         (lambda: CustomCallback(print, StepEnd, access={"*": Read()}), "reads `*`"),
     ],
 )
-def test_what_stays_with_the_loop_is_refused(callback, what):
+def test_callback_that_needs_state_raises(callback, what):
     with pytest.raises(DeclarationError) as caught:
         callbacks_as_hook([callback()], {"loss": 0.0})
     first, _, rest = str(caught.value).partition("\n")
-    assert first.endswith(f"{what}, which stays with the hand-written loop.")
-    assert rest.partition("\n")[2] == LOOP  # behind the line that says where
+    assert first.endswith(f"{what}, which belongs to the hand-written loop.")
+    needs_state = not what.endswith(("`step.loss`", "`*`"))
+    expected = LOOP.replace("  fix:   ", WITH_STATE + "     or: ") if needs_state else LOOP
+    assert rest.partition("\n")[2] == expected  # behind the line that says where
 
 
 class Begins(Callback):
@@ -272,22 +285,22 @@ class Validates(Callback):
         (lambda: Begins(), "Begins() has a handler of StepBegin"),
     ],
 )
-def test_what_acts_inside_the_loops_step_is_refused(callback, what):
+def test_callback_inside_step_raises(callback, what):
     with pytest.raises(DeclarationError) as caught:
         callbacks_as_hook([callback()], {"loss": 0.0})
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"{what}, which no hand-written loop emits."
+    assert lines[0] == f"{what}, which a hand-written loop does not emit."
     assert lines[2:] == [
-        "  why:   the loop tells what it has done after its step; there are StepEnd and, traced, ComputeEnd",
-        "  fix:   train with a `Learner`, or do in the loop what this callback does",
+        "  why:   the loop reports a step after it has finished; it emits StepEnd and, traced, ComputeEnd",
+        "  fix:   train with a `Learner`, or implement this callback in the loop",
     ]
 
 
-def test_handlers_of_other_phases_never_run_and_are_not_refused():
+def test_handlers_of_other_phases_are_accepted():
     callbacks_as_hook([Validates()], {"loss": 0.0})
 
 
-def test_values_that_nobody_hands_over_are_unknown():
+def test_undeclared_values_raise():
     with pytest.raises(
         UnknownStateError, match=r"^Metrics\(\) declares access to `step.loss`, which no phase provides"
     ):
@@ -314,24 +327,24 @@ def test_values_that_nobody_hands_over_are_unknown():
         ),
         (
             {"batch": 0.0},
-            "`callbacks_as_hook` cannot hand over a value called `batch`.\n"
+            "`callbacks_as_hook` cannot take a value with the name `batch`.\n"
             "  why:   `step.batch` is the batch\n"
-            "  fix:   give it another name",
+            "  fix:   use another name",
         ),
     ],
 )
-def test_values_that_cannot_be_announced(values, text, refused):
+def test_invalid_example_values_raise(values, text, refused):
     with refused(DeclarationError, text):
         callbacks_as_hook([], values)
 
 
 OTHERS = (
     "  why:   callbacks were checked, and traced handlers compiled, for the values that were announced\n"
-    "  fix:   announce what the loop hands over: `callbacks_as_hook(callbacks, {...})`"
+    "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {...})`"
 )
 STEPS = (
-    "  why:   steps are numbered from 1, and periods of callbacks speak of these numbers\n"
-    "  fix:   give the number of finished steps, e.g. `hook.after_step(index + 1, values)`"
+    "  why:   steps are numbered from 1, and the periods of callbacks refer to these numbers\n"
+    "  fix:   pass the number of finished steps, e.g. `hook.after_step(index + 1, values)`"
 )
 
 
@@ -353,23 +366,23 @@ STEPS = (
             6,
             {"loss": np.zeros(3)},
             "`after_step` was given float32[3] as `loss`; float32[] was announced.\n"
-            "  fix:   announce what the loop hands over: `callbacks_as_hook(callbacks, {'loss': ...})`",
+            "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
         ),
         (
             6,
             {"loss": 1j},
             "`after_step` was given complex64[] as `loss`; float32[] was announced.\n"
-            "  fix:   announce what the loop hands over: `callbacks_as_hook(callbacks, {'loss': ...})`",
+            "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
         ),
         (
             6,
             {"loss": [0.0]},
             "`after_step` was given ['float32[]'] as `loss`; float32[] was announced.\n"
-            "  fix:   announce what the loop hands over: `callbacks_as_hook(callbacks, {'loss': ...})`",
+            "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
         ),
     ],
 )
-def test_what_a_loop_cannot_hand_over(step, values, text, refused):
+def test_invalid_reported_values_raise(step, values, text, refused):
     hook = callbacks_as_hook([], {"loss": 0.0})
     hook.before_training()
     hook.after_step(5, {"loss": 0.0})
@@ -378,15 +391,43 @@ def test_what_a_loop_cannot_hand_over(step, values, text, refused):
     hook.after_step(6, {"loss": 0.0})
 
 
-def test_an_announced_int_is_no_float(refused):
+def test_float_for_declared_int_raises(refused):
     hook = callbacks_as_hook([], {"loss": 0})
+    hook.before_training()
     with refused(
         DeclarationError,
         "`after_step` was given float32[] as `loss`; int32[] was announced.\n"
-        "  fix:   announce what the loop hands over: `callbacks_as_hook(callbacks, {'loss': ...})`",
+        "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
     ):
         hook.after_step(1, {"loss": 0.5})
 
 
-def test_the_public_name():
+def test_public_name():
     assert fluxcb.callbacks_as_hook is callbacks_as_hook
+
+
+NOT_BEGUN = (
+    "`hook.{}` was called before FitBegin or after FitEnd.\n"
+    "  why:   callbacks open files and restore state at FitBegin, and write their last values at FitEnd\n"
+    "  fix:   put the loop inside a block: `with hook:`\n"
+    "     or: call `hook.before_training()` before the loop, and `hook.after_training()` after it, also after an error"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [("before_epoch", ()), ("before_step", ()), ("after_step", (1, {"loss": 0.0})), ("after_epoch", ())],
+)
+def test_reporting_before_training_raises(method, arguments, refused):
+    log = Log()
+    hook = callbacks_as_hook([log], {"loss": 0.0})
+    with refused(DeclarationError, NOT_BEGUN.format(method)):
+        getattr(hook, method)(*arguments)
+    with hook:
+        getattr(hook, method)(*arguments)
+    hook.before_training(step=hook.step, epoch=hook.epoch)
+    hook.after_step(2, {"loss": 0.0})
+    hook.after_training()
+    assert [entry[0] for entry in log.entries if entry[0].startswith("Fit")] == ["FitBegin", "FitEnd"] * 2
+    with refused(DeclarationError, NOT_BEGUN.format(method)):
+        getattr(hook, method)(*arguments)

@@ -1,4 +1,4 @@
-"""`learner.callbacks`: looking at the set, and exchanging it, whole or not at all."""
+"""`learner.callbacks`: reading the callbacks and replacing them atomically."""
 
 import copy
 import os
@@ -55,7 +55,7 @@ class Scales(Callback):
 
 
 class Breaks(Callback):
-    """Cannot be traced."""
+    """A callback that cannot be traced."""
 
     def stateaccess(self):
         return {"step": {"grads": Write()}, "cbstate": {"broken": Write()}}
@@ -70,7 +70,7 @@ class Breaks(Callback):
 
 
 class Average(Callback):
-    """Keeps a running sum in the carry."""
+    """Keep a running sum in the carry."""
 
     def stateaccess(self):
         return {"step": {"loss": Read()}, "cbstate": {"total": Write()}}
@@ -107,7 +107,7 @@ def test_add_get_replace_remove_set():
     assert repr(learner.callbacks) == "[Counts()]"
 
 
-def test_wrapped_callbacks_are_found_by_what_is_inside():
+def test_wrapped_callbacks_are_found_by_wrapped_class():
     counts = Counts()
     wrapped = every(counts, steps=2)
     learner = testlearner(wrapped)
@@ -118,7 +118,7 @@ def test_wrapped_callbacks_are_found_by_what_is_inside():
     assert list(learner.callbacks) == []
 
 
-def test_order_groups_survive_an_exchange():
+def test_in_order_groups_survive_replace():
     one, two, three = Scales(0.5), Scales(2.0), Scales(3.0)
     learner = testlearner(ordered(one, two))
     learner.callbacks.replace(three)  # the first of its class
@@ -127,7 +127,7 @@ def test_order_groups_survive_an_exchange():
     assert list(learner.callbacks) == [three]
 
 
-def test_what_is_not_there_cannot_be_had():
+def test_missing_callbacks_raise():
     learner = testlearner(Counts())
     with pytest.raises(DeclarationError) as raised:
         learner.callbacks.get(EventLog)
@@ -151,7 +151,7 @@ def bad_sets():
 
 
 @pytest.mark.parametrize("name", list(bad_sets()))
-def test_a_set_that_does_not_fit_leaves_the_old_one_at_work(name):
+def test_invalid_set_keeps_old_callbacks(name):
     added, error = bad_sets()[name]
     counts, scales, average = Counts(), Scales(0.5), Average()
     callbacks = [counts, average] if name == "trace" else [counts, scales, average]
@@ -176,7 +176,7 @@ def test_a_set_that_does_not_fit_leaves_the_old_one_at_work(name):
         testlearner(*added).fit(1)
 
 
-def test_a_failed_construction_leaves_the_callbacks_free():
+def test_failed_construction_releases_callbacks():
     counts, scales = Counts(), Scales()
     with pytest.raises(ConflictError):
         testlearner(counts, scales, Scales(2.0))
@@ -187,7 +187,7 @@ def test_a_failed_construction_leaves_the_callbacks_free():
     assert counts.calls == 4
 
 
-def test_one_instance_belongs_to_one_learner():
+def test_instance_belongs_to_one_learner():
     counts = Counts()
     learner = testlearner(counts)
     with pytest.raises(DeclarationError) as raised:
@@ -203,7 +203,7 @@ def test_one_instance_belongs_to_one_learner():
     assert counts.calls == 4
 
 
-def test_a_learner_that_is_gone_owns_nothing():
+def test_deleted_learner_releases_callbacks():
     counts = Counts()
     learner = testlearner(counts)
     learner.fit(1)
@@ -217,7 +217,7 @@ def test_a_learner_that_is_gone_owns_nothing():
     [copy.copy, copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))],
     ids=["copy", "deep", "pickle"],
 )
-def test_a_copy_belongs_to_nobody(clone):
+def test_copied_callback_belongs_to_no_learner(clone):
     counts = Counts()
     learner = testlearner(counts)
     learner.fit(1)
@@ -227,7 +227,7 @@ def test_a_copy_belongs_to_nobody(clone):
 
 
 class Needy(Average):
-    """Cannot be traced the first time."""
+    """A callback that cannot be traced the first time."""
 
     ready = False
 
@@ -238,7 +238,7 @@ class Needy(Average):
         super().add(event, phase, learner)
 
 
-def test_a_learner_that_could_not_be_built_at_its_first_batch_can_be_built_at_the_next():
+def test_learner_that_failed_at_first_batch_can_be_built_at_next():
     def apply(params, xs):
         return xs @ params["w"]
 
@@ -259,14 +259,14 @@ def test_a_learner_that_could_not_be_built_at_its_first_batch_can_be_built_at_th
     assert float(learner.cbstate["total"]) == 1.0
 
 
-def test_one_instance_twice_is_an_error():
+def test_duplicate_instance_raises():
     counts = Counts()
     with pytest.raises(DeclarationError) as raised:
         testlearner(counts, every(counts, steps=2))
     assert str(raised.value) == (
-        "The callback Counts() at EverySteps(steps=2) stands in the list twice; first as Counts() at position 0.\n"
-        "  why:   one instance has one state, and would run twice per moment\n"
-        "  fix:   remove one, or construct a second instance"
+        "The callback Counts() at EverySteps(steps=2) appears twice in the list; first as Counts() at position 0.\n"
+        "  why:   an instance has only one state, and it would run twice at each moment\n"
+        "  fix:   remove one of the two, or create a second instance"
     )
 
 
@@ -279,19 +279,19 @@ class Exchanges(Callback):
         self.learner.callbacks.add(Counts())
 
 
-def test_the_set_cannot_be_exchanged_while_fitting():
+def test_changing_callbacks_during_fit_raises():
     exchanges = Exchanges()
     exchanges.learner = learner = testlearner(exchanges)
     with pytest.raises(DeclarationError) as raised:
         learner.fit(1)
     assert str(raised.value) == (
-        "The callbacks of a Learner cannot be exchanged while it is fitting.\n"
+        "The callbacks of a Learner cannot be replaced while it is fitting.\n"
         "  why:   the plan of a running fit is fixed\n"
-        "  fix:   exchange them between two calls of `fit`"
+        "  fix:   replace them between two calls of `fit`"
     )
 
 
-def test_shared_state_in_the_carry_survives_an_exchange():
+def test_carried_cbstate_survives_replace():
     learner = testlearner(Average())
     learner.fit(1)
     total = float(learner.cbstate["total"])
@@ -304,7 +304,7 @@ def test_shared_state_in_the_carry_survives_an_exchange():
 
 
 class Unborn(Callback):
-    """Declares shared state that nobody creates."""
+    """Declare an entry that no callback creates."""
 
     def stateaccess(self):
         return {"cbstate": {"unborn": Write()}}
@@ -314,7 +314,7 @@ class Unborn(Callback):
         learner.cbstate.unborn = 1
 
 
-def test_shared_state_that_nobody_creates():
+def test_uncreated_entry_raises():
     with pytest.raises(MissingStateError) as raised:
         testlearner(Unborn())
     assert str(raised.value) == (
@@ -325,7 +325,7 @@ def test_shared_state_that_nobody_creates():
     )
 
 
-def test_a_refused_set_is_forgotten_while_nothing_tells_a_batchs_shape():
+def test_rejected_set_is_forgotten_before_first_batch():
     learner = testlearner(data=None)
     counts = Counts()
     learner.callbacks.add(counts)
@@ -338,7 +338,7 @@ def test_a_refused_set_is_forgotten_while_nothing_tells_a_batchs_shape():
 
 
 @pytest.mark.parametrize("callbacks", [Counts(), Counts, 5, "abc"])
-def test_callbacks_that_are_no_list(callbacks):
+def test_invalid_callbacks_list_raises(callbacks):
     with pytest.raises(DeclarationError):
         Learner.from_loss(
             {"w": jnp.zeros(())}, lambda p, b, k: p["w"], optax.sgd(0.1), callbacks=callbacks, default_callbacks=False
@@ -347,7 +347,7 @@ def test_callbacks_that_are_no_list(callbacks):
         Learner.from_loss({"w": jnp.zeros(())}, lambda p, b, k: p["w"], optax.sgd(0.1), callbacks=callbacks)
 
 
-def test_a_callback_instead_of_a_list():
+def test_callback_instead_of_list_raises():
     with pytest.raises(DeclarationError) as raised:
         Learner.from_loss(
             {"w": jnp.zeros(())}, lambda p, b, k: p["w"], optax.sgd(0.1), callbacks=Counts(), default_callbacks=False
@@ -358,7 +358,7 @@ def test_a_callback_instead_of_a_list():
     )
 
 
-def test_the_graph_is_that_of_the_set_at_work_and_notebooks_show_it():
+def test_graph_is_that_of_current_callbacks():
     learner = testlearner(Counts(), default_callbacks=False)
     assert learner.callbacks.graph.render().splitlines() == [
         "Callbacks at all moments: 1 callback, 0 edges",
@@ -369,3 +369,19 @@ def test_the_graph_is_that_of_the_set_at_work_and_notebooks_show_it():
     learner.callbacks.add(Scales())
     assert [d.label for d in learner.callbacks.graph.declared] == ["Counts()", "Scales(0.5)"]
     assert learner.callbacks._repr_mimebundle_() == learner.callbacks.graph._repr_mimebundle_()
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("append", "write `learner.callbacks.add(callback)`"),
+        ("extend", "write `learner.callbacks.add(*callbacks)`"),
+        ("insert", "write `learner.callbacks.set([...])` with the whole list"),
+    ],
+)
+def test_list_methods_name_method_to_call(name, fix, refused):
+    callbacks = testlearner().callbacks
+    with refused(AttributeError, f"`learner.callbacks` has no attribute `{name}`.\n  fix:   {fix}"):
+        getattr(callbacks, name)
+    assert not hasattr(callbacks, name)
+    assert not hasattr(callbacks, "qqq")

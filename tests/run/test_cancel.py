@@ -1,5 +1,6 @@
-"""Each Cancel, raised at each moment: what is skipped, and what still happens."""
+"""Each cancel at each moment: what is skipped, and what still runs."""
 
+import inspect
 import os
 
 import pytest
@@ -36,11 +37,12 @@ CANCELS = [CancelStep, CancelEpoch, CancelFitting]
 
 
 def at(function):
+    function = inspect.unwrap(function)
     return f"{os.path.relpath(function.__code__.co_filename)}:{function.__code__.co_firstlineno}"
 
 
 class Cancels(Callback):
-    """Raise a Cancel at the first moment of a kind."""
+    """Raise a cancel at the first moment of an event."""
 
     def __init__(self, cancel, event, phase=Phase, step=None, message="enough"):
         self.cancel, self.event, self.phase, self.step, self.message = cancel, event, phase, step, message
@@ -58,14 +60,14 @@ class Cancels(Callback):
 
 
 class After(EventLog):
-    """A log that runs behind the callback that cancels."""
+    """A log that runs after the callback that cancels."""
 
     def runafter(self):
         return (Cancels,)
 
 
 def run(cancel, event, phase=TrainingPhase, step=None, epochs=1):
-    """Return what is logged before and behind the cancelling callback, and the Learner."""
+    """Return the logs of callbacks before and after the cancelling callback, and the Learner."""
     before, after = EventLog(), After()
     learner = testlearner(before, Cancels(cancel, event, phase, step), after, batches=2, validation_batches=1)
     learner.fit(epochs)
@@ -97,7 +99,7 @@ def without(*indices):
     return [entry for index, entry in enumerate(WHOLE) if index not in indices]
 
 
-def test_nothing_cancelled():
+def test_without_cancel_all_events_are_emitted():
     before, after, learner = run(CancelStep, EpochEnd, phase=type("Never", (Phase,), {}))
     assert before == after == WHOLE
     assert learner.stop_reason is None
@@ -170,7 +172,7 @@ def test_cancel_fitting_at_step_end():
     ("event", "index"),
     [(FitBegin, 0), (EpochBegin, 1), (EpochEnd, 6), (Trigger, 11), (FitStopping, 12), (FitEnd, 13)],
 )
-def test_cancel_step_where_no_step_is_skips_the_rest_of_the_moment(cancel, event, index):
+def test_cancel_step_outside_step_skips_rest_of_moment(cancel, event, index):
     before, after, learner = run(cancel, event)
     assert before == WHOLE
     # FitEnd runs for every callback, whatever happened
@@ -181,7 +183,7 @@ def test_cancel_step_where_no_step_is_skips_the_rest_of_the_moment(cancel, event
 @pytest.mark.parametrize(
     ("event", "index"), [(FitBegin, 0), (EpochEnd, 6), (Trigger, 11), (FitStopping, 12), (FitEnd, 13)]
 )
-def test_cancel_epoch_where_no_step_is_left_skips_the_rest_of_the_moment(event, index):
+def test_cancel_epoch_after_last_step_skips_rest_of_moment(event, index):
     before, after, learner = run(CancelEpoch, event)
     assert before == WHOLE
     assert after == (WHOLE if event is FitEnd else without(index))
@@ -213,13 +215,13 @@ CUT_SHORT = [(name, "training", 0, 1, 0) for name in ("EpochEnd", "FitStopping",
         (FitEnd, WHOLE, WHOLE),
     ],
 )
-def test_cancel_fitting_elsewhere(event, before, after):
+def test_cancel_fitting_at_other_events(event, before, after):
     ends_anyway = event in (FitStopping, FitEnd)
     assert run(CancelFitting, event, epochs=1 if ends_anyway else 2)[:2] == (before, after)
 
 
 class Reasons(Callback):
-    """Keep what `FitStopping` gives as its reason."""
+    """Keep the reason of `FitStopping`."""
 
     def __init__(self):
         self.seen = []
@@ -231,7 +233,7 @@ class Reasons(Callback):
 
 @pytest.mark.parametrize("event", [FitBegin, EpochBegin, StepBegin, StepEnd, EpochEnd, Trigger])
 @pytest.mark.parametrize("message", ["enough", ""])
-def test_the_stop_reason_is_the_message_of_cancel_fitting(event, message):
+def test_stop_reason_is_message_of_cancel_fitting(event, message):
     reasons = Reasons()
     learner = testlearner(Cancels(CancelFitting, event, message=message), reasons, batches=2)
     learner.fit(3)
@@ -241,7 +243,7 @@ def test_the_stop_reason_is_the_message_of_cancel_fitting(event, message):
     assert reasons.seen == [message or "CancelFitting", None]
 
 
-def test_cancel_epoch_in_validation_ends_the_validation_only():
+def test_cancel_epoch_in_validation_ends_only_validation():
     before, after, learner = run(CancelEpoch, StepBegin, ValidationPhase)
     rest = [("EpochEnd", "validation", 2, 1, 0), *WHOLE[11:]]
     assert before == [*WHOLE[:9], *rest]
@@ -249,7 +251,7 @@ def test_cancel_epoch_in_validation_ends_the_validation_only():
     assert learner.stop_reason is None
 
 
-def test_cancel_fitting_in_validation_ends_the_fit():
+def test_cancel_fitting_in_validation_ends_fit():
     before, after, learner = run(CancelFitting, StepEnd, ValidationPhase, epochs=3)
     rest = [("EpochEnd", "validation", 2, 1, 1), *WHOLE[12:]]
     assert before == [*WHOLE[:10], *rest]
@@ -257,7 +259,7 @@ def test_cancel_fitting_in_validation_ends_the_fit():
     assert learner.stop_reason == "enough"
 
 
-def test_the_next_epoch_follows_a_cancelled_one():
+def test_next_epoch_follows_cancelled_epoch():
     log = EventLog()
     learner = testlearner(log, Cancels(CancelEpoch, StepEnd, TrainingPhase), batches=2, validation_batches=0)
     learner.fit(2)
@@ -270,7 +272,7 @@ def test_the_next_epoch_follows_a_cancelled_one():
 
 
 @pytest.mark.parametrize("cancel", [CancelEpoch, CancelFitting])
-def test_a_trigger_inside_the_epoch_can_cancel(cancel):
+def test_trigger_inside_epoch_can_cancel(cancel):
     log = EventLog()
     cancels = every(Cancels(cancel, Trigger), steps=2)
     learner = testlearner(log, cancels, batches=4, validation_batches=0)
@@ -279,7 +281,7 @@ def test_a_trigger_inside_the_epoch_can_cancel(cancel):
     assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * 2, "EpochEnd", *rest]
 
 
-def test_cancel_step_at_a_trigger_inside_the_epoch_skips_the_rest_of_the_trigger():
+def test_cancel_step_at_trigger_inside_epoch_skips_rest_of_trigger():
     log = EventLog()
     learner = testlearner(log, every(Cancels(CancelStep, Trigger), steps=2), batches=4, validation_batches=0)
     learner.fit(1)
@@ -288,7 +290,7 @@ def test_cancel_step_at_a_trigger_inside_the_epoch_skips_the_rest_of_the_trigger
 
 
 @pytest.mark.parametrize("cancel", CANCELS)
-def test_cancels_reach_the_caller_of_run_step_except_cancel_step(cancel):
+def test_run_step_raises_all_cancels_except_cancel_step(cancel):
     for event in (StepBegin, StepEnd):
         learner = testlearner(Cancels(cancel, event))
         batch = learner._state.data["training"][0]
@@ -301,7 +303,7 @@ def test_cancels_reach_the_caller_of_run_step_except_cancel_step(cancel):
         assert learner.step == ran
 
 
-def test_run_epoch_passes_cancel_fitting_on_behind_epoch_end():
+def test_run_epoch_raises_cancel_fitting_after_epoch_end():
     log = EventLog()
     learner = testlearner(log, Cancels(CancelFitting, StepEnd), batches=3)
     with pytest.raises(CancelFitting, match=r"^enough$"):
@@ -322,7 +324,7 @@ class Undeclared(Callback):
 
 
 @pytest.mark.parametrize("event", [StepBegin, StepEnd])
-def test_a_cancel_without_control_is_an_access_error(event):
+def test_cancel_without_control_access_raises(event):
     with pytest.raises(AccessError) as raised:
         testlearner(Undeclared(event)).fit(1)
     assert str(raised.value) == (
@@ -354,7 +356,7 @@ class StopsAt(Callback):
 
 
 @pytest.mark.parametrize("step", [1, 5, 7, 8])
-def test_a_stopped_step_is_the_last_one(step):
+def test_stopped_step_is_last_step(step):
     log = EventLog()
     learner = testlearner(log, StopsAt(step), batches=8, validation_batches=0)
     learner.fit(3)
@@ -369,13 +371,13 @@ def test_a_stopped_step_is_the_last_one(step):
     ]
 
 
-def test_a_handler_that_reads_step_stop_cancels_only_at_stopped_steps():
+def test_handler_reading_step_stop_cancels_only_at_stopped_steps():
     with pytest.raises(AccessError) as raised:
         testlearner(StopsAt(3, cancel_always=True), batches=4).fit(1)
     assert str(raised.value) == (
         "StopsAt() reads `step.stop`, and cancels at a step that nothing stopped.\n"
         f"  where: StopsAt.cancel  {at(StopsAt.cancel)}\n"
-        "  why:   a handler that reads `step.stop` is taken to cancel at stopped steps only, and holds nothing up\n"
+        "  why:   fluxcb assumes that a handler that reads `step.stop` cancels only at stopped steps\n"
         "  fix:   cancel only `if learner.step.stop`, or do not read `step.stop` in this handler"
     )
 
@@ -390,7 +392,7 @@ class SometimesCancels(Callback):
             raise CancelFitting("at six")
 
 
-def test_a_scheduled_handler_cancels_at_its_very_step():
+def test_scheduled_handler_cancels_at_its_step():
     learner = testlearner(SometimesCancels(), batches=20)
     learner.fit(1)
     assert (learner.step, learner.stop_reason) == (6, "at six")

@@ -1,4 +1,4 @@
-"""Periods of handlers that cancel steps: a cancelled step is not finished, but its batch has had its turn."""
+"""Periods of handlers that cancel steps: a cancelled step is not counted as a step, but its batch is counted."""
 
 import numpy as np
 import pytest
@@ -26,19 +26,20 @@ from fluxcb.callbacks import (
 from fluxcb.events import StepBegin, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
+from tests.changed_callbacks import changes_arguments
 
 LENGTHS = pytest.mark.parametrize("steps_per_call", [1, 2, 7, "auto"])
 
 
 def numbered(count, first=1):
-    """Return batches that hold their number."""
+    """Return batches that contain their number."""
     return [
         (np.full((2, 1), number, np.float32), np.ones((2, 1), np.float32)) for number in range(first, first + count)
     ]
 
 
 class Journal(Callback):
-    """Note the numbers of the batches that steps have used."""
+    """Record the numbers of the batches that steps have used."""
 
     def __init__(self, phase=TrainingPhase):
         self.phase, self.noted = phase, []
@@ -78,26 +79,26 @@ def fitted(*callbacks, batches=16, epochs=1, journal=None, **options):
 @LENGTHS
 @pytest.mark.parametrize("freq", [2, 3, 5, 17])
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_every_so_many_batches_one_is_cancelled(spelling, freq, steps_per_call):
+def test_every_nth_batch_is_cancelled(spelling, freq, steps_per_call):
     used = fitted(SPELLINGS[spelling](raising(CancelStep), freq), steps_per_call=steps_per_call)
     assert used == [number for number in range(1, 17) if number % freq]
 
 
 @LENGTHS
-def test_the_count_goes_on_from_epoch_to_epoch(steps_per_call):
+def test_period_counts_across_epochs(steps_per_call):
     used = fitted(throttle(raising(CancelStep), StepBegin, freq=3), batches=7, epochs=3, steps_per_call=steps_per_call)
     turns = list(range(1, 8)) * 3
     assert used == [number for turn, number in enumerate(turns, 1) if turn % 3]
 
 
 @LENGTHS
-def test_a_cancelled_epoch_does_not_cancel_the_next_one_at_its_first_batch(steps_per_call):
+def test_cancelled_epoch_does_not_cancel_first_batch_of_next_epoch(steps_per_call):
     used = fitted(throttle(raising(CancelEpoch), StepBegin, freq=4), batches=7, epochs=3, steps_per_call=steps_per_call)
     assert used == [1, 2, 3] * 3  # each time, the fourth batch that begins
 
 
 @LENGTHS
-def test_an_epoch_of_validation_counts_its_own_batches(steps_per_call):
+def test_validation_epoch_counts_its_own_batches(steps_per_call):
     journal = Journal(ValidationPhase)
     learner = testlearner(
         throttle(raising(CancelStep, phase=ValidationPhase), StepBegin, freq=3),
@@ -111,7 +112,7 @@ def test_an_epoch_of_validation_counts_its_own_batches(steps_per_call):
 
 
 @LENGTHS
-def test_at_the_end_of_a_step_nothing_is_taken_back(steps_per_call):
+def test_cancelling_at_step_end_does_not_change_count(steps_per_call):
     seen = []
     note = CustomCallback(lambda learner: seen.append(learner.progress.step), StepEnd, name="note")
 
@@ -134,7 +135,7 @@ def test_at_the_end_of_a_step_nothing_is_taken_back(steps_per_call):
 
 
 class Between(Callback):
-    """Note the batch at both ends of a step."""
+    """Record the batch at the begin and the end of a step."""
 
     def __init__(self):
         self.begun, self.ended = [], []
@@ -153,7 +154,7 @@ class Between(Callback):
 
 @LENGTHS
 @pytest.mark.parametrize("cancelled", [[2], [3], [2, 3, 4], [1, 7]])
-def test_what_has_begun_at_a_period_ends_at_it(cancelled, steps_per_call):
+def test_step_end_runs_for_same_steps_as_step_begin(cancelled, steps_per_call):
     between = Between()
     skip = when(raising(CancelStep), lambda learner: int(learner.step.batch[0][0, 0]) in cancelled)
     skip.callback.access["step"] = {"batch": Read()}
@@ -164,14 +165,14 @@ def test_what_has_begun_at_a_period_ends_at_it(cancelled, steps_per_call):
     assert between.ended == [number for number in between.begun if number not in cancelled]
 
 
-def test_steps_that_are_run_by_hand_count():
+def test_manually_run_steps_are_counted():
     learner = testlearner(throttle(raising(CancelStep), StepBegin, freq=2), Journal())
     ran = [bool(learner.run_step(TrainingPhase(), batch)) for batch in numbered(6)]
     assert ran == [True, False, True, False, True, False]
 
 
 class PausesAt(Callback):
-    """Ask for a pause when a batch comes up."""
+    """Pause when a certain batch is next."""
 
     def __init__(self, number):
         self.number = number
@@ -187,7 +188,8 @@ class PausesAt(Callback):
 
 @pytest.mark.parametrize("steps_per_call", [1, 7])
 @pytest.mark.parametrize("at", range(1, 13))
-def test_a_resumed_run_cancels_the_same_steps(tmp_path, at, steps_per_call):
+@changes_arguments("callbacks.PausesAt.number")
+def test_resumed_run_cancels_same_steps(tmp_path, at, steps_per_call):
     def run(folder, number):
         journal = Journal()
         cancels = throttle(raising(CancelStep), StepBegin, freq=3)
@@ -204,7 +206,7 @@ def test_a_resumed_run_cancels_the_same_steps(tmp_path, at, steps_per_call):
     assert second.params["w"].tobytes() == whole.params["w"].tobytes()
 
 
-def test_a_run_that_goes_back_counts_from_the_checkpoint(tmp_path):
+def test_rewound_run_counts_from_checkpoint(tmp_path):
     class GoesBack(Callback):
         def stateaccess(self):
             return {"control": Append()}

@@ -1,4 +1,4 @@
-"""How many steps and epochs a fit trains: after a restore in mid-epoch, a pause, a resume and a rewind."""
+"""The number of steps and epochs of a fit after a restore within an epoch, a pause, a resume and a rewind."""
 
 import shutil
 from pathlib import Path
@@ -20,7 +20,7 @@ EPOCH = 5
 
 
 class Count(Callback):
-    """Note the training steps, and for each epoch of any phase that ends its name and number."""
+    """Record the training steps, and the phase and number of each finished epoch."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -66,7 +66,7 @@ def made(folder: Path, *callbacks: Callback, **options: Any) -> fluxcb.Learner:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The directory of a run of two epochs, with a checkpoint after each step."""
+    """Return the directory of a run of two epochs with a checkpoint after each step."""
     folder = tmp_path_factory.mktemp("trained")
     made(folder).fit(2)
     return folder
@@ -82,7 +82,7 @@ def restored(trained: Path, tmp_path: Path, step: int, *callbacks: Callback, **o
 @pytest.mark.parametrize("options", [{}, {"steps_per_call": 4}], ids=["auto", "windows"])
 @pytest.mark.parametrize("steps", [1, 2, 3, 12])
 @pytest.mark.parametrize("at", [3, 5, 7])
-def test_steps_count_from_the_restored_step(trained, tmp_path, at, steps, options):
+def test_steps_count_from_restored_step(trained, tmp_path, at, steps, options):
     learner = restored(trained, tmp_path, at, **options)
     learner.fit(steps=steps)
     assert learner.callbacks.get(Count).steps == list(range(at + 1, at + steps + 1))
@@ -90,7 +90,7 @@ def test_steps_count_from_the_restored_step(trained, tmp_path, at, steps, option
 
 
 @pytest.mark.parametrize("at", [3, 7])
-def test_the_length_of_an_epoch_counts_from_its_first_step(trained, tmp_path, at):
+def test_epoch_length_counts_from_first_step_of_epoch(trained, tmp_path, at):
     learner = restored(trained, tmp_path, at)
     learner.fit(steps=6, steps_per_epoch=4)
     assert learner.step == at + 6
@@ -101,8 +101,8 @@ def test_the_length_of_an_epoch_counts_from_its_first_step(trained, tmp_path, at
 
 
 @pytest.mark.parametrize(("at", "ends"), [(3, 10), (5, 10), (7, 15)])
-def test_the_rest_of_the_restored_epoch_is_the_first_of_the_epochs(trained, tmp_path, at, ends):
-    """Step 5 is the last of its epoch, but the checkpoint was written before that epoch ended."""
+def test_rest_of_restored_epoch_counts_as_first_epoch(trained, tmp_path, at, ends):
+    """Step 5 is the last step of its epoch, but the checkpoint was written before the epoch ended."""
     learner = restored(trained, tmp_path, at)
     learner.fit(2)
     assert learner.step == ends
@@ -111,7 +111,7 @@ def test_the_rest_of_the_restored_epoch_is_the_first_of_the_epochs(trained, tmp_
     assert learner.callbacks.get(Count).epochs == epochs
 
 
-def test_steps_count_from_a_pause(tmp_path):
+def test_steps_count_from_pause(tmp_path):
     learner = made(tmp_path, Once(3, PauseFitting("now")))
     learner.fit(2)
     assert (learner.step, learner.stop_reason) == (3, "now")
@@ -121,8 +121,8 @@ def test_steps_count_from_a_pause(tmp_path):
 
 
 @pytest.mark.parametrize("rest", [5, 12])
-def test_a_resumed_fit_counts_from_where_it_began(trained, tmp_path, rest):
-    """It began at step 7, in mid-epoch, and was paused after two steps."""
+def test_resumed_fit_counts_from_its_start(trained, tmp_path, rest):
+    """The fit started at step 7, within an epoch, and was paused after two steps."""
     paused = restored(trained, tmp_path, 7, Once(9, PauseFitting("now")))
     paused.fit(steps=rest)
     assert paused.step == 9
@@ -134,8 +134,8 @@ def test_a_resumed_fit_counts_from_where_it_began(trained, tmp_path, rest):
 
 
 @pytest.mark.parametrize("before", [8, 7, 6, 4], ids=lambda step: f"to {step}")
-def test_a_fit_that_goes_back_ends_where_it_would_have_ended(trained, tmp_path, before):
-    """It begins at step 7, and goes back from step 9, also to before its own beginning and to the epoch before."""
+def test_rewound_fit_ends_at_original_end(trained, tmp_path, before):
+    """The fit starts at step 7 and rewinds at step 9, also to steps before its start and in the previous epoch."""
     learner = restored(trained, tmp_path, 7, Once(9, RewindFitting("astray", before, 1)))
     with pytest.warns(ResumeWarning, match=rf"goes back from step 9 to the checkpoint .*/{before}(\.1)?: astray"):
         learner.fit(steps=6)

@@ -1,4 +1,4 @@
-"""Where batches come from: lists, iterators, Grain, ArrayLoader; what does not fit, and when that is told."""
+"""Data sources: lists, iterators, Grain and ArrayLoader; invalid data, and when it raises an error."""
 
 import jax
 import jax.numpy as jnp
@@ -58,14 +58,14 @@ def check(learner, seen, batches):
     np.testing.assert_allclose(seen.losses, losses, rtol=1e-5)
 
 
-def test_a_list():
+def test_list_of_batches():
     seen, batches = Seen(), [batch(i) for i in range(5)]
     learner = make(batches, seen)
     learner.fit(2)
     check(learner, seen, batches * 2)
 
 
-def test_a_generator_serves_one_epoch_and_then_says_that_it_is_used_up():
+def test_generator_yields_one_epoch_and_then_raises():
     seen, log, batches = Seen(), EventLog(), [batch(i) for i in range(1, 4)]
     learner = make((b for b in batches), seen, log)
     learner.fit(1)
@@ -82,21 +82,21 @@ def test_a_generator_serves_one_epoch_and_then_says_that_it_is_used_up():
     assert (learner.step, learner.epoch) == (3, 1)
 
 
-def test_two_epochs_of_a_generator_train_the_first():
+def test_two_epochs_of_generator_train_only_first():
     learner = make(batch(i) for i in range(3))
     with pytest.raises(DataError, match=r"^`data.training` is a one-shot iterator \(generator\), and it is used up\."):
         learner.fit(2)
     assert (learner.step, learner.epoch) == (3, 1)
 
 
-def test_fit_by_steps_does_not_go_round_a_used_up_generator_for_ever():
+def test_fit_by_steps_with_exhausted_generator_raises():
     learner = make(batch(i) for i in range(3))
     with pytest.raises(DataError, match=r"used up"):
         learner.fit(steps=5)
     assert learner.step == 3
 
 
-def test_an_endless_stream():
+def test_endless_stream():
     def endless():
         number = 0
         while True:
@@ -112,7 +112,7 @@ def test_an_endless_stream():
     check(learner, seen, [batch(i) for i in range(13)])
 
 
-def test_an_endless_source_that_can_be_iterated_again():
+def test_endless_reiterable_source():
     class Endless:
         def __iter__(self):
             number = 0
@@ -147,7 +147,7 @@ def test_grain_iter_dataset():
 
 
 @pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
-def test_array_loader_with_a_shorter_last_batch(array):
+def test_array_loader_with_smaller_last_batch(array):
     values = np.arange(10, dtype=np.float32)
     seen = Seen()
     learner = make(ArrayLoader(array(values), 4, seed=1), seen)
@@ -158,7 +158,7 @@ def test_array_loader_with_a_shorter_last_batch(array):
     check(learner, seen, batches)
 
 
-def test_a_shorter_last_batch_compiles_once_more_and_computes_exactly():
+def test_smaller_last_batch_compiles_once_and_is_exact():
     seen, batches = Seen(), [batch(1), batch(2), batch(5, rows=3)]
     learner = make(batches, seen)
     learner.fit(1)
@@ -168,9 +168,19 @@ def test_a_shorter_last_batch_compiles_once_more_and_computes_exactly():
     check(learner, seen, batches * 4)
 
 
+@pytest.mark.parametrize("steps_per_call", [1, 4, "auto"])
+def test_smaller_batches_compile_once_per_size_and_are_exact(steps_per_call):
+    seen, rows = Seen(), (4, 3, 4, 4, 2, 3, 4)
+    batches = [batch(i, rows=n) for i, n in enumerate(rows)]
+    learner = make(batches, seen, steps_per_call=steps_per_call)
+    learner.fit(2)
+    assert learner.compile_counts["traces"] == len(set(rows))
+    check(learner, seen, batches * 2)
+
+
 DIFFERS = "A batch of `data.training` differs from the one the step was compiled for"
 WHY = (
-    "  why:   the step is compiled for batches of one shape; only the last may be shorter\n"
+    "  why:   the step is compiled for batches of one shape; only a shorter leading axis is allowed\n"
     "  fix:   pad or drop what does not fit, or cast in the loader"
 )
 
@@ -199,7 +209,7 @@ WHY = (
     ids=["longer", "dtype", "rank", "structure"],
 )
 @pytest.mark.parametrize("place", [1, 3, 6])
-def test_a_batch_that_does_not_fit_is_told_behind_the_steps_before_it(odd, text, place):
+def test_invalid_batch_raises_after_previous_steps(odd, text, place):
     batches = [batch(i) for i in range(9)]
     seen, log = Seen(), EventLog()
     learner = make([*batches[:place], odd, *batches[place:]], seen, log)
@@ -212,7 +222,7 @@ def test_a_batch_that_does_not_fit_is_told_behind_the_steps_before_it(odd, text,
 
 
 @pytest.mark.parametrize("place", [0, 1, 3, 6])
-def test_an_exception_in_the_source_surfaces_behind_the_steps_before_it(place):
+def test_source_exception_is_raised_after_previous_steps(place):
     class Breaks:
         def __iter__(self):
             for i in range(place):
@@ -233,7 +243,7 @@ def test_an_exception_in_the_source_surfaces_behind_the_steps_before_it(place):
 
 
 class Counted:
-    """Three batches; counts how many were pulled."""
+    """Yield three batches, and count how many were read."""
 
     def __init__(self):
         self.pulled = 0
@@ -244,7 +254,7 @@ class Counted:
             yield batch(i)
 
 
-def test_an_example_batch_is_taken_before_the_data_is_looked_at():
+def test_example_batch_is_used_before_data():
     data, seen = Counted(), Seen()
     learner = make(data, seen, example_batch=jax.ShapeDtypeStruct((4,), np.float32))
     assert learner.compile_counts["traces"] == 1
@@ -255,13 +265,13 @@ def test_an_example_batch_is_taken_before_the_data_is_looked_at():
     check(learner, seen, [batch(i) for i in range(3)])
 
 
-def test_an_example_batch_says_nothing_about_the_validation():
+def test_example_batch_does_not_constrain_validation():
     learner = make((Counted(), [batch(0, rows=7)]), example_batch=batch(0))
     learner.fit(1)
     assert learner.step == 3
 
 
-def test_data_that_is_not_like_the_example_batch():
+def test_data_unlike_example_batch_raises():
     seen = Seen()
     learner = make(Counted(), seen, example_batch=batch(0, rows=3))
     with pytest.raises(DataError) as raised:
@@ -279,7 +289,7 @@ class Exchanges(Callback):
         learner.data.training = [batch(1, rows=5)]
 
 
-def test_exchanged_data_need_not_be_like_the_example_batch():
+def test_replaced_data_may_differ_from_example_batch():
     learner = make(Counted(), Exchanges(), example_batch=batch(0))
     learner.fit(2)
     assert learner.step == 4
@@ -301,19 +311,19 @@ class Empty:
 
 
 @pytest.mark.parametrize("source", [[], (), (_ for _ in ()), Empty()], ids=["list", "tuple", "generator", "class"])
-def test_empty_data(source):
+def test_empty_data_raises(source):
     with pytest.raises(DataError) as raised:
         make({"training": source})
     assert str(raised.value) == EMPTY.format(name="training")
 
 
-def test_empty_validation_data():
+def test_empty_validation_data_raises():
     with pytest.raises(DataError) as raised:
         make(([batch(0)], []))
     assert str(raised.value) == EMPTY.format(name="validation")
 
 
-def test_data_that_runs_dry_in_a_later_epoch():
+def test_data_that_is_empty_in_later_epoch_raises():
     class Once:
         passes = 0
 
@@ -327,7 +337,7 @@ def test_data_that_runs_dry_in_a_later_epoch():
     assert str(raised.value) == EMPTY.format(name="training")
 
 
-def test_data_that_is_no_data():
+def test_non_iterable_data_raises():
     with pytest.raises(DataError) as raised:
         make(7)
     assert str(raised.value) == (
@@ -336,33 +346,33 @@ def test_data_that_is_no_data():
     )
 
 
-def test_data_for_a_phase_that_does_not_exist():
+def test_data_for_unknown_phase_raises():
     with pytest.raises(DataError) as raised:
         make({"trainning": [batch(0)]})
     assert str(raised.value) == (
-        "`data` has 'trainning', but no phase is called so.\n  fix:   use 'training' or 'validation'"
+        "`data` has 'trainning', but no phase has this name.\n  fix:   use 'training' or 'validation'"
     )
 
 
-def test_no_data():
+def test_missing_data_raises():
     learner = make(None)
     with pytest.raises(DataError) as raised:
         learner.fit(1)
     assert str(raised.value) == (
         "There is no data for LossTrainingPhase: `data.training` is not set.\n"
-        '  fix:   give the Learner `data={"training": batches}`'
+        '  fix:   pass `data={"training": batches}` to the Learner'
     )
     assert float(learner.run_step(TrainingPhase(), batch(2))["loss"]) == 4.0
 
 
-def test_validation_data_only():
+def test_only_validation_data():
     learner = make({"validation": [batch(3)]})
     assert learner.run_epoch(ValidationPhase()) == 1
     with pytest.raises(DataError, match=r"^There is no data for LossTrainingPhase"):
         learner.fit(1)
 
 
-def test_a_source_is_told_the_epoch():
+def test_set_epoch_is_called_on_source():
     class Numbered(list):
         def __init__(self, batches):
             super().__init__(batches)
@@ -377,7 +387,7 @@ def test_a_source_is_told_the_epoch():
     assert validation.told == [1, 2, 3]
 
 
-def test_float64_and_python_numbers_are_batches_too():
+def test_float64_and_python_number_batches():
     seen = Seen()
     learner = make([np.full(4, i, np.float64) for i in range(3)], seen)
     learner.fit(2)
@@ -389,7 +399,7 @@ def test_float64_and_python_numbers_are_batches_too():
     assert learner.compile_counts == {"traces": 1, "compiles": 1}
 
 
-def test_a_batch_with_typed_keys():
+def test_batch_of_typed_keys():
     keys = jax.random.split(jax.random.key(0), 4)
     learner = Learner.from_loss(
         {"w": jnp.zeros(())},
@@ -402,14 +412,14 @@ def test_a_batch_with_typed_keys():
     np.testing.assert_allclose(learner.params["w"], jax.vmap(jax.random.normal)(keys).mean(), rtol=1e-5)
 
 
-def test_run_step_takes_batches_of_any_shape():
+def test_run_step_accepts_batches_of_any_shape():
     learner = make([batch(0)])
     learner.run_step(TrainingPhase(), batch(1, rows=2))
     learner.run_step(TrainingPhase(), batch(1, rows=9))
     assert learner.step == 2
 
 
-def test_the_first_batch_tells_the_shape_if_nothing_else_does():
+def test_first_batch_determines_shape_without_example():
     learner = Learner(
         (lambda key, xs: {"w": jnp.zeros((xs.shape[-1], 1))}, lambda params, xs: xs @ params["w"]),
         lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
@@ -457,7 +467,7 @@ def test_the_first_batch_tells_the_shape_if_nothing_else_does():
         ),
     ],
 )
-def test_lengths_that_cannot_be_meant(arguments, text):
+def test_invalid_lengths_raise(arguments, text):
     log = EventLog()
     learner = make([batch(0)], log)
     with pytest.raises(DeclarationError) as raised:
@@ -466,8 +476,8 @@ def test_lengths_that_cannot_be_meant(arguments, text):
     assert log.entries == []
 
 
-def test_wrapping_a_generator_in_init_loses_none_of_its_batches():
-    """A callback may put the data on a device after the first batch has been peeked at."""
+def test_wrapping_generator_in_init_loses_no_batches():
+    """A callback may place the data on a device after the first batch has been read."""
     import jax
     import jax.numpy as jnp
     import optax

@@ -1,4 +1,4 @@
-"""learner.evaluate: metrics by name over any data, by hand in NumPy, with the training untouched."""
+"""learner.evaluate: metrics over any data, compared with NumPy; training is not changed."""
 
 import io
 
@@ -41,7 +41,7 @@ def cross_entropy(outputs, ys):
 
 
 def by_hand(params, xs=XS, ys=YS):
-    """Return the mean cross-entropy and the share of right classes over all examples, in float64."""
+    """Return the mean cross-entropy and the accuracy over all examples, in float64."""
     logits = np.asarray(xs, np.float64) @ np.asarray(params["w"], np.float64)
     logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     return {"loss": -logs[np.arange(len(ys)), ys].mean(), "accuracy": (logits.argmax(1) == ys).mean()}
@@ -92,7 +92,7 @@ def assert_same(before, after):
     ],
     ids=["arrays", "on the device", "a list", "a loader", "a resident loader", "a placed one", "an iterator", "own"],
 )
-def test_every_form_of_data_counts_each_example_once(data):
+def test_every_data_format_counts_each_example_once(data):
     learner = linear(Metrics(accuracy))
     learner.fit(1)
     found = learner.evaluate() if data is None else learner.evaluate(data)
@@ -100,16 +100,16 @@ def test_every_form_of_data_counts_each_example_once(data):
 
 
 @pytest.mark.parametrize("size", [1, 3, 10, 99])
-def test_arrays_in_batches_of_any_size(size):
+def test_batch_size_does_not_change_result(size):
     assert_close(linear(Metrics(accuracy)).evaluate((XS, YS), batch_size=size), by_hand({"w": W}))
 
 
-def test_one_batch():
+def test_single_batch():
     assert_close(linear(Metrics(accuracy)).evaluate(BATCHES[0]), by_hand({"w": W}, XS[:4], YS[:4]))
 
 
 class Largest(AbstractMetric):
-    """The largest value in the inputs, by a state of its own."""
+    """Compute the largest input, with its own state."""
 
     name = "largest"
     needs = ("xs",)
@@ -134,17 +134,17 @@ class Largest(AbstractMetric):
         ([], ["loss"]),
     ],
 )
-def test_metrics_are_named_as_for_the_callback(metrics, expected):
+def test_metrics_are_named_as_in_callback(metrics, expected):
     values = {**by_hand({"w": W}), "largest": XS.max()}
     values["top1"] = values["accuracy"]
     assert_close(linear(Metrics()).evaluate(BATCHES, metrics), {name: values[name] for name in expected})
 
 
-def test_without_the_callback_it_is_the_loss():
+def test_default_metric_is_loss():
     assert_close(linear().evaluate(), {"loss": by_hand({"w": W})["loss"]})
 
 
-def test_a_metric_over_steps_sees_them_in_order():
+def test_stateful_metric_gets_steps_in_order():
     losses = [by_hand({"w": W}, xs, ys)["loss"] for xs, ys in BATCHES]
     smooth = 0.0
     for loss in losses:
@@ -153,14 +153,14 @@ def test_a_metric_over_steps_sees_them_in_order():
     np.testing.assert_allclose(found["smooth_loss"], smooth / (1 - 0.9**3), rtol=1e-5)
 
 
-def test_it_is_what_validation_measured():
+def test_evaluate_matches_validation():
     learner = linear(Metrics(accuracy, SmoothLoss()), ParameterEMA(0.9))
     history = learner.fit(3)
     names = ("loss", "accuracy", "smooth_loss")
     assert_close(learner.evaluate(), {name: history[f"validation/{name}"][-1] for name in names})
 
 
-def test_from_loss_has_no_model_and_is_evaluated():
+def test_from_loss_learner_can_evaluate():
     def loss(params, batch, key):
         return jnp.mean((batch[0] @ params["w"]) ** 2), {"sum": jnp.sum(batch[0])}
 
@@ -170,7 +170,7 @@ def test_from_loss_has_no_model_and_is_evaluated():
     assert_close(found, {"loss": np.mean((XS.astype(np.float64) @ W) ** 2), "sum": sum(sums) / 10})
 
 
-def test_batches_without_examples_count_once():
+def test_batches_without_examples_have_weight_one():
     def loss(params, batch, key):
         return params["w"] * batch
 
@@ -200,7 +200,7 @@ class NoLoss(AbstractValidationPhase):
         learner.step.outputs = learner.forward(learner.params, learner.step.batch[0])
 
 
-def test_another_phase():
+def test_phase_argument_selects_phase():
     loss = by_hand({"w": W})["loss"]
     assert_close(linear().evaluate(BATCHES, phase=Doubled()), {"loss": 2 * loss})
     learner = linear(phases=(TrainingPhase(), Doubled()), data={"training": TRAIN, "doubled": BATCHES[:1]})
@@ -208,12 +208,12 @@ def test_another_phase():
     assert_close(learner.evaluate(BATCHES, phase=ValidationPhase()), {"loss": loss})
 
 
-def test_a_phase_without_a_loss(refused):
+def test_phase_without_loss_raises(refused):
     learner = linear()
     with refused(
         DeclarationError,
-        "There is nothing to measure: NoLoss computes no loss, and no other metric is given.\n"
-        "  fix:   name metrics: `learner.evaluate(data, metrics=[...])`",
+        "There is nothing to measure: NoLoss computes no loss, and there is no other metric.\n"
+        "  fix:   pass metrics: `learner.evaluate(data, metrics=[...])`",
     ):
         learner.evaluate(BATCHES, phase=NoLoss())
     mean = Metric(lambda outputs: outputs.mean(), name="mean", needs=("outputs",))
@@ -221,21 +221,21 @@ def test_a_phase_without_a_loss(refused):
     assert_close(found, {"mean": (XS.astype(np.float64) @ W).mean()})
 
 
-def test_a_metric_that_needs_what_the_phase_does_not_compute(refused):
+def test_metric_with_missing_value_raises(refused):
     learner = linear()
     with refused(
         DeclarationError,
         "The metric `accuracy` needs `step.ys`, which NoLoss does not compute.\n"
         "  why:   its step has outputs, batch\n"
-        "  fix:   name other metrics, which need what there is: `learner.evaluate(data, metrics=[...])`\n"
-        "     or: name another phase: `learner.evaluate(data, phase=...)`",
+        "  fix:   pass metrics that need only these values: `learner.evaluate(data, metrics=[...])`\n"
+        "     or: pass another phase: `learner.evaluate(data, phase=...)`",
     ):
         learner.evaluate(BATCHES, accuracy, phase=NoLoss())
     assert list(learner.evaluate(BATCHES, accuracy, phase=ValidationPhase())) == ["loss", "accuracy"]
 
 
 class Shifts(Callback):
-    """Double the outputs of validation, inside the step."""
+    """Double the outputs of validation inside the step."""
 
     def stateaccess(self):
         return {"step": {"outputs": fluxcb.Write()}}
@@ -245,7 +245,7 @@ class Shifts(Callback):
         learner.step.outputs = 2 * learner.step.outputs
 
 
-def test_traced_handlers_of_the_phase_are_part_of_its_step():
+def test_traced_handlers_of_phase_run():
     assert_close(linear(Shifts(), Metrics(accuracy)).evaluate(), by_hand({"w": 2 * W}))
 
 
@@ -258,7 +258,7 @@ class SkipSecond(Callback):
         learner.step.skip = learner.step.batch[0][0, 0] == XS[4, 0]  # the second batch
 
 
-def test_steps_that_are_skipped_do_not_count():
+def test_skipped_steps_do_not_count():
     xs, ys = np.concatenate([XS[:4], XS[8:]]), np.concatenate([YS[:4], YS[8:]])
     assert_close(linear(SkipSecond()).evaluate(metrics=accuracy), by_hand({"w": W}, xs, ys))
 
@@ -283,7 +283,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_the_training_does_not_notice(kind):
+def test_evaluate_does_not_change_training(kind):
     def made():
         data = ArrayLoader((XS, YS), 4, drop_last=True), ArrayLoader((XS, YS), 4)
         callbacks = [Metrics(accuracy), Recorder(), ParameterEMA(0.5)]
@@ -294,34 +294,34 @@ def test_the_training_does_not_notice(kind):
     learner, plain = made(), made()
     learner.fit(2)
     state, history = learner.state, learner.history.to_dict()
-    step_in_epoch, reason = learner._parts.state.step_in_epoch, learner.stop_reason
+    step_in_epoch, reason = learner._core.state.progress.step_in_epoch, learner.stop_reason
     first = learner.evaluate()
     learner.evaluate((XS, YS), batch_size=3)
-    learner.evaluate(learner._parts.feeds["training"].source, [SmoothLoss()])
+    learner.evaluate(learner._core.streams["training"].source, [SmoothLoss()])
     assert learner.evaluate() == first
     assert_same(state, learner.state)
     assert learner.history.to_dict() == history
-    assert (learner._parts.state.step_in_epoch, learner.stop_reason) == (step_in_epoch, reason)
+    assert (learner._core.state.progress.step_in_epoch, learner.stop_reason) == (step_in_epoch, reason)
     learner.fit(2)
     plain.fit(4)
     assert_same(plain.state, learner.state)
     assert learner.history.to_dict() == plain.history.to_dict()
 
 
-def test_a_stream_in_the_middle_of_a_pass_goes_on_where_it_was():
+def test_evaluate_keeps_position_of_stream():
     def made():
         return linear(Metrics(), data=ArrayLoader((XS, YS), 2))
 
     learner, plain = made(), made()
     for each in (learner, plain):
         each.fit(1, steps_per_epoch=3)
-    learner.evaluate(learner._parts.feeds["training"].source)
+    learner.evaluate(learner._core.streams["training"].source)
     for each in (learner, plain):
         each.fit(3, steps_per_epoch=3)
     assert_same(plain.state, learner.state)
 
 
-def test_programs_are_compiled_once_for_each_shape():
+def test_programs_are_compiled_once_per_shape():
     calls = []
 
     def loss(outputs, ys):
@@ -362,7 +362,7 @@ def test_programs_are_compiled_once_for_each_shape():
         ([StochasticWeightAveraging(1), ParameterEMA(0.5, validate=False)], "validated", "swa"),
     ],
 )
-def test_which_parameters_are_evaluated(callbacks, average, entry):
+def test_average_selects_parameters(callbacks, average, entry):
     learner = linear(*callbacks, Metrics(accuracy))
     learner.fit(2)
     params = learner.params if entry is None else learner.cbstate[entry]["params"]
@@ -372,43 +372,43 @@ def test_which_parameters_are_evaluated(callbacks, average, entry):
 # -- what cannot be meant ----------------------------------------------------------------------------------------------
 
 
-def test_no_data(refused):
+def test_missing_data_raises(refused):
     learner = linear(data=TRAIN)
     with refused(
         DataError,
         "`learner.evaluate()` has no data: `data.validation` is not set.\n"
-        "  fix:   give it some: `learner.evaluate(data)`\n"
-        '     or: give the Learner `data={"validation": batches, ...}`',
+        "  fix:   pass data: `learner.evaluate(data)`\n"
+        '     or: pass `data={"validation": batches, ...}` to the Learner',
     ):
         learner.evaluate()
     assert list(learner.evaluate(BATCHES)) == ["loss"]
     assert list(linear(data={"validation": BATCHES, "training": TRAIN}).evaluate()) == ["loss"]
 
 
-def test_own_data_that_can_be_read_once(refused):
+def test_one_shot_learner_data_raises(refused):
     learner = linear(data=(TRAIN, iter(BATCHES)))
     with refused(
         DataError,
         "`data.validation` of the Learner is a one-shot iterator (list_iterator).\n"
-        "  why:   `learner.evaluate()` would use up batches that an epoch is to have\n"
-        "  fix:   give other data, `learner.evaluate(data)`, or build the Learner with data that can be iterated again",
+        "  why:   `learner.evaluate()` would consume batches that the next epoch needs\n"
+        "  fix:   pass other data, `learner.evaluate(data)`, or build the Learner with data that can be iterated again",
     ):
         learner.evaluate()
     assert list(learner.evaluate(BATCHES)) == ["loss"]
 
 
-def test_a_phase_that_trains(refused):
+def test_training_phase_raises(refused):
     learner = linear()
     with refused(
         DeclarationError,
-        "`learner.evaluate` computes steps that change nothing, and TrainingPhase trains.\n"
-        "  fix:   name a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
+        "`learner.evaluate` needs a phase that does not train, but TrainingPhase trains.\n"
+        "  fix:   pass a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
     ):
         learner.evaluate(BATCHES, phase=TrainingPhase())
     assert list(learner.evaluate(BATCHES, phase=ValidationPhase())) == ["loss"]
 
 
-def test_a_learner_that_only_trains(refused):
+def test_learner_with_only_training_phase_raises(refused):
     class Own(AbstractTrainingPhase):
         def step(self, learner, emit):
             learner.step.grads = learner.grad(lambda params: learner.loss_fn(learner.forward(params, XS), YS))
@@ -418,25 +418,25 @@ def test_a_learner_that_only_trains(refused):
     with refused(
         DeclarationError,
         "None of this Learner's phases validates, so `learner.evaluate` has no step to compute.\n"
-        "  fix:   name a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
+        "  fix:   pass a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
     ):
         learner.evaluate(BATCHES)
     assert list(learner.evaluate(BATCHES, phase=ValidationPhase())) == ["loss"]
 
 
-def test_what_is_no_metric():
+def test_invalid_metric_raises():
     with pytest.raises(DeclarationError):
         linear().evaluate(BATCHES, "accuracy")
 
 
 @pytest.mark.parametrize(("data", "rows"), [(XS, 4), ([XS, YS], 10)])
-def test_inputs_without_targets(data, rows, refused):
+def test_inputs_without_targets_raise(data, rows, refused):
     learner = linear()
     with refused(
         DataError,
         f"`data` of `learner.evaluate` has batches that are float32[{rows}, 4], and those of ValidationPhase are tuple "
         "of float32[4, 4], int32[4].\n"
-        "  why:   the step of the phase takes its batches apart\n"
+        "  why:   all batches of a phase must have the same structure\n"
         "  fix:   for arrays of inputs and targets, or one batch, write a tuple: `learner.evaluate((xs, ys))`\n"
         "     or: for several batches, write a list: `learner.evaluate([(xs1, ys1), (xs2, ys2)])`",
     ):
@@ -444,7 +444,7 @@ def test_inputs_without_targets(data, rows, refused):
     assert learner.evaluate((XS, YS)).keys() == learner.evaluate([(XS, YS), (XS, YS)]).keys()
 
 
-def test_no_batches(refused):
+def test_data_without_batches_raises(refused):
     with refused(
         DataError,
         "`data` of `learner.evaluate` yields no batches.\n"
@@ -453,24 +453,24 @@ def test_no_batches(refused):
         linear().evaluate([])
 
 
-def test_a_batch_size_for_data_that_has_one(refused):
+def test_batch_size_for_batched_data_raises(refused):
     with refused(
         DeclarationError,
-        "`batch_size` of `learner.evaluate` goes with arrays, and the data is of type `list`.\n"
-        "  why:   what yields batches has a batch size of its own\n"
+        "`batch_size` of `learner.evaluate` is only for arrays, but the data is of type `list`.\n"
+        "  why:   a loader or a list of batches already determines the batch size\n"
         "  fix:   leave out `batch_size`\n"
         "     or: give the examples as arrays: `(xs, ys)`",
     ):
         linear().evaluate(BATCHES, batch_size=4)
 
 
-def test_an_error_of_the_model_names_the_batch():
+def test_model_error_names_batch():
     with pytest.raises(TypeError) as caught:
         linear().evaluate([BATCHES[0], (XS[:, :3], YS)])
     assert caught.value.__notes__[-1] == "raised when `learner.evaluate` computed batch 2 of its data"
 
 
-def test_a_source_that_fails_is_named():
+def test_failing_source_is_named():
     def batches():
         yield BATCHES[0]
         raise OSError("no disk")
@@ -483,7 +483,7 @@ def test_a_source_that_fails_is_named():
 # -- progress ----------------------------------------------------------------------------------------------------------
 
 
-def test_long_evaluations_show_lines_where_the_progress_bar_does(monkeypatch):
+def test_long_evaluation_prints_progress_lines(monkeypatch):
     times = iter(range(0, 1000, 6))
     monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", lambda: next(times))
     learner = linear(ProgressBar(file := io.StringIO()))
@@ -491,7 +491,7 @@ def test_long_evaluations_show_lines_where_the_progress_bar_does(monkeypatch):
     assert file.getvalue() == "evaluate: 2/3 batches, 0 batches/s\n"
 
 
-def test_a_metric_is_measured_in_its_own_phases():
+def test_metric_is_measured_only_in_its_phases():
     def first_output(outputs, ys):
         return outputs[:, 0].mean()
 

@@ -1,4 +1,4 @@
-"""Executors: handlers of one moment on threads, with the results of the serial order whatever the timing."""
+"""Executors run handlers of one moment on threads, with the results of the serial order regardless of timing."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import ModuleType
 
@@ -22,11 +23,11 @@ from fluxcb.events import EpochBegin, EpochEnd, FitBegin, FitEnd, StepEnd, Trigg
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb.testing import EventLog, testlearner
 
-LONG = 30.0  # a wait that only a deadlock makes last so long (s)
+LONG = 600.0  # a wait that only a deadlock makes last so long (s)
 
 
 class Acts(CustomCallback):
-    """Call a function at one event, with an access of its own."""
+    """Call a function at one event, with its own access."""
 
     def __init__(self, function, event=EpochBegin, access=None, name="acts"):
         super().__init__(function, event, TrainingPhase, access=access, name=name)
@@ -47,7 +48,7 @@ def shared(**permissions):
 
 
 class Creates(Callback):
-    """Create shared entries."""
+    """Create entries of `cbstate`."""
 
     def __init__(self, **values):
         self.values = values
@@ -82,7 +83,7 @@ def no_thread_is_left():
 # --- who runs at the same time --------------------------------------------------------------------------------------
 
 
-def test_unordered_handlers_run_at_the_same_time():
+def test_independent_handlers_run_concurrently():
     meet, names = threading.Barrier(3, timeout=LONG), []
 
     def arrive(learner):
@@ -94,14 +95,57 @@ def test_unordered_handlers_run_at_the_same_time():
     assert sorted(names) == ["fluxcb_0", "fluxcb_1", "fluxcb_2"]
 
 
-def test_one_worker_is_enough_for_any_number_of_handlers():
+def test_default_runs_eight_independent_handlers_at_once():
+    meet, names = threading.Barrier(8, timeout=LONG), []
+
+    def arrive(learner):
+        meet.wait()  # nobody passes until all eight are running
+        names.append(threading.current_thread().name)
+
+    learner = testlearner(*(Acts(arrive) for _ in range(8)), executor=fluxcb.ThreadExecutor())
+    learner.fit(1)
+    assert sorted(names) == [f"fluxcb_{i}" for i in range(8)]
+
+
+def test_own_executor_runs_handlers_and_is_shut_down():
+    class Counts(fluxcb.Executor):
+        def __init__(self):
+            self.jobs, self.opened, self.closed = 0, 0, 0
+            self.pool = ThreadPoolExecutor(2, thread_name_prefix="own")
+
+        def open(self):
+            self.opened += 1
+            return self
+
+        def submit(self, job):
+            self.jobs += 1
+            return self.pool.submit(job)
+
+        def shutdown(self):
+            self.closed += 1
+
+    meet, names = threading.Barrier(2, timeout=LONG), []
+
+    def arrive(learner):
+        meet.wait()
+        names.append(threading.current_thread().name)
+
+    executor = Counts()
+    for _ in range(2):
+        testlearner(Acts(arrive), Acts(arrive), executor=executor).fit(1)
+    executor.pool.shutdown()
+    assert (executor.opened, executor.jobs, executor.closed) == (2, 4, 2)
+    assert {name.rpartition("_")[0] for name in names} == {"own"}
+
+
+def test_one_worker_runs_any_number_of_handlers():
     ran = []
     learner = testlearner(*(Acts(lambda learner: ran.append(1)) for _ in range(100)), executor=fluxcb.ThreadExecutor(1))
     learner.fit(1)
     assert len(ran) == 100
 
 
-def test_a_handler_starts_when_those_before_it_are_done_and_not_when_all_are():
+def test_handler_starts_when_its_predecessors_finish():
     # slow -------------+       `slow` ends only when `reader` has run, so the two ran beside each other;
     # writer -> reader -+       the reader sees what the writer wrote.
     reader_ran, seen = threading.Event(), []
@@ -125,7 +169,7 @@ def test_a_handler_starts_when_those_before_it_are_done_and_not_when_all_are():
     assert seen == ["written", True]
 
 
-def test_a_moment_is_over_when_all_its_handlers_are():
+def test_moment_ends_when_all_handlers_finish():
     ended = []
     go = threading.Event()
 
@@ -145,16 +189,17 @@ def test_a_moment_is_over_when_all_its_handlers_are():
     assert ended == ["slow", "EpochBegin"]
 
 
-def overlapping(*accesses):
-    """Return how many of these handlers ever ran at the same time."""
+def overlapping(*accesses, expected):
+    """Return the highest number of these handlers that ran at the same time; wait for `expected` of them."""
     inside, most, lock = [0], [0], threading.Lock()
+    meet = threading.Barrier(expected, timeout=LONG)
 
     def enter(learner):
         with lock:
             inside[0] += 1
             most[0] = max(most[0], inside[0])
-        # Not to measure time: a handler that could start meanwhile is given every chance to.
-        time.sleep(0.05)
+        meet.wait()
+        time.sleep(0.05)  # gives a handler that must not start yet a chance to start
         with lock:
             inside[0] -= 1
 
@@ -178,11 +223,11 @@ def overlapping(*accesses):
     ],
     ids=["reads", "two parts", "two entries", "write, read", "previous", "appends", "hub and name", "cancels"],
 )
-def test_what_shares_something_that_is_written_does_not_run_at_the_same_time(one, other, most):
-    assert overlapping(one, other) == most
+def test_handlers_sharing_written_state_do_not_overlap(one, other, most):
+    assert overlapping(one, other, expected=most) == most
 
 
-def test_records_of_one_moment_are_in_serial_order():
+def test_log_records_are_in_serial_order():
     def append(number):
         return Acts(
             lambda learner: learner.cbstate.log.append(number), StepEnd, access=shared(log=Append()), name=f"{number}"
@@ -203,7 +248,7 @@ class NoConflictWriter(Acts):
         return fluxcb.NoConflict()
 
 
-def test_writers_that_any_order_suits_still_run_one_after_the_other_in_serial_order():
+def test_unordered_writers_run_in_serial_order():
     def write(number):
         def act(learner):
             time.sleep(0.02 * (2 - number))  # the first would be the last to write
@@ -220,7 +265,7 @@ def test_writers_that_any_order_suits_still_run_one_after_the_other_in_serial_or
     assert learner.cbstate["box"] == 2
 
 
-def test_a_single_ready_handler_runs_where_fit_was_called():
+def test_single_ready_handler_runs_on_calling_thread():
     where = []
 
     def note(learner):
@@ -232,7 +277,7 @@ def test_a_single_ready_handler_runs_where_fit_was_called():
     assert where == [threading.main_thread()] * 4
 
 
-def test_threads_begin_when_two_handlers_are_ready_and_end_with_the_fit():
+def test_threads_start_with_two_ready_handlers_and_end_with_fit():
     seen, base = [], len(threads())
 
     def count(learner):
@@ -249,7 +294,7 @@ def test_threads_begin_when_two_handlers_are_ready_and_end_with_the_fit():
     assert len(threads()) == base
 
 
-def test_what_takes_no_time_is_not_handed_to_threads():
+def test_fast_handlers_run_on_calling_thread():
     names = []
 
     def note(learner):
@@ -262,7 +307,7 @@ def test_what_takes_no_time_is_not_handed_to_threads():
     assert names.count("MainThread") > 600
 
 
-def test_a_predicate_is_asked_when_those_before_its_handler_are_done():
+def test_predicate_is_evaluated_after_predecessors():
     ran = []
 
     def write(learner):
@@ -283,7 +328,7 @@ def test_a_predicate_is_asked_when_those_before_its_handler_are_done():
 # --- by itself, on the main thread ----------------------------------------------------------------------------------
 
 
-def test_main_thread_runs_by_itself_where_fit_was_called():
+def test_main_thread_handler_runs_alone_on_calling_thread():
     busy, seen = [], []
 
     def work(learner):
@@ -299,7 +344,7 @@ def test_main_thread_runs_by_itself_where_fit_was_called():
     assert seen == [(threading.main_thread(), [])] * 2
 
 
-def test_a_handler_that_runs_an_epoch_must_be_by_itself(refused):
+def test_handler_that_runs_epoch_requires_main_thread(refused):
     def validate(learner):
         held[0].run_epoch(ValidationPhase())
 
@@ -313,22 +358,23 @@ def test_a_handler_that_runs_an_epoch_must_be_by_itself(refused):
     # At Trigger there are two handlers that nothing orders, so others may be running.
     with refused(
         fluxcb.DeclarationError,
-        "A handler asks for an epoch of ValidationPhase, while others of its moment may be running on other threads.\n"
-        "  why:   it would move the counters and the step that they look at\n"
-        "  fix:   write `main_thread = True` into its class: its handlers then run by themselves, where `fit` was "
-        "called",
+        "A handler requests an epoch of ValidationPhase while other handlers of its moment may be running "
+        "on other threads.\n"
+        "  why:   it would change the counters and the step that the other handlers read\n"
+        "  fix:   write `main_thread = True` in the body of its class: its handlers then run alone, on the thread that "
+        "called `fit`",
     ):
         train(Acts)
     assert train(Alone) == 4  # two batches after the epoch, and two that the handler asks for
 
 
-def test_an_event_of_ones_own_is_refused_in_the_same_way():
+def test_handler_that_emits_event_requires_main_thread():
     def emit(learner):
         held[0].emit(EpochEnd(), ValidationPhase())
 
     held = []
     held.append(testlearner(Acts(emit, Trigger), EventLog(), executor=fluxcb.ThreadExecutor(2)))
-    with pytest.raises(fluxcb.DeclarationError, match=r"^A handler asks for EpochEnd x ValidationPhase, while"):
+    with pytest.raises(fluxcb.DeclarationError, match=r"^A handler requests EpochEnd x ValidationPhase while"):
         held[0].fit(1)
 
 
@@ -336,7 +382,7 @@ def test_an_event_of_ones_own_is_refused_in_the_same_way():
 
 
 class Traces(Callback):
-    """Count steps in the carry, in a traced handler."""
+    """Count steps in the carry with a traced handler."""
 
     def __init__(self, name):
         self.name = name
@@ -353,7 +399,7 @@ class Traces(Callback):
 
 
 class Host(Callback):
-    """Do arithmetic at each event on entries that it declares, so that any other order gives other numbers."""
+    """Compute with declared entries at each event, so that any other order gives other numbers."""
 
     def __init__(self, number, reads, writes, params, jitter):
         self.number, self.reads, self.writes, self.params, self.jitter = number, reads, writes, params, jitter
@@ -411,7 +457,7 @@ hosts = st.lists(
 
 @settings(max_examples=15)
 @given(hosts, st.lists(st.integers(0, 3), min_size=6, max_size=6), st.integers(1, 4), st.integers(1, 5))
-def test_results_are_those_of_the_serial_executor(drawn, jitters, workers, length):
+def test_results_match_serial_executor(drawn, jitters, workers, length):
     written = frozenset().union(*(writes for _, writes, _ in drawn))
 
     def train(executor, jitters):
@@ -439,7 +485,7 @@ def test_results_are_those_of_the_serial_executor(drawn, jitters, workers, lengt
     assert train(fluxcb.ThreadExecutor(workers), jitters) == train(None, [0] * 6)
 
 
-def test_two_parts_of_the_params_that_are_written_at_once_are_both_there():
+def test_concurrent_writes_to_parts_of_params_are_both_kept():
     def scale(name, factor):
         def act(learner):
             meet.wait()
@@ -454,7 +500,7 @@ def test_two_parts_of_the_params_that_are_written_at_once_are_both_there():
     assert learner.params == {"w": 50.0, "b": 100.0}
 
 
-def test_the_default_callbacks_print_the_same(capsys):
+def test_default_callbacks_print_same_output(capsys):
     def train(executor):
         learner = testlearner(executor=executor, default_callbacks=True)
         learner.fit(2)
@@ -473,7 +519,7 @@ def where(callback):
     return f"{type(callback).__name__}.run  {os.path.relpath(code.co_filename)}:{code.co_firstlineno}"
 
 
-def test_running_handlers_are_awaited_and_others_not_started():
+def test_running_handlers_finish_and_others_do_not_start():
     started, ended, failed = threading.Event(), [], threading.Event()
 
     def slow(learner):
@@ -506,7 +552,7 @@ def test_running_handlers_are_awaited_and_others_not_started():
 
 
 def raising(*errors, event=EpochBegin):
-    """Return a Learner whose handlers raise all at once."""
+    """Return a Learner whose handlers all raise at the same moment."""
     meet = threading.Barrier(len(errors), timeout=LONG)
 
     def act(error):
@@ -520,7 +566,7 @@ def raising(*errors, event=EpochBegin):
     return testlearner(*callbacks, executor=fluxcb.ThreadExecutor(len(errors))), callbacks
 
 
-def test_of_several_errors_the_first_in_serial_order_is_raised_and_names_the_others():
+def test_first_error_in_serial_order_is_raised_with_notes_for_others():
     learner, callbacks = raising(KeyError("one"), ValueError("two"), OSError("three"))
     with pytest.raises(KeyError) as caught:
         learner.fit(1)
@@ -532,20 +578,20 @@ def test_of_several_errors_the_first_in_serial_order_is_raised_and_names_the_oth
     ]
 
 
-def test_an_error_comes_before_a_cancel():
+def test_error_takes_precedence_over_cancel():
     learner, _ = raising(CancelFitting("enough"), ValueError("two"))
     with raises(ValueError, "two"):
         learner.fit(1)
 
 
-def test_of_several_cancels_the_first_in_serial_order_is_raised():
+def test_first_cancel_in_serial_order_is_raised():
     learner, _ = raising(CancelFitting("first"), CancelFitting("second"))
     learner.fit(3)
     assert (learner.stop_reason, learner.epoch, learner.step) == ("first", 1, 0)
 
 
 @pytest.mark.parametrize("cancel", [CancelStep, CancelEpoch, CancelFitting])
-def test_cancels_of_steps_skip_what_they_skip_without_threads(cancel):
+def test_cancelled_steps_skip_same_handlers_as_serial_executor(cancel):
     def train(executor):
         seen = []
 
@@ -571,7 +617,7 @@ def test_cancels_of_steps_skip_what_they_skip_without_threads(cancel):
     assert ("last", 3) not in found[0]
 
 
-def test_a_cancel_that_is_not_declared_is_refused_as_without_threads():
+def test_undeclared_cancel_raises_as_in_serial_executor():
     def stop(learner):
         raise CancelFitting
 
@@ -585,7 +631,7 @@ def test_a_cancel_that_is_not_declared_is_refused_as_without_threads():
     assert texts[0].startswith("acts raises a Cancel at StepEnd without declaring `control`.")
 
 
-def test_a_write_into_what_was_read_is_told_to_its_own_handler():
+def test_write_into_read_value_is_reported_for_its_handler():
     meet = threading.Barrier(2, timeout=LONG)
 
     def write(learner):
@@ -601,13 +647,15 @@ def test_a_write_into_what_was_read_is_told_to_its_own_handler():
     done = threading.Event()
     guilty = Acts(write, access={"params": Read()}, name="guilty")
     learner = testlearner(guilty, Acts(innocent, access={"params": Read()}), executor=fluxcb.ThreadExecutor(2))
-    with pytest.raises(fluxcb.AccessError, match=r"^guilty writes into the container it read from `params`") as caught:
+    with pytest.raises(
+        fluxcb.AccessError, match=r"^guilty writes into the container that it read from `params`"
+    ) as caught:
         learner.fit(1)
     assert caught.value.__notes__[0].startswith(f"raised by guilty in {where(guilty)}, at EpochBegin x TrainingPhase")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
-def test_a_failing_and_a_slow_handler_among_a_hundred(workers):
+def test_failing_and_slow_handlers_among_hundred(workers):
     ran = []
 
     def act(i):
@@ -633,7 +681,7 @@ def test_a_failing_and_a_slow_handler_among_a_hundred(workers):
     assert learner.epoch == 1
 
 
-def test_threads_end_when_the_data_or_a_step_fails():
+def test_threads_end_when_data_or_step_fails():
     def batches():
         yield (np.zeros((16, 1), np.float32),) * 2
         raise OSError("no more")
@@ -654,7 +702,7 @@ def test_threads_end_when_the_data_or_a_step_fails():
 # --- loops written by hand, measuring, arguments --------------------------------------------------------------------
 
 
-def test_a_loop_by_hand_has_threads_for_an_epoch():
+def test_run_epoch_uses_threads():
     meet, names = threading.Barrier(2, timeout=LONG), []
 
     def arrive(learner):
@@ -666,7 +714,7 @@ def test_a_loop_by_hand_has_threads_for_an_epoch():
     assert sorted(names) == ["fluxcb_0", "fluxcb_1"]
 
 
-def test_events_and_steps_by_hand_run_where_they_are_called():
+def test_emitted_events_and_run_step_use_calling_thread():
     where = []
 
     def note(learner):
@@ -696,7 +744,7 @@ class Reads(Callback):
         return f"Reads({self.name})"
 
 
-def test_measured_reads_go_to_their_own_handler():
+def test_reads_are_measured_per_handler():
     meet = threading.Barrier(2, timeout=LONG)
     learner = testlearner(Reads("w", meet), Reads("b", meet), executor=fluxcb.ThreadExecutor(2))
     learner.callbacks.measure()
@@ -706,7 +754,7 @@ def test_measured_reads_go_to_their_own_handler():
     assert rows["Reads(b).read"] == (1, 1, {"params.b": 1})
 
 
-def test_a_timeline_has_a_track_for_each_thread(tmp_path):
+def test_timeline_has_track_for_each_thread(tmp_path):
     meet = threading.Barrier(2, timeout=LONG)
     learner = testlearner(Reads("w", meet), Reads("b", meet), executor=fluxcb.ThreadExecutor(2))
     with learner.callbacks.trace(tmp_path / "trace.json"):
@@ -729,11 +777,11 @@ def test_a_timeline_has_a_track_for_each_thread(tmp_path):
         (
             lambda: testlearner(executor=fluxcb.ThreadExecutor),
             "`executor` must be an executor, not the class `ThreadExecutor`.\n"
-            "  fix:   e.g. `executor=fluxcb.ThreadExecutor(4)`",
+            "  fix:   write e.g. `executor=fluxcb.ThreadExecutor(4)`",
         ),
         (
             lambda: testlearner(executor=4),
-            "`executor` must be an executor, not 4.\n  fix:   e.g. `executor=fluxcb.ThreadExecutor(4)`",
+            "`executor` must be an executor, not 4.\n  fix:   write e.g. `executor=fluxcb.ThreadExecutor(4)`",
         ),
         (
             lambda: fluxcb.ThreadExecutor(0),
@@ -749,18 +797,18 @@ def test_a_timeline_has_a_track_for_each_thread(tmp_path):
         ),
     ],
 )
-def test_bad_arguments(build, text, refused):
+def test_invalid_arguments_raise(build, text, refused):
     with refused(fluxcb.DeclarationError, text):
         build()
 
 
-def test_executors_show_themselves(monkeypatch):
+def test_executor_reprs(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", ModuleType("distributed"))
     shown = [repr(e) for e in (fluxcb.SerialExecutor(), fluxcb.ThreadExecutor(3), fluxcb.DaskExecutor())]
     assert shown == ["SerialExecutor()", "ThreadExecutor(3)", "DaskExecutor()"]
 
 
-def test_a_function_as_a_callback_runs_on_threads_too():
+def test_function_callbacks_run_on_threads():
     meet = threading.Barrier(2, timeout=LONG)
     calls = [CustomCallback(lambda learner: meet.wait(), FitBegin, name=name) for name in ("one", "two")]
     testlearner(*calls, executor=fluxcb.ThreadExecutor(2)).fit(1)
@@ -770,7 +818,7 @@ def test_a_function_as_a_callback_runs_on_threads_too():
 # --- Dask -----------------------------------------------------------------------------------------------------------
 
 
-def test_dask_that_is_missing_is_an_error_at_construction(monkeypatch, refused):
+def test_missing_dask_raises_at_construction(monkeypatch, refused):
     monkeypatch.setitem(sys.modules, "distributed", None)  # as if it were not installed
     with refused(
         fluxcb.DeclarationError,
@@ -789,7 +837,7 @@ def client():
 
 
 def arriving():
-    """Return two callbacks that wait for each other, and the names of the threads they ran on."""
+    """Return two callbacks that wait for each other, and the names of their threads."""
     meet, names = threading.Barrier(2, timeout=LONG), []
 
     def arrive(learner):
@@ -799,7 +847,7 @@ def arriving():
     return [Acts(arrive), Acts(arrive)], names
 
 
-def test_handlers_run_on_the_threads_of_a_dask_client(client):
+def test_handlers_run_on_dask_threads(client):
     callbacks, names = arriving()
     learner = testlearner(*callbacks, executor=fluxcb.DaskExecutor(client))
     learner.fit(1)
@@ -807,7 +855,7 @@ def test_handlers_run_on_the_threads_of_a_dask_client(client):
     assert client.status == "running"  # it is the user's
 
 
-def test_a_client_is_started_for_a_fit():
+def test_client_is_started_for_fit():
     pytest.importorskip("distributed")
     callbacks, names = arriving()
     testlearner(*callbacks, executor=fluxcb.DaskExecutor()).fit(1)
@@ -815,7 +863,7 @@ def test_a_client_is_started_for_a_fit():
     assert not [thread for thread in threads() if "Dask-Default" in thread.name]
 
 
-def test_an_error_on_a_thread_of_dask_is_the_handlers_own(client):
+def test_dask_error_is_error_of_handler(client):
     def fail(learner):
         raise OSError("no disk")
 
@@ -828,7 +876,7 @@ def test_an_error_on_a_thread_of_dask_is_the_handlers_own(client):
     ]
 
 
-def test_a_dask_client_of_other_processes_is_refused():
+def test_dask_client_with_processes_raises():
     distributed = pytest.importorskip("distributed")
     others = distributed.Client(processes=True, n_workers=1, dashboard_address=None)
     with others, pytest.raises(fluxcb.DeclarationError, match=r"^`DaskExecutor` needs a Dask client whose workers are"):

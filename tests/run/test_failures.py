@@ -1,4 +1,4 @@
-"""Errors: they propagate unchanged, say where they were raised, and FitEnd runs whatever happened."""
+"""Errors propagate unchanged, name their origin, and FitEnd always runs."""
 
 import os
 
@@ -63,7 +63,7 @@ MOMENTS = [
 
 
 @pytest.mark.parametrize(("event", "phase", "where"), MOMENTS)
-def test_an_error_propagates_unchanged_with_a_note_that_says_where(event, phase, where):
+def test_error_propagates_unchanged_with_note(event, phase, where):
     error = TroubleError("as planned")
     log = EventLog()
     learner = testlearner(Fails(event, phase, error=error), log, batches=2, validation_batches=1)
@@ -79,7 +79,7 @@ def test_an_error_propagates_unchanged_with_a_note_that_says_where(event, phase,
     assert learner.stop_reason == "TroubleError: as planned"
 
 
-def test_an_error_in_a_window_tells_which_step_and_what_the_state_is(no_clock):
+def test_error_in_window_note_names_step_and_state(no_clock):
     fails = Fails(StepEnd, step=12)
     learner = testlearner(fails, batches=40)
     with pytest.raises(TroubleError) as raised:
@@ -94,7 +94,7 @@ def test_an_error_in_a_window_tells_which_step_and_what_the_state_is(no_clock):
     assert learner.step == int(learner.state["counters"][0]) > 12
 
 
-def test_learning_goes_on_after_an_error():
+def test_training_continues_after_error():
     fails = Fails(StepEnd, step=3)
     learner = testlearner(fails, batches=4)
     with pytest.raises(TroubleError):
@@ -105,7 +105,7 @@ def test_learning_goes_on_after_an_error():
     assert (learner.step, learner.stop_reason) == (before + 4, None)
 
 
-def test_fit_end_runs_for_every_callback_and_several_failures_come_as_a_group():
+def test_fit_end_runs_for_every_callback_and_errors_are_grouped():
     one, two = Fails(FitEnd, error=TroubleError("one")), Fails(FitEnd, error=OSError("two"))
     log = EventLog()
     learner = testlearner(one, two, log, batches=1)
@@ -121,7 +121,7 @@ def test_fit_end_runs_for_every_callback_and_several_failures_come_as_a_group():
     ]
 
 
-def test_a_failure_at_fit_end_beside_another_error_is_a_note():
+def test_error_at_fit_end_becomes_note_of_first_error():
     first, last = Fails(EpochEnd, error=TroubleError("first")), Fails(FitEnd, error=OSError("last"))
     learner = testlearner(first, last, batches=1)
     with pytest.raises(TroubleError) as raised:
@@ -139,7 +139,7 @@ KINDS = [TroubleError, KeyboardInterrupt, SystemExit]
 
 @pytest.mark.parametrize("executor", [None, fluxcb.ThreadExecutor(2)], ids=["serial", "threads"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_exception_that_ends_programs_has_the_note_too(kind, executor):
+def test_base_exceptions_have_note(kind, executor):
     error = kind("as planned")
     fails = [Fails(StepEnd, error=error), Fails(Trigger)]
     learner = testlearner(*fails, batches=1, executor=executor)
@@ -160,7 +160,7 @@ class FailsInInit(Callback):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_init_has_a_note(kind):
+def test_error_in_init_has_note(kind):
     with pytest.raises(kind) as raised:
         testlearner(FailsInInit(kind("early")))
     assert str(raised.value) == "early"
@@ -177,7 +177,7 @@ class FailsInTrace(Callback):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_in_a_traced_handler_has_a_note(kind):
+def test_error_in_traced_handler_has_note(kind):
     with pytest.raises(kind) as raised:
         testlearner(FailsInTrace(kind("while tracing")))
     assert str(raised.value) == "while tracing"
@@ -217,7 +217,7 @@ class LooksAtAll(ReadsLoss):
 
 @pytest.mark.parametrize("callbacks", [[], [ReadsLoss], [LooksAtAll]])
 @pytest.mark.parametrize("at_step", [1, 3])
-def test_a_failed_call_on_the_device_loses_the_state_and_says_so(callbacks, at_step, capfd):
+def test_failed_device_call_reports_lost_state(callbacks, at_step, capfd):
     log = EventLog()
     learner = testlearner(log, FailsOnDevice(at_step), *(make() for make in callbacks))
     with pytest.raises(jax.errors.JaxRuntimeError, match="inside XLA"):
@@ -226,8 +226,8 @@ def test_a_failed_call_on_the_device_loses_the_state_and_says_so(callbacks, at_s
     with pytest.raises(StateLostError) as raised:
         learner.params  # noqa: B018 - the access is the test
     assert str(raised.value) == (
-        "The train state is gone: the call it was donated to failed (JaxRuntimeError).\n"
-        "  why:   a donated array is overwritten by the program it was given to, also when that fails\n"
+        "The train state is lost: the call that it was donated to failed (JaxRuntimeError).\n"
+        "  why:   a program may overwrite a donated array, even if the program fails\n"
         "  fix:   build a new Learner, and restore a checkpoint"
     )
     assert isinstance(raised.value.__cause__, jax.errors.JaxRuntimeError)

@@ -1,4 +1,4 @@
-"""Defects found by using the library; each test is the reproduction."""
+"""Regression tests for defects that were found by using the library."""
 
 import gc
 import os
@@ -35,7 +35,7 @@ def batches(count, start=0):
 
 
 def line(data, *callbacks, **arguments):
-    """A Learner whose loss is the mean of `batch * w`, so that its gradient is the batch's number."""
+    """Return a Learner with loss `mean(batch * w)`, whose gradient is the number of the batch."""
     return fluxcb.Learner.from_loss(
         {"w": jnp.zeros(1)},
         lambda params, batch, key: jnp.mean(batch @ params["w"]),
@@ -47,7 +47,7 @@ def line(data, *callbacks, **arguments):
     )
 
 
-def test_progress_opens_nothing_but_the_counters():
+def test_progress_exposes_only_counters():
     class Curious(Callback):
         @on
         def look(self, event: StepEnd, phase: TrainingPhase, learner):
@@ -57,7 +57,7 @@ def test_progress_opens_nothing_but_the_counters():
         line(batches(2), Curious()).fit(1)
 
 
-def test_a_hyperparameter_array_of_the_user_survives():
+def test_hyperparameter_array_of_user_is_not_donated():
     rate = jnp.asarray(0.5, jnp.float32)
 
     class Sets(Callback):
@@ -74,13 +74,13 @@ def test_a_hyperparameter_array_of_the_user_survives():
     assert learner.hyperparams == {"learning_rate": 0.5}
 
 
-def test_counters_agree_with_the_carry_after_validation():
+def test_counters_match_carry_after_validation():
     learner = line((batches(6), batches(2)))
     learner.fit(1)
     assert np.asarray(learner.state["counters"]).tolist()[:3] == [6, 1, 6]
 
 
-def test_validation_inside_a_training_epoch_leaves_its_counters_alone():
+def test_validation_inside_training_epoch_keeps_its_counters():
     class Validates(Callback):
         @on
         def validate(self, event: Trigger, phase: TrainingPhase, learner):
@@ -94,7 +94,7 @@ def test_validation_inside_a_training_epoch_leaves_its_counters_alone():
     assert (learner.step, history["training"].steps, history["validation"].steps) == (4, 4, 6)
 
 
-def test_training_inside_an_epoch_is_refused():
+def test_training_inside_epoch_raises():
     class Trains(Callback):
         @on
         def train(self, event: StepEnd, phase: TrainingPhase, learner):
@@ -103,12 +103,12 @@ def test_training_inside_an_epoch_is_refused():
     box = []
     learner = line(batches(2), Trains())
     box.append(learner)
-    with pytest.raises(DeclarationError, match=r"^An epoch of LossTrainingPhase was asked for while another"):
+    with pytest.raises(DeclarationError, match=r"^An epoch of LossTrainingPhase was requested while another"):
         learner.run_epoch(LOOP)
 
 
 @pytest.mark.parametrize("change", ["state", "run_step", "callbacks"])
-def test_the_learner_cannot_be_changed_from_inside(change):
+def test_changing_learner_inside_fit_raises(change):
     class Changes(Callback):
         @on
         def change(self, event: StepEnd, phase: TrainingPhase, learner):
@@ -131,7 +131,7 @@ def nan_at(place, count):
 
 
 @pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
-def test_a_stopped_iterator_goes_on_with_the_batches_handed_back():
+def test_stopped_iterator_continues_with_returned_batches():
     data = iter(nan_at(96, 100))
     learner = line(data, StopOnNaNLoss())
     learner.fit(1)
@@ -140,7 +140,7 @@ def test_a_stopped_iterator_goes_on_with_the_batches_handed_back():
     assert learner.step == 100
 
 
-def test_batches_behind_a_bad_one_are_not_lost():
+def test_batches_after_invalid_batch_are_not_lost():
     good, bad = batches(60), np.ones((2, 3), np.float32)
     learner = line(iter([*good[:41], bad, *good[41:]]))
     with pytest.raises(fluxcb.DataError):
@@ -149,7 +149,7 @@ def test_batches_behind_a_bad_one_are_not_lost():
     assert learner.step == 60
 
 
-def test_an_iterator_put_in_its_place_is_another_one():
+def test_replacement_iterator_is_used():
     class Exchanges(Callback):
         def stateaccess(self):
             return {"data": {"training": Write()}}
@@ -163,14 +163,14 @@ def test_an_iterator_put_in_its_place_is_another_one():
     assert float(learner.params["w"][0]) == -(10 + 11)
 
 
-def test_callbacks_can_be_added_when_an_iterator_is_at_its_end():
+def test_callbacks_can_be_added_at_end_of_iterator():
     learner = line(iter(batches(3)))
     learner.fit(1)
     learner.callbacks.add(Recorder())
     assert learner.step == 3
 
 
-def test_a_dataset_with_an_attribute_called_source_can_be_iterated_again():
+def test_dataset_with_source_attribute_can_be_reiterated():
     class Lines:
         def __init__(self):
             self.source = iter(())
@@ -183,7 +183,7 @@ def test_a_dataset_with_an_attribute_called_source_can_be_iterated_again():
     assert learner.step == 4
 
 
-def test_another_model_is_the_one_that_is_applied():
+def test_replaced_model_is_applied():
     def pair(factor):
         return (lambda key, xs: {"w": jnp.ones(1)}), (lambda params, xs: factor * (xs @ params["w"]))
 
@@ -200,7 +200,7 @@ def test_another_model_is_the_one_that_is_applied():
     assert float(learner.run_step(LOOP, batch)["loss"]) == 100.0
 
 
-def test_a_fit_by_steps_ends_if_no_step_runs():
+def test_fit_by_steps_ends_if_no_step_runs():
     class Never(Callback):
         @on
         def cancel(self, event: EpochBegin, phase: TrainingPhase, learner):
@@ -211,7 +211,7 @@ def test_a_fit_by_steps_ends_if_no_step_runs():
     assert learner.stop_reason == "an epoch ran no step, so `steps` would never be reached"
 
 
-def test_new_data_may_have_another_shape():
+def test_new_data_may_have_other_shape():
     class Exchanges(Callback):
         def stateaccess(self):
             return {"data": {"training": Write()}}
@@ -225,29 +225,29 @@ def test_new_data_may_have_another_shape():
     assert learner.step == 3
 
 
-def test_reads_of_a_predicate_do_not_pile_up():
+def test_predicate_reads_do_not_accumulate():
     class Quiet(Callback):
         def stateaccess(self):
             return {"params": Read()}
 
         @on
         def look(self, event: StepEnd, phase: TrainingPhase, learner):
-            """Never due."""
+            """A handler that is never due."""
 
     learner = line(batches(20), fluxcb.when(Quiet(), lambda learner: learner.params is None))
     learner.fit(2)
-    assert learner._state.handed == []
+    assert learner._state.moment.lent.entries == []
 
 
 @pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
-def test_order_in_the_list_does_not_change_what_is_counted_at_a_cancel():
+def test_list_order_does_not_change_counts_at_cancel():
     for callbacks in ([StopOnNaNLoss(), Recorder()], [Recorder(), StopOnNaNLoss()]):
         learner = line(nan_at(2, 4), *callbacks)
         learner.fit(1)
         assert learner.cbstate["history"]["training"].steps == learner.step == 3
 
 
-def test_metrics_that_were_away_invent_nothing():
+def test_removed_metrics_do_not_record_missed_steps():
     metrics = Metrics()
     learner = line(batches(4), metrics)
     learner.fit(2)
@@ -258,7 +258,7 @@ def test_metrics_that_were_away_invent_nothing():
     assert learner.cbstate["metrics_step"]["training"].steps == [*range(1, 9), *range(17, 21)]
 
 
-def test_metrics_follow_a_state_that_is_set_back():
+def test_metrics_follow_restored_state():
     learner = line(batches(4), Metrics())
     first = learner.state
     learner.fit(3)
@@ -270,7 +270,7 @@ def test_metrics_follow_a_state_that_is_set_back():
     assert [epoch for epoch, _ in learner.cbstate["metrics_epoch"]["training"]["loss"]] == [1]
 
 
-def test_what_the_step_computed_cannot_be_overwritten_afterwards():
+def test_writing_step_value_after_step_raises():
     class Fakes(Callback):
         def stateaccess(self):
             return {"step": {"loss": Write()}}
@@ -283,13 +283,13 @@ def test_what_the_step_computed_cannot_be_overwritten_afterwards():
         line(batches(2), Fakes()).fit(1)
 
 
-def test_whole_numbers_of_numpy_are_whole_numbers():
+def test_numpy_integers_are_accepted():
     learner = line(batches(2))
     learner.fit(np.int64(2))
     assert learner.step == 4
 
 
-def test_ctrl_c_during_run_epoch_keeps_the_train_state():
+def test_ctrl_c_during_run_epoch_keeps_train_state():
     class Presses(Callback):
         @on
         def press(self, event: StepEnd, phase: TrainingPhase, learner):
@@ -304,7 +304,7 @@ def test_ctrl_c_during_run_epoch_keeps_the_train_state():
     assert jnp.isfinite(learner.state["params"]["w"]).all()  # and not a StateLostError
 
 
-def test_ctrl_c_beside_a_cancel_still_reaches_the_caller():
+def test_ctrl_c_with_cancel_reaches_caller():
     class Both(Callback):
         def stateaccess(self):
             return {"control": Append()}
@@ -318,7 +318,7 @@ def test_ctrl_c_beside_a_cancel_still_reaches_the_caller():
         line(batches(3), Both()).fit(1)
 
 
-def test_a_removed_learner_frees_its_callbacks():
+def test_deleted_learner_releases_callbacks():
     recorder = Recorder()
     learner = line(batches(2), recorder)
     del learner
@@ -326,7 +326,7 @@ def test_a_removed_learner_frees_its_callbacks():
     line(batches(2), recorder).fit(1)
 
 
-def test_traced_schedules_count_as_host_schedules_do():
+def test_traced_schedules_match_host_schedules():
     class Marks(Callback):
         def stateaccess(self):
             return {"cbstate": {"marks": Write()}}
@@ -344,7 +344,7 @@ def test_traced_schedules_count_as_host_schedules_do():
     assert int(learner.cbstate["marks"]) == 3
 
 
-def test_a_phase_that_was_not_named_at_construction_is_compiled_once():
+def test_phase_passed_to_run_epoch_is_compiled_once():
     class Other(TrainingPhase):
         name = "other"
 
@@ -356,7 +356,7 @@ def test_a_phase_that_was_not_named_at_construction_is_compiled_once():
     assert learner.compile_counts == counts
 
 
-def test_an_array_has_no_parts():
+def test_path_below_array_raises():
     class Looks(Callback):
         def stateaccess(self):
             return {"step": {"loss": {"nope": Read()}}}
@@ -365,5 +365,5 @@ def test_an_array_has_no_parts():
         def look(self, event: StepEnd, phase: TrainingPhase, learner):
             return learner.step.loss.nope
 
-    with pytest.raises(MissingStateError, match=r"^Looks\(\) reads `step\.loss\.nope`, which is not there\."):
+    with pytest.raises(MissingStateError, match=r"^Looks\(\) reads `step\.loss\.nope`, which does not exist here\."):
         line(batches(2), Looks()).fit(1)

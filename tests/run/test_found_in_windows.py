@@ -1,4 +1,4 @@
-"""Defects that readers and users of windows have found, each by its reproduction."""
+"""Regression tests for defects of windows."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ LENGTHS = [1, 8, 64]
 
 
 def learner_of(data, *callbacks, **arguments):
-    """Return a Learner of one weight that stays 0, for looking at batches."""
+    """Return a Learner with one weight that stays 0."""
     return Learner.from_loss(
         {"w": jnp.zeros(())},
         lambda params, batch, key: jnp.mean(params["w"] * batch),
@@ -44,7 +44,7 @@ class Batches(Callback):
 
 
 class StopsAt(Callback):
-    """Stop the window at one batch, and cancel nothing."""
+    """Stop the window at one batch without a cancel."""
 
     def __init__(self, number):
         self.number = number
@@ -63,7 +63,7 @@ def numbered(count):
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 9, 40, 99])
-def test_a_stop_that_cancels_nothing_leaves_the_order_of_batches(steps_per_call, number):
+def test_stop_without_cancel_keeps_order_of_batches(steps_per_call, number):
     batches = Batches()
     learner_of(numbered(100), StopsAt(number), batches, steps_per_call=steps_per_call).fit(1)
     assert batches.seen == list(range(100))
@@ -71,7 +71,7 @@ def test_a_stop_that_cancels_nothing_leaves_the_order_of_batches(steps_per_call,
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
 @pytest.mark.parametrize("fails_at", [20, 21, 25, 30, 34])
-def test_an_error_of_the_source_waits_for_batches_that_were_given_back(steps_per_call, fails_at):
+def test_source_error_is_raised_after_returned_batches(steps_per_call, fails_at):
     class Breaks:
         def __iter__(self):
             yield from numbered(fails_at)
@@ -85,7 +85,7 @@ def test_an_error_of_the_source_waits_for_batches_that_were_given_back(steps_per
 
 
 class Clock:
-    """Time that passes when it is looked at."""
+    """A clock that advances when it is read."""
 
     def __init__(self):
         self.now = 0.0
@@ -101,7 +101,7 @@ def ticking(monkeypatch):
 
 
 def weights_by_step(count):
-    """Return the weight after each step of the test Learner, in single steps."""
+    """Return the weight after each step of the test Learner, computed in single steps."""
     learner, found = testlearner(batches=count, validation_batches=0), [0.0]
     for _ in range(count):
         learner.fit(steps=1, steps_per_epoch=count)
@@ -124,7 +124,7 @@ class Weights(Callback):
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
 @pytest.mark.parametrize("event", [Trigger, StepBegin, StepEnd])
-def test_handlers_by_the_clock_see_the_state_of_their_step(ticking, event, steps_per_call):
+def test_time_scheduled_handlers_see_state_of_their_step(ticking, event, steps_per_call):
     class ByClock(Weights):
         @on(event, TrainingPhase, when=EverySeconds(1))
         def look(self, event, phase, learner):
@@ -137,7 +137,7 @@ def test_handlers_by_the_clock_see_the_state_of_their_step(ticking, event, steps
 
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
-def test_a_cancel_by_the_clock_before_a_step_skips_that_step_only(ticking, steps_per_call):
+def test_time_scheduled_cancel_skips_only_its_step(ticking, steps_per_call):
     class Skips(Callback):
         count = 0
 
@@ -157,7 +157,7 @@ def test_a_cancel_by_the_clock_before_a_step_skips_that_step_only(ticking, steps
 
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
-def test_what_is_written_before_a_step_does_not_hide_what_the_step_left(steps_per_call):
+def test_write_before_step_does_not_hide_result_of_step(steps_per_call):
     class Writes(Callback):
         def stateaccess(self):
             return {"params": Write()}
@@ -174,14 +174,14 @@ def test_what_is_written_before_a_step_does_not_hide_what_the_step_left(steps_pe
     reads, one = Reads(), Reads()
     testlearner(Writes(), reads, batches=40, validation_batches=0, steps_per_call=steps_per_call).fit(1)
     by_hand = testlearner(Writes(), one, batches=40, validation_batches=0)
-    for batch in by_hand._parts.feeds["training"].source:
+    for batch in by_hand._core.streams["training"].source:
         by_hand.run_step(TrainingPhase(), batch)
     assert reads.seen == one.seen
 
 
 @pytest.mark.parametrize("program", ["loop", "straight"])
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
-def test_a_large_value_at_a_stopped_step_is_that_steps(ticking, steps_per_call, program):
+def test_large_value_at_stopped_step_is_correct(ticking, steps_per_call, program):
     class Large(Callback):
         def __init__(self):
             self.seen = []
@@ -208,7 +208,7 @@ def test_a_large_value_at_a_stopped_step_is_that_steps(ticking, steps_per_call, 
     assert large.seen == [(step, step) for step, _ in large.seen]
 
 
-def test_a_placed_loader_that_reuses_its_buffer_is_copied_first():
+def test_placed_loader_with_reused_buffer_is_copied():
     class Reuses:
         def __init__(self):
             raw = np.zeros(4096, np.uint8)
@@ -225,7 +225,7 @@ def test_a_placed_loader_that_reuses_its_buffer_is_copied_first():
     assert batches.seen == list(range(40))
 
 
-def test_an_error_of_an_earlier_pass_is_not_raised_in_the_next():
+def test_error_of_earlier_pass_is_not_raised_again():
     class BreaksOnce:
         passes = 0
 
@@ -250,7 +250,7 @@ def test_an_error_of_an_earlier_pass_is_not_raised_in_the_next():
 
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
-def test_batches_without_arrays_make_steps_and_none_is_no_batch(steps_per_call):
+def test_batches_without_arrays_run_steps_but_none_raises(steps_per_call):
     learner = Learner.from_loss(
         {"w": jnp.ones(())},
         lambda params, batch, key: params["w"] ** 2,
@@ -266,7 +266,7 @@ def test_batches_without_arrays_make_steps_and_none_is_no_batch(steps_per_call):
     assert str(raised.value).splitlines()[0] == "`data.training` yields None, which is no batch."
 
 
-def test_exchanged_data_gets_windows_and_frees_the_old(no_clock):
+def test_replaced_data_uses_windows_and_frees_old_data(no_clock):
     xs = np.arange(400, dtype=np.float32).reshape(200, 2)
 
     class Exchanges(Callback):
@@ -280,24 +280,24 @@ def test_exchanged_data_gets_windows_and_frees_the_old(no_clock):
 
     learner = learner_of(ArrayLoader(xs, 2, device=True), Exchanges(), steps_per_call=8)
     learner.fit(3)
-    caller = learner._parts.engine.steps(learner.phases[0]).caller
-    assert caller.many is not None
-    assert caller.many.step.batch_spec.shape == (4, 2)
-    assert caller.calls < learner.step / 4
+    runner = learner._core.engine.step_loop(learner.phases[0]).runner
+    assert runner.window_program is not None
+    assert runner.window_program.step.batch_spec.shape == (4, 2)
+    assert runner.calls < learner.step / 4
 
 
-def test_a_second_device_takes_the_whole_train_state():
+def test_train_state_moves_to_second_device():
     device = jax.devices()[0]
     learner = testlearner(ToDevice(device))
     learner.fit(1)
-    assert learner._state.carry["counters"].committed
+    assert learner._state.train.carry["counters"].committed
     learner.callbacks.replace(ToDevice(device))
     learner.fit(1)
     assert learner.step == 8
 
 
 @pytest.mark.parametrize("steps_per_call", LENGTHS)
-def test_a_random_key_in_the_carry_can_be_read(steps_per_call):
+def test_random_key_in_carry_can_be_read(steps_per_call):
     class Keys(Callback):
         def __init__(self):
             self.seen = []
@@ -324,7 +324,7 @@ def test_a_random_key_in_the_carry_can_be_read(steps_per_call):
     assert keys.seen == expected
 
 
-def test_an_append_to_the_batch_reaches_the_step():
+def test_appending_to_batch_changes_step():
     class Doubles(Callback):
         def stateaccess(self):
             return {"step": {"batch": Append()}}
@@ -338,7 +338,7 @@ def test_an_append_to_the_batch_reaches_the_step():
     assert batches.seen == [7] * 10
 
 
-def test_replaced_callbacks_and_their_programs_are_freed():
+def test_replaced_callbacks_and_programs_are_freed():
     import gc
     import weakref
 
@@ -356,10 +356,10 @@ def test_replaced_callbacks_and_their_programs_are_freed():
     learner.fit(1)
     gc.collect()
     assert [reference() for reference in references] == [None] * 4
-    assert len(learner._parts.engine.programs.compiled) <= 4  # training and validation, no matter how often
+    assert len(learner._core.engine.programs.compiled) <= 4  # training and validation, no matter how often
 
 
-def test_a_part_that_is_kept_does_not_copy_or_hold_the_rest():
+def test_kept_part_neither_copies_nor_holds_rest():
     class Reads(Callback):
         def stateaccess(self):
             return {"params": {"b": Read()}}
@@ -381,28 +381,28 @@ def test_a_part_that_is_kept_does_not_copy_or_hold_the_rest():
         default_callbacks=False,
     )
     learner.fit(1)
-    plan = learner._parts.engine.steps(learner.phases[0]).caller.plan
+    plan = learner._core.engine.step_loop(learner.phases[0]).runner.plan
     assert [(bound.keeps, bound.blocks) for bound in plan.bounds] == [((("params", "b"),), False)]
     np.testing.assert_array_equal(reads.last, learner.params["b"])
 
 
 @pytest.mark.parametrize(("steps_per_call", "most"), [(1, 4), (16, 4)])
-def test_the_limit_in_bytes_holds_for_single_steps_too(steps_per_call, most, monkeypatch, no_clock):
-    from fluxcb._run import stepping
+def test_byte_limit_applies_to_single_steps(steps_per_call, most, monkeypatch, no_clock):
+    from fluxcb._run import step_loop
 
-    lengths, look = [], stepping.Steps._look
+    lengths, look = [], step_loop.StepLoop._finish_window
 
-    def spy(self, window, feed, *, behind=None):
+    def spy(self, window, stream, *, following=None):
         lengths.append(window.length)
-        look(self, window, feed, behind=behind)
+        look(self, window, stream, following=following)
 
-    monkeypatch.setattr(stepping.Steps, "_look", spy)
+    monkeypatch.setattr(step_loop.StepLoop, "_finish_window", spy)
     batch_and_row = 4 * 2 * 4 + 4 * 2
     learner_of(numbered(40), steps_per_call=steps_per_call, window_bytes=most * batch_and_row).fit(1)
     assert max(lengths) == most
 
 
-def test_an_interrupt_from_the_source_loses_no_batch(no_clock):
+def test_interrupt_from_source_loses_no_batch(no_clock):
     class Goes:
         left, pressed = numbered(10), False
 
@@ -427,7 +427,7 @@ def test_an_interrupt_from_the_source_loses_no_batch(no_clock):
     assert len(first) < 10
 
 
-def test_a_slice_of_a_window_that_is_kept_does_not_keep_the_window():
+def test_kept_slice_does_not_keep_window():
     class Keeps(Callback):
         def __init__(self):
             self.kept = []

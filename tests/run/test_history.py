@@ -14,7 +14,7 @@ from fluxcb.testing import testlearner
 
 
 def losses_by_hand(epochs, batches=4, batch_size=8, rate=0.1):
-    """Train `testlearner`'s line with NumPy; return the loss of each step."""
+    """Train the model of `testlearner` with NumPy, and return the loss of each step."""
     xs = np.random.default_rng(0).uniform(-1.5, 1.5, (batches, batch_size, 1))
     w = b = 0.0
     losses = []
@@ -26,7 +26,7 @@ def losses_by_hand(epochs, batches=4, batch_size=8, rate=0.1):
     return losses
 
 
-def test_fit_returns_the_metrics_of_each_epoch_and_step():
+def test_fit_returns_metrics_per_epoch_and_step():
     learner = testlearner(Metrics())
     history = learner.fit(3)
     expected = losses_by_hand(3)
@@ -37,7 +37,7 @@ def test_fit_returns_the_metrics_of_each_epoch_and_step():
     assert (history.epoch, history.step, history.stop_reason) == (3, 12, None)
 
 
-def test_a_history_is_a_mapping():
+def test_history_is_mapping():
     history = testlearner(Metrics()).fit(2)
     assert dict(history) == {name: history[name] for name in ("training/loss", "validation/loss")}
     assert len(history) == 2
@@ -45,9 +45,14 @@ def test_a_history_is_a_mapping():
     assert history.get("training/accuracy") is None
     with pytest.raises(KeyError, match="Did you mean `training/loss`"):
         history["training/los"]
+    with pytest.raises(KeyError) as caught:
+        history["loss"]
+    assert caught.value.args == (
+        "'loss' is not among ['training/loss', 'validation/loss']. Did you mean `training/loss` or `validation/loss`?",
+    )
 
 
-def test_a_history_does_not_change_when_the_learner_trains_on():
+def test_history_does_not_change_later():
     learner = testlearner(Metrics())
     before, first = learner.history, learner.fit(1)
     second = learner.fit(1)
@@ -57,7 +62,7 @@ def test_a_history_does_not_change_when_the_learner_trains_on():
     assert dict(learner.history) == dict(second)
 
 
-def test_a_history_says_why_the_fit_ended():
+def test_history_has_stop_reason():
     def stop(learner):
         raise CancelFitting("enough")
 
@@ -65,13 +70,13 @@ def test_a_history_says_why_the_fit_ended():
     assert learner.fit(5).stop_reason == learner.stop_reason == "enough"
 
 
-def test_without_metrics_a_history_is_empty():
+def test_history_without_metrics_is_empty():
     history = testlearner().fit(1)
     assert (dict(history), history.per_step) == ({}, {})
     assert repr(history) == "History(epoch=1, step=4)"
 
 
-def test_a_history_as_plain_data():
+def test_history_to_dict():
     history = History(
         {"training": {"loss": [(1, 0.5), (2, 0.25)]}},
         {"training": {"loss": [(1, 0.5), (2, 0.5)]}},
@@ -89,8 +94,9 @@ def test_a_history_as_plain_data():
     assert repr(history) == "History(epoch=2, step=2, training/loss=0.25, stop_reason='enough')"
 
 
-def test_a_history_as_a_dataframe():
-    import pandas
+@pytest.mark.integration
+def test_history_to_dataframe():
+    pandas = pytest.importorskip("pandas")
 
     history = History(
         {"training": {"loss": [(1, 0.5), (2, 0.25)]}, "validation": {"loss": [(2, 0.75)]}},
@@ -108,7 +114,7 @@ def test_a_history_as_a_dataframe():
         history.to_dataframe(per="epochs")
 
 
-def test_a_history_is_drawn_as_the_learner_is():
+def test_history_plot_matches_learner_plot():
     from rich.console import Console
 
     learner = testlearner(Metrics(Metric(lambda outputs, ys: (outputs < ys).mean(), name="below")))

@@ -1,4 +1,4 @@
-"""What a host handler may touch, and what is told where it touches more."""
+"""What a host handler may access, and the errors for everything else."""
 
 import collections
 import operator
@@ -50,10 +50,10 @@ def declared(bad):
     return f"  where: Made.stateaccess  {at(type(bad).stateaccess)}\n"
 
 
-WHY = "  why:   order, conflicts and what leaves the device are derived from what is declared\n"
+WHY = "  why:   declared access determines order, conflicts and device-to-host transfers\n"
 
 
-def test_an_undeclared_read():
+def test_undeclared_read_raises():
     bad, text = fails(AccessError, StepEnd, {"step": {"loss": Read()}}, lambda learner: learner.step.grads)
     assert text == (
         "Made() may not read `step.grads`: its `stateaccess` does not declare it.\n"
@@ -63,7 +63,7 @@ def test_an_undeclared_read():
     )
 
 
-def test_an_undeclared_read_of_the_whole():
+def test_undeclared_read_of_whole_hub_raises():
     bad, text = fails(AccessError, EpochEnd, {}, lambda learner: learner.params)
     assert text == (
         "Made() may not read `params`: its `stateaccess` does not declare it.\n"
@@ -73,7 +73,7 @@ def test_an_undeclared_read_of_the_whole():
     )
 
 
-def test_hasattr_does_not_swallow_it():
+def test_hasattr_does_not_hide_access_error():
     _, text = fails(AccessError, EpochEnd, {}, lambda learner: hasattr(learner, "params"))
     assert text.startswith("Made() may not read `params`")
 
@@ -92,7 +92,7 @@ def test_hasattr_does_not_swallow_it():
         ("progress.stp", "progress.step", None),
     ],
 )
-def test_a_misspelt_name(name, meant, line):
+def test_misspelled_name_raises_with_suggestion(name, meant, line):
     class Hides(Callback):
         def stateaccess(self):
             return {"cbstate": {"hidden": Write()}}
@@ -134,10 +134,10 @@ class FollowsMessage(Callback):
         operator.attrgetter(self.path)(learner)
 
 
-def test_a_name_that_is_no_state():
+def test_name_that_is_not_state_raises():
     bad, text = fails(AccessError, EpochEnd, {}, lambda learner: learner.seen)
     assert text == (
-        "Made() reads `seen`, which is no part of the state.\n"
+        "Made() reads `seen`, which is not part of the state.\n"
         + declared(bad)
         + WHY
         + "  fix:   for a value of your own, create `learner.cbstate.seen` in `init`, and add "
@@ -146,28 +146,28 @@ def test_a_name_that_is_no_state():
     testlearner(made(EpochEnd, {"cbstate": {"seen": Write()}}, lambda learner: learner.cbstate.seen)).fit(1)
 
 
-def test_a_write_under_read():
+def test_write_with_read_access_raises():
     def write(learner):
         learner.params = learner.params
 
     bad, text = fails(AccessError, EpochEnd, {"params": Read()}, write)
     assert text == (
-        "Made() declares only to read `params`, and writes it.\n"
+        "Made() declares only Read() on `params`, but writes it.\n"
         + declared(bad)
         + WHY
         + '  fix:   add `{"params": Write()}` to `stateaccess`'
     )
 
 
-def test_deleting():
+def test_deleting_raises():
     def delete(learner):
         del learner.params
 
     bad, text = fails(AccessError, EpochEnd, {"params": Write()}, delete)
     assert text == (
-        "Made() deletes `params`; what the Learner holds cannot be deleted.\n"
+        "Made() deletes `params`; state of the Learner cannot be deleted.\n"
         + declared(bad)
-        + "  fix:   assign what should stand there instead"
+        + "  fix:   assign a new value instead"
     )
 
 
@@ -187,12 +187,12 @@ def into_grads(learner):
         (StepEnd, {"step": {"grads": Read()}}, into_grads, "step.grads"),
     ],
 )
-def test_a_write_into_a_container_that_was_read(event, access, function, path):
+def test_writing_into_read_container_raises(event, access, function, path):
     _, text = fails(AccessError, event, access, function)
-    assert text.splitlines()[0] == f"Made() writes into the container it read from `{path}`."
+    assert text.splitlines()[0] == f"Made() writes into the container that it read from `{path}`."
 
 
-def test_arrays_that_were_read_cannot_be_written():
+def test_read_arrays_are_read_only():
     def write(learner):
         learner.step.outputs[0] = 1
 
@@ -217,7 +217,7 @@ def replaces(learner):
 
 
 @pytest.mark.parametrize("function", [appends, adds, sets, replaces])
-def test_shared_state_that_was_read_cannot_be_changed(function):
+def test_changing_read_cbstate_raises(function):
     creator = made(EpochEnd, {"cbstate": {"shared": Write()}}, lambda learner: learner.cbstate.shared)
 
     class Reader(Callback):
@@ -231,14 +231,14 @@ def test_shared_state_that_was_read_cannot_be_changed(function):
     with pytest.raises(AccessError) as raised:
         testlearner(creator, Reader()).fit(1)
     assert str(raised.value) == (
-        "Reader() declares only to read `cbstate.shared`, and writes into it.\n"
+        "Reader() declares only to read `cbstate.shared`, but writes to it.\n"
         f"  where: Reader.stateaccess  {at(Reader.stateaccess)}\n"
-        "  why:   order and conflicts are derived from what is declared\n"
+        "  why:   declared access determines order and conflicts\n"
         '  fix:   add `{"cbstate": {"shared": Write()}}` to `stateaccess`'
     )
 
 
-def test_assigning_shared_state_under_read():
+def test_assigning_cbstate_with_read_access_raises():
     creator = made(EpochEnd, {"cbstate": {"shared": Write()}}, lambda learner: learner.cbstate.shared)
 
     class Reader(Callback):
@@ -252,14 +252,14 @@ def test_assigning_shared_state_under_read():
     with pytest.raises(AccessError) as raised:
         testlearner(creator, Reader()).fit(1)
     assert str(raised.value) == (
-        "Reader() declares only to read `cbstate.shared`, and writes it.\n"
+        "Reader() declares only Read() on `cbstate.shared`, but writes it.\n"
         f"  where: Reader.stateaccess  {at(Reader.stateaccess)}\n"
         + WHY
         + '  fix:   add `{"cbstate": {"shared": Write()}}` to `stateaccess`'
     )
 
 
-def test_flags_that_nobody_raises_are_down():
+def test_flags_are_false_by_default():
     flags = []
 
     def look(learner):
@@ -279,7 +279,7 @@ class Skips(Callback):
         learner.step.stop = learner.progress.step == 2
 
 
-def test_flags_are_seen_at_their_step():
+def test_flags_are_visible_at_their_step():
     flags = []
 
     def look(learner):
@@ -298,14 +298,14 @@ class Notes(Callback):
         learner.step.note = f"step {learner.progress.step}"
 
 
-def test_a_host_handler_can_leave_a_note_for_the_next():
+def test_host_handlers_share_step_values():
     notes = []
     reader = made(StepEnd, {"step": {"note": Read()}}, lambda learner: notes.append(learner.step.note))
     testlearner(reader, Notes()).fit(1)
     assert notes == ["step 1", "step 2", "step 3", "step 4"]
 
 
-def test_step_values_are_trees_that_jax_knows():
+def test_step_values_are_pytrees():
     seen = []
 
     def look(learner):
@@ -318,7 +318,7 @@ def test_step_values_are_trees_that_jax_knows():
     assert len(seen) == 4
 
 
-def test_step_values_are_numpy_and_read_only_or_borrowed_and_live():
+def test_step_values_are_read_only_numpy_or_borrowed_jax_arrays():
     types = []
 
     def look(learner):
@@ -339,11 +339,11 @@ def test_step_values_are_numpy_and_read_only_or_borrowed_and_live():
     assert types[0][3] is np.float32  # fetched with the others: borrowing is for what is not fetched
 
 
-def test_a_borrowed_carry_is_the_live_one():
+def test_borrowed_carry_is_live():
     is_live = []
 
     def look(seen):
-        live = learner._state.carry["params"]["w"]
+        live = learner._state.train.carry["params"]["w"]
         is_live.append(seen.params["w"].unsafe_buffer_pointer() == live.unsafe_buffer_pointer())
 
     live, copied = made(EpochEnd, {"params": Read(borrow=True)}, look), made(EpochEnd, {"params": Read()}, look)
@@ -352,13 +352,13 @@ def test_a_borrowed_carry_is_the_live_one():
     assert is_live == [True, False]
 
 
-def test_what_does_not_exist():
+def test_reading_missing_values_raises():
     _, text = fails(
         MissingStateError, EpochEnd, {"cbstate": {"made": Write()}, "step": Append()}, lambda learner: learner.step.loss
     )
-    assert text.splitlines()[0] == "Made() reads `step.loss`, which is not there."
+    assert text.splitlines()[0] == "Made() reads `step.loss`, which does not exist here."
     _, text = fails(MissingStateError, StepBegin, {"step": Read()}, lambda learner: learner.step.batches)
-    assert text.splitlines()[0] == "Made() reads `step.batches`, which is not there. Did you mean `batch`?"
+    assert text.splitlines()[0] == "Made() reads `step.batches`, which does not exist here. Did you mean `batch`?"
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_what_does_not_exist():
         ({"w": jnp.zeros(())}, "['b'] is missing"),
     ],
 )
-def test_parameters_that_do_not_fit(value, difference):
+def test_params_with_other_structure_raise(value, difference):
     def put(learner):
         learner.params = value
 
@@ -378,11 +378,11 @@ def test_parameters_that_do_not_fit(value, difference):
         f"Made() changes the structure, shape or dtype of `params`: {difference}.\n"
         + declared(bad)
         + "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
-        "  fix:   assign what has the same structure, e.g. with `.astype(old.dtype)`"
+        "  fix:   assign a value of the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`"
     )
 
 
-def test_python_numbers_take_the_old_dtype():
+def test_python_numbers_take_old_dtype():
     def put(learner):
         learner.params = {"w": 2, "b": 0.5}
 
@@ -393,7 +393,7 @@ def test_python_numbers_take_the_old_dtype():
     assert learner.compile_counts == {"traces": 2, "compiles": 2}
 
 
-def test_one_parameter_by_its_path():
+def test_single_parameter_by_path():
     def put(learner):
         learner.params.w = learner.params.w * 0 + 7
 
@@ -404,7 +404,7 @@ def test_one_parameter_by_its_path():
     assert text.startswith("Made() may not read `params.b`")
 
 
-def test_data_can_be_exchanged_between_epochs():
+def test_data_can_be_replaced_between_epochs():
     xs = np.full((8, 1), 0.5, np.float32)
 
     def put(learner):
@@ -416,19 +416,19 @@ def test_data_can_be_exchanged_between_epochs():
     assert learner.step == 4 + 2
 
 
-def test_parts_that_cannot_be_exchanged():
+def test_replacing_fixed_parts_raises():
     def put(learner):
         learner.optimizer = None
 
     bad, text = fails(AccessError, EpochEnd, {"optimizer": Write()}, put)
     assert text == (
-        "Made() assigns `optimizer`, which cannot be exchanged while a Learner exists.\n"
+        "Made() assigns `optimizer`, which is fixed when the Learner is built.\n"
         + declared(bad)
         + "  fix:   build a new Learner"
     )
 
 
-def test_the_parts_can_be_read():
+def test_parts_of_learner_can_be_read():
     seen = []
 
     def look(learner):
@@ -444,7 +444,7 @@ def test_the_parts_can_be_read():
     assert (count, len(data)) == (1, 4)
 
 
-def test_keys_on_the_host_differ_by_step_and_callback():
+def test_host_keys_differ_by_step_and_callback():
     keys = []
 
     def look(learner):
@@ -454,12 +454,12 @@ def test_keys_on_the_host_differ_by_step_and_callback():
     assert len(set(keys)) == 8
 
 
-def test_counters_cannot_be_written():
+def test_writing_counters_raises():
     def put(learner):
         learner.progress.step = 3
 
     _, text = fails(AccessError, StepEnd, {}, put)
-    assert text.splitlines()[0] == ("Made() writes `progress.step`, which only the engine does.")
+    assert text.splitlines()[0] == ("Made() writes `progress.step`, which only the engine may write.")
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_counters_cannot_be_written():
         lambda held: held["queue"].__setitem__(0, 5),
     ],
 )
-def test_no_way_leads_round_a_view(change):
+def test_views_cannot_be_bypassed(change):
     held = {"nested": {"a": [1]}, "queue": collections.deque([1, 2])}
 
     def refuse():

@@ -1,4 +1,4 @@
-"""Parts of the library's hubs can be declared: one name of the monitors, one phase of the history, one metric."""
+"""Callbacks can declare parts of hubs: one name of the monitors, one phase of the history, or one metric."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ DATA = [(np.ones((2, 1), np.float32), np.ones((2, 1), np.float32))]
 
 
 def doing(function, event, hub, part, *, phase=TrainingPhase, name="own"):
-    """Return a callback of a function of one hub, of which it declares a part."""
+    """Return a callback that calls a function with one hub, of which it declares a part."""
     return CustomCallback(
         lambda learner: function(learner.cbstate[hub], learner.progress),
         event,
@@ -30,6 +30,38 @@ def fitted(*callbacks):
     return learner.cbstate
 
 
+@pytest.mark.parametrize(
+    ("look", "text"),
+    [
+        (lambda hub: hub.losss, "`learner.cbstate.monitors` has no `losss`. Did you mean `loss`?"),
+        (lambda hub: hub.put_scaler, "`learner.cbstate.monitors` has no `put_scaler`. Did you mean `put_scalar`?"),
+        (lambda hub: hub.x, "`learner.cbstate.monitors` has no `x`."),
+        (
+            lambda hub: hub["loss"].put_scaler,
+            "`learner.cbstate.monitors['loss']` has no `put_scaler`. Did you mean `put_scalar`?",
+        ),
+    ],
+    ids=["name", "method", "other", "named"],
+)
+@pytest.mark.parametrize("inside", [True, False], ids=["handler", "outside"])
+def test_missing_monitor_names_raise(look, text, inside):
+    seen = []
+
+    def use(hub, progress):
+        hub.put_scalar("loss", 1.0)
+        if inside:
+            with pytest.raises(AttributeError) as raised:
+                look(hub)
+            seen.append(raised.value)
+
+    cbstate = fitted(Monitors(), doing(use, EpochEnd, "monitors", Append()))
+    if not inside:
+        with pytest.raises(AttributeError) as raised:
+            look(cbstate["monitors"])
+        seen.append(raised.value)
+    assert {str(error) for error in seen} == {text}
+
+
 # --- monitors ---------------------------------------------------------------------------------------------------------
 
 PUTS = {
@@ -41,12 +73,12 @@ PUTS = {
 @pytest.mark.parametrize("permission", [Append(), Write()], ids=str)
 @pytest.mark.parametrize("name", ["val_loss", "validation/loss", "class", "1 x 1"])
 @pytest.mark.parametrize("way", PUTS)
-def test_a_name_can_be_put_by_who_declares_it(way, name, permission):
+def test_declared_name_can_be_logged(way, name, permission):
     own = doing(PUTS[way](name), EpochEnd, "monitors", {name: permission})
     assert fitted(own, Monitors())["monitors"].history(name) == [(4, 4.0), (8, 8.0)]
 
 
-def test_what_else_can_be_put_under_a_name():
+def test_other_kinds_of_values_under_declared_name():
     def put(hub, progress):
         hub.text.put_text("a text")
         hub.put_histogram("histogram", np.arange(4.0), bins=2)
@@ -60,7 +92,7 @@ def test_what_else_can_be_put_under_a_name():
     assert hub.latest("histogram").counts.tolist() == [2, 2]
 
 
-def test_what_was_put_under_a_name_can_be_read_by_who_declares_it():
+def test_logged_values_of_declared_name_can_be_read():
     seen = []
 
     def read(hub, progress):
@@ -72,13 +104,13 @@ def test_what_was_put_under_a_name_can_be_read_by_who_declares_it():
     assert seen == [(4.0, 4.0, [(4, 4.0)], True, ["loss"]), (8.0, 8.0, [(4, 4.0), (8, 8.0)], True, ["loss"])]
 
 
-WHY = "  why:   order, conflicts and what leaves the device are derived from what is declared\n"
+WHY = "  why:   declared access determines order, conflicts and device-to-host transfers\n"
 OWN = "CustomCallback(own, EpochEnd, TrainingPhase)"
 
 
 @pytest.fixture
 def where():
-    """Where CustomCallback declares its access, which is not the point here."""
+    """Return where CustomCallback declares its access, which does not matter here."""
     return fluxcb._declare.dispatch.source_of(CustomCallback.stateaccess)
 
 
@@ -88,37 +120,38 @@ def where():
         (
             lambda hub, _: hub.put_scalar("other", 1),
             Append(),
-            "{own} may not append to `cbstate.monitors.other`: its `stateaccess` does not declare it.\n{where}{why}"
+            "{own} may not append to `cbstate.monitors.other`: its argument `access` does not declare it.\n{where}{why}"
             '  fix:   add `{{"cbstate": {{"monitors": {{"other": Append()}}}}}}` '
             "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: hub["lose"].put_scalar(1),
             Append(),
-            "{own} may not append to `cbstate.monitors.lose`: its `stateaccess` does not declare it."
+            "{own} may not append to `cbstate.monitors.lose`: its argument `access` does not declare it."
             " Did you mean `loss`?\n{where}{why}"
             "  fix:   write `learner.cbstate.monitors.loss` instead of `learner.cbstate.monitors.lose`",
         ),
         (
             lambda hub, _: hub.latest("other"),
             Read(),
-            "{own} may not read `cbstate.monitors.other`: its `stateaccess` does not declare it.\n{where}{why}"
+            "{own} may not read `cbstate.monitors.other`: its argument `access` does not declare it.\n{where}{why}"
             '  fix:   add `{{"cbstate": {{"monitors": {{"other": Read()}}}}}}` '
             "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: hub.names(),
             Append(),
-            "{own} uses `cbstate.monitors.names`, and its `stateaccess` declares only parts of `cbstate.monitors`.\n"
-            "{where}{why}  fix:   use a part that is declared: `learner.cbstate.monitors['loss']`\n"
+            "{own} uses `cbstate.monitors.names`, and its argument `access` declares only parts of "
+            "`cbstate.monitors`.\n{where}{why}"
+            "  fix:   use a declared part: `learner.cbstate.monitors['loss']`\n"
             '     or: declare the whole: add `{{"cbstate": {{"monitors": Append()}}}}` '
             "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
         (
             lambda hub, _: hub.put_scalar("loss", 1),
             Read(),
-            "{own} declares only to read `cbstate.monitors.loss`, and writes into it.\n{where}"
-            "  why:   order and conflicts are derived from what is declared\n"
+            "{own} declares only to read `cbstate.monitors.loss`, but writes to it.\n{where}"
+            "  why:   declared access determines order and conflicts\n"
             '  fix:   add `{{"cbstate": {{"monitors": {{"loss": Write()}}}}}}` '
             "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={{...}})`",
         ),
@@ -131,7 +164,7 @@ def where():
         ),
     ],
 )
-def test_everything_outside_the_part_is_refused(use, permission, text, where, refused):
+def test_access_outside_declared_part_raises(use, permission, text, where, refused):
     writer = doing(lambda hub, _: hub.put_scalar("loss", 1), StepEnd, "monitors", {"loss": Append()}, name="writer")
     learner = testlearner(doing(use, EpochEnd, "monitors", {"loss": permission}), writer, Monitors())
     place = f"  where: CustomCallback.stateaccess  {where}\n"
@@ -139,7 +172,7 @@ def test_everything_outside_the_part_is_refused(use, permission, text, where, re
         learner.fit(1)
 
 
-def test_a_name_without_the_hub_and_a_name_that_nobody_puts(where, refused):
+def test_name_without_monitors_or_logger_raises(where, refused):
     place = f"  where: CustomCallback.stateaccess  {where}\n"
     puts = doing(lambda hub, _: hub.loss.put_scalar(1), EpochEnd, "monitors", {"loss": Append()})
     with refused(
@@ -153,8 +186,8 @@ def test_a_name_without_the_hub_and_a_name_that_nobody_puts(where, refused):
     reads = doing(lambda hub, _: None, EpochEnd, "monitors", {"lss": Read()})
     with refused(
         MissingStateError,
-        f"{OWN} reads `cbstate.monitors.lss`, which no callback declares to write. Did you mean `loss`?\n{place}"
-        "  why:   `Append()` on the whole of `cbstate.monitors` does not say which names it adds\n"
+        f"{OWN} reads `cbstate.monitors.lss`, but no callback declares a write to it. Did you mean `loss`?\n{place}"
+        "  why:   `Append()` on the whole of `cbstate.monitors` does not declare which names it adds\n"
         "  fix:   declare `Append()` on `cbstate.monitors.lss` in the callback that writes it\n"
         "     or: declare `Read()` on `cbstate.monitors`, which runs after all callbacks that write to it",
     ):
@@ -164,7 +197,7 @@ def test_a_name_without_the_hub_and_a_name_that_nobody_puts(where, refused):
     assert order.index(whole) > order.index(puts)
 
 
-def test_two_callbacks_that_put_different_names_share_nothing():
+def test_callbacks_with_different_names_are_independent():
     one = doing(lambda hub, _: hub.a.put_scalar(1), EpochEnd, "monitors", {"a": Write()})
     other = doing(lambda hub, _: hub.b.put_scalar(1), EpochEnd, "monitors", {"b": Write()}, name="other")
     same = doing(lambda hub, _: hub.a.put_scalar(1), EpochEnd, "monitors", {"a": Write()}, name="same")
@@ -176,7 +209,7 @@ def test_two_callbacks_that_put_different_names_share_nothing():
 # --- kept by phase ----------------------------------------------------------------------------------------------------
 
 
-def test_the_history_of_one_phase():
+def test_history_of_one_phase():
     seen = []
 
     def read(history, progress):
@@ -187,7 +220,7 @@ def test_the_history_of_one_phase():
 
 
 @pytest.mark.parametrize("event", [EpochBegin, StepEnd])
-def test_a_phase_that_has_not_run_has_zeros(event):
+def test_phase_that_has_not_run_has_zero_counts(event):
     seen = []
     fitted(
         doing(lambda history, _: seen.append(history.validation.steps), event, "history", {"validation": Read()}),
@@ -196,7 +229,7 @@ def test_a_phase_that_has_not_run_has_zeros(event):
     assert seen == ([0, 2] if event is EpochBegin else [0] * 4 + [2] * 4)
 
 
-def test_one_count_of_one_phase_can_be_set():
+def test_single_count_of_phase_can_be_set():
     def back(history, progress):
         history.training.samples = 0
 
@@ -214,11 +247,11 @@ def test_one_count_of_one_phase_can_be_set():
         lambda history: history[ValidationPhase()],
     ],
 )
-def test_another_phase_is_refused(use, where, refused):
+def test_other_phase_raises(use, where, refused):
     own = doing(lambda history, _: use(history), EpochEnd, "history", {"training": Read()})
     with refused(
         AccessError,
-        f"{OWN} may not read `cbstate.history.validation`: its `stateaccess` does not declare it.\n"
+        f"{OWN} may not read `cbstate.history.validation`: its argument `access` does not declare it.\n"
         f"  where: CustomCallback.stateaccess  {where}\n{WHY}"
         '  fix:   add `{"cbstate": {"history": {"validation": Read()}}}` '
         "to the argument `access`: `CustomCallback(fn, EpochEnd, TrainingPhase, access={...})`",
@@ -226,7 +259,7 @@ def test_another_phase_is_refused(use, where, refused):
         fitted(own, Recorder())
 
 
-def test_the_metrics_of_one_phase_and_one_metric_of_it():
+def test_metrics_of_one_phase_and_single_metric():
     seen = []
 
     def of_phase(metrics, progress):
@@ -244,7 +277,7 @@ def test_the_metrics_of_one_phase_and_one_metric_of_it():
     assert [found[-1] for found in seen] == pairs
 
 
-def test_a_metric_that_has_no_value_yet(where, refused):
+def test_metric_without_value_raises_on_read(where, refused):
     asked = []
     part = {"validation": {"loss": Read()}}
     fitted(
@@ -256,14 +289,14 @@ def test_a_metric_that_has_no_value_yet(where, refused):
         f"{OWN} reads `cbstate.metrics_epoch.validation.loss`, which has no value yet.\n"
         f"  where: CustomCallback.stateaccess  {where}\n"
         "  why:   so far, `cbstate.metrics_epoch.validation` has nothing\n"
-        '  fix:   ask first: `if "loss" in learner.cbstate.metrics_epoch.validation`',
+        '  fix:   check first: `if "loss" in learner.cbstate.metrics_epoch.validation`',
     ):
         fitted(doing(lambda metrics, _: metrics.validation.loss, EpochEnd, "metrics_epoch", part), Metrics())
 
 
 @pytest.mark.parametrize("permission", [Write(), Append()], ids=str)
 @pytest.mark.parametrize("deep", [False, True])
-def test_metrics_of_ones_own_are_added_to_a_part(permission, deep):
+def test_custom_metrics_are_added_to_part(permission, deep):
     def add(metrics, progress):
         if deep:
             metrics.mine.twice.append((progress.epoch, 2.0 * progress.epoch))
@@ -276,7 +309,7 @@ def test_metrics_of_ones_own_are_added_to_a_part(permission, deep):
     assert learner.cbstate["metrics_epoch"]["mine"]["twice"] == [(1, 2.0), (2, 4.0)]
 
 
-def test_who_reads_what_an_inference_runner_adds_runs_after_it():
+def test_reader_of_inference_metrics_runs_after_runner():
     seen = []
     reader = doing(lambda metrics, _: seen.append(metrics.test.at(_.epoch)), Trigger, "metrics_epoch", {"test": Read()})
     shared = fitted(reader, InferenceRunner(DATA, ScalarStats("loss"), name="test"), Metrics())

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, in a process of its own."""
+"""Ctrl-C and SIGTERM, in a separate process."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import os, signal, sys, time
 from fluxcb import Append, Callback, on
-from fluxcb._run import calling
+from fluxcb._run import program_runner
 from fluxcb.events import FitEnd, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -42,7 +42,7 @@ class Last(Callback):
     def end(self, event: FitEnd, phase, learner):
         print("FitEnd", learner.progress.step, flush=True)
 
-calling.WINDOW_SECONDS = 1e9  # however slow the machine is
+program_runner.WINDOW_SECONDS = 1e9  # however slow the machine is
 MODE, BOUNDS, SIGNAL = sys.argv[1], sys.argv[2] == "bounds", getattr(signal, sys.argv[3])
 before = signal.getsignal(SIGNAL)
 log = EventLog()
@@ -68,7 +68,7 @@ def run(mode, bounds, signal="SIGINT", code=0):
     return done.stdout.splitlines()
 
 
-def test_the_first_ends_the_window_then_fit_end_runs_then_keyboard_interrupt_reaches_the_caller():
+def test_first_ctrl_c_ends_window_runs_fit_end_and_raises():
     assert run("once", "bounds") == [
         "FitEnd 3",
         "KeyboardInterrupt 3 KeyboardInterrupt",
@@ -80,7 +80,7 @@ def test_the_first_ends_the_window_then_fit_end_runs_then_keyboard_interrupt_rea
     ]
 
 
-def test_a_window_that_is_being_replayed_is_told_whole():
+def test_interrupted_window_is_replayed_completely():
     # The press comes in the middle of a window; its steps, and those of the next, which runs already, are all told.
     first, second, third, *_ = run("once", "free")
     steps = int(first.removeprefix("FitEnd "))
@@ -89,7 +89,7 @@ def test_a_window_that_is_being_replayed_is_told_whole():
     assert third.startswith(f"{steps} FitStopping EpochEnd FitEnd [")
 
 
-def test_the_second_stops_at_once():
+def test_second_ctrl_c_stops_immediately():
     first, second, third, *rest = run("twice", "bounds")
     assert first == "FitEnd 3"
     assert second == "KeyboardInterrupt 3 KeyboardInterrupt"
@@ -98,7 +98,7 @@ def test_the_second_stops_at_once():
     assert rest == ["True", "True", "FitEnd 4", "fits again None"]
 
 
-def test_sigterm_ends_the_window_and_fit_returns():
+def test_sigterm_ends_window_and_fit_returns():
     assert run("once", "bounds", "SIGTERM") == [
         "FitEnd 3",
         "returned 3 preempted",
@@ -110,11 +110,11 @@ def test_sigterm_ends_the_window_and_fit_returns():
     ]
 
 
-def test_a_second_sigterm_ends_the_process():
+def test_second_sigterm_ends_process():
     assert run("twice", "bounds", "SIGTERM", code=-signal.SIGTERM) == []
 
 
-def test_another_handler_of_sigint_is_left_alone():
+def test_user_sigint_handler_is_kept():
     mine = lambda signum, frame: None  # noqa: E731
     before = signal.signal(signal.SIGINT, mine)
     try:
@@ -125,7 +125,7 @@ def test_another_handler_of_sigint_is_left_alone():
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_fit_in_another_thread_leaves_signals_alone():
+def test_fit_in_another_thread_ignores_signals():
     learner = testlearner(batches=2)
     failures = []
 
@@ -143,7 +143,7 @@ def test_a_fit_in_another_thread_leaves_signals_alone():
 
 
 @pytest.mark.parametrize("event", [FitStopping, FitEnd])
-def test_sigterm_while_the_last_handlers_run_is_not_lost(event):
+def test_sigterm_during_last_handlers_is_not_lost(event):
     def terminate(learner):
         if learner.progress.epoch == 1:
             signal.raise_signal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""`learner.callbacks.measure()` and `timings()`: calls, time, reads of the device, per handler."""
+"""`learner.callbacks.measure()` and `timings()`: calls, times and device reads of each handler."""
 
 import io
 
@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fluxcb import Callback, DeclarationError, EverySteps, Read, on
-from fluxcb._run import measuring
+from fluxcb._run import meter
 from fluxcb.callbacks import Metrics, Recorder, StopOnNaNLoss
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
@@ -15,7 +15,7 @@ from fluxcb.testing import EventLog, testlearner
 
 
 class Looks(Callback):
-    """Read the loss every 5th step, and the parameters at the epoch's end."""
+    """Read the loss every 5th step, and the parameters at the end of the epoch."""
 
     def stateaccess(self):
         return {"step": {"loss": Read()}, "params": Read()}
@@ -34,10 +34,11 @@ def rows(learner):
     return {(row.handler, row.moment): row for row in learner.callbacks.timings()}
 
 
-def test_calls_time_and_reads_are_counted_per_handler_and_moment(monkeypatch):
+def test_timings_count_calls_time_and_reads(monkeypatch):
     clock = iter(range(1_000_000))
     learner = testlearner(Looks(), EventLog(), batches=20, validation_batches=2, steps_per_call=10)
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(meter.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("fluxcb._run.program_runner.WINDOW_SECONDS", 0.1)  # by this clock, each step is a window
     learner.callbacks.measure()
     learner.fit(2)
     found = rows(learner)
@@ -52,7 +53,7 @@ def test_calls_time_and_reads_are_counted_per_handler_and_moment(monkeypatch):
     assert found["EventLog().record", "StepEnd x TrainingPhase"].syncs == 0
 
 
-def test_measuring_again_starts_from_zero_and_ends_on_demand():
+def test_measure_restarts_from_zero_and_can_be_stopped():
     learner = testlearner(EventLog(), batches=4, validation_batches=0)
     learner.callbacks.measure()
     learner.fit(1)
@@ -78,7 +79,7 @@ def test_measuring_changes_no_result_and_compiles_nothing():
     assert plain.cbstate["metrics_step"] == measured.cbstate["metrics_step"]
 
 
-def test_the_default_callbacks_read_once_per_epoch_and_flush_but_not_per_step(no_clock):
+def test_default_callbacks_read_per_epoch_but_not_per_step(no_clock):
     learner = testlearner(Metrics(), Recorder(), StopOnNaNLoss(), batches=600, validation_batches=0, steps_per_call=100)
     learner.callbacks.measure()
     learner.fit(1)
@@ -86,11 +87,11 @@ def test_the_default_callbacks_read_once_per_epoch_and_flush_but_not_per_step(no
     assert found["Metrics().fetch_step_values", "StepEnd x TrainingPhase"].syncs == 2  # at steps 256 and 512
     assert found["Metrics().end_epoch", "EpochEnd x TrainingPhase"].syncs == 1
     assert found["StopOnNaNLoss().cancel", "StepEnd x TrainingPhase"].syncs == 0
-    windows = learner._parts.engine.steps(learner.phases[0]).windows
+    windows = learner._core.engine.step_loop(learner.phases[0]).windows
     assert found["the engine", "between the steps"].syncs <= windows < 60
 
 
-def test_the_table_shows_what_was_measured():
+def test_table_shows_measurements():
     learner = testlearner(Looks(), batches=10, validation_batches=0)
     learner.callbacks.measure()
     learner.fit(1)
@@ -104,13 +105,13 @@ def test_the_table_shows_what_was_measured():
     assert str(learner.callbacks.timings()) == file.getvalue().rstrip("\n")
 
 
-def test_what_was_not_measured_and_a_running_fit_are_errors():
+def test_timings_without_measurement_or_during_fit_raise():
     learner = testlearner(EventLog(), batches=2)
     with pytest.raises(DeclarationError) as raised:
         learner.callbacks.timings()
     assert str(raised.value) == (
         "Nothing has been measured.\n"
-        "  why:   measuring costs a little at each call, so it is off\n"
+        "  why:   measuring takes time at each call, so it is off by default\n"
         "  fix:   call `learner.callbacks.measure()` before `fit`"
     )
 
@@ -125,7 +126,7 @@ def test_what_was_not_measured_and_a_running_fit_are_errors():
     assert str(raised.value).startswith("Measuring cannot be turned on or off while the Learner is fitting.")
 
 
-def test_a_handler_that_raises_is_counted_and_the_engine_is_itself_again():
+def test_raising_handler_is_counted_and_engine_recovers():
     class Fails(Callback):
         @on
         def fail(self, event: StepEnd, phase: TrainingPhase, learner):

@@ -1,4 +1,4 @@
-"""Learners for models of every library: they learn, keep the user's object as it was, and give a trained one back."""
+"""Learners for models of every library train, keep the user's object unchanged, and return a trained model."""
 
 import equinox as eqx
 import flax.linen as nn
@@ -115,13 +115,13 @@ def _is_key(leaf):
     return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
-def test_the_loss_goes_down(trained):
+def test_loss_decreases(trained):
     losses = trained[4].losses
     assert np.mean(losses["training"][-6:]) < 0.4 * np.mean(losses["training"][:6])
     assert np.mean(losses["validation"][-2:]) < 0.5 * np.mean(losses["validation"][:2])
 
 
-def test_validation_runs_in_evaluation_mode_and_the_model_is_the_trained_one(trained):
+def test_validation_runs_in_evaluation_mode_with_trained_model(trained):
     name, _, _, learner, outputs = trained
     for kept, (xs, _) in zip(outputs.outputs[-2:], BATCHES, strict=False):
         np.testing.assert_allclose(CALLS[name](learner.model, xs), kept, rtol=1e-4, atol=1e-5)
@@ -140,14 +140,14 @@ def test_validation_is_deterministic(trained):
         )
 
 
-def test_the_users_model_is_untouched(trained):
+def test_user_model_is_unchanged(trained):
     _, model, leaves, _, _ = trained
     now = [np.array(leaf) for leaf in jax.tree.leaves(model) if hasattr(leaf, "shape") and not _is_key(leaf)]
     for a, b in zip(leaves, now, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_the_model_is_a_fresh_one_each_time(trained):
+def test_model_is_new_object_each_time(trained):
     name, _, _, learner, _ = trained
     one = learner.model
     learner.fit(1)
@@ -157,7 +157,7 @@ def test_the_model_is_a_fresh_one_each_time(trained):
     assert not np.array_equal(first, CALLS[name](other, xs))
 
 
-def test_running_statistics_are_those_of_the_batches():
+def test_running_statistics_match_batches():
     learner = Learner(LinenNet(), loss_fn, optax.sgd(0.0), data=BATCHES, default_callbacks=False)
     params = learner.params
     learner.fit(1)
@@ -234,7 +234,7 @@ def test_from_loss_without_aux():
     )
 
 
-def test_aux_that_is_not_there_is_told_at_construction():
+def test_missing_aux_raises_at_construction():
     from fluxcb import MissingStateError
 
     with pytest.raises(MissingStateError) as raised:
@@ -251,7 +251,7 @@ def test_aux_that_is_not_there_is_told_at_construction():
     )
 
 
-def test_another_model_of_the_same_structure_can_be_set():
+def test_set_model_with_same_structure():
     learner = Learner((pair_init, pair_apply), loss_fn, optax.sgd(0.1), data=BATCHES, default_callbacks=False)
     learner.fit(1)
     learner.set_model(((lambda key, xs: {"in": jnp.ones((4, 16)), "out": jnp.ones((16, 1))}), pair_apply))

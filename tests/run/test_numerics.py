@@ -1,4 +1,4 @@
-"""Training computes what a hand-written loop computes, whatever callbacks watch and however steps are windowed."""
+"""Training matches a hand-written loop, regardless of callbacks and windows."""
 
 import itertools
 
@@ -61,7 +61,7 @@ def bits(x):
 
 
 def by_hand(params, optimizer, epochs):
-    """Return params and losses of a plain loop."""
+    """Return the parameters and losses of a hand-written loop."""
 
     @jax.jit
     def step(params, opt_state, batch):
@@ -98,7 +98,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("program", ["straight", "loop"])
-def test_training_is_the_hand_written_loop(name, program):
+def test_training_matches_hand_written_loop(name, program):
     losses = Losses()
     learner = make(losses, optimizer=OPTIMIZERS[name](), program=program)
     params, opt_state, expected = by_hand(learner.params, OPTIMIZERS[name](), 3)
@@ -110,7 +110,7 @@ def test_training_is_the_hand_written_loop(name, program):
     np.testing.assert_allclose(losses.values, expected, rtol=1e-5)
 
 
-def test_the_straight_program_is_the_hand_written_step_bit_for_bit():
+def test_straight_program_matches_hand_written_step_bit_for_bit():
     learner = make(program="straight", optimizer=optax.sgd(0.1))
     params, _, _ = by_hand(learner.params, optax.sgd(0.1), 2)
     learner.fit(2)
@@ -118,7 +118,7 @@ def test_the_straight_program_is_the_hand_written_step_bit_for_bit():
 
 
 @pytest.mark.parametrize("program", ["straight", "loop"])
-def test_any_order_of_the_list_trains_the_same(program):
+def test_list_order_does_not_change_training(program):
     makers = [lambda: ClipGradients(0.1), Metrics, lambda: ParameterEMA(0.9), Losses]
     results = []
     for order in itertools.permutations(makers):
@@ -132,7 +132,7 @@ def test_any_order_of_the_list_trains_the_same(program):
 
 
 class MayCancel(Callback):
-    """Bounds each window to one step; does nothing."""
+    """Limit each window to one step, without doing anything."""
 
     def __init__(self, event):
         self.event = event
@@ -158,7 +158,7 @@ class LooksAtParams(Callback):
 
 
 class EveryValue(Callback):
-    """Keep everything a step has, per step."""
+    """Keep every value of each step."""
 
     def __init__(self):
         self.values = []
@@ -177,7 +177,7 @@ class EveryValue(Callback):
 
 
 @pytest.mark.parametrize("program", ["straight", "loop"])
-def test_what_bounds_windows_changes_nothing(program):
+def test_limiting_windows_changes_nothing(program):
     def run(*others):
         log, values = EventLog(), EveryValue()
         learner = make(log, values, *others, program=program, data=(BATCHES, BATCHES[:2]))
@@ -194,7 +194,7 @@ def test_what_bounds_windows_changes_nothing(program):
         assert_bits_equal(state, other_state)
 
 
-def test_each_handler_sees_its_own_steps_values():
+def test_each_handler_sees_values_of_its_step():
     values = EveryValue()
     learner = make(values, optimizer=optax.sgd(0.1))
     params = jax.tree.map(np.array, learner.params)
@@ -211,7 +211,7 @@ def test_each_handler_sees_its_own_steps_values():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), learner.params, params)
 
 
-def test_step_end_sees_the_parameters_after_its_step():
+def test_step_end_sees_updated_parameters():
     looks, values = LooksAtParams(), EveryValue()
     learner = make(looks, values)
     first = np.array(learner.params["bias"])
@@ -221,7 +221,7 @@ def test_step_end_sees_the_parameters_after_its_step():
     np.testing.assert_array_equal(looks.seen[-1], learner.params["bias"])
 
 
-def test_the_same_key_trains_the_same_and_another_differently():
+def test_same_key_gives_same_training():
     one, same, other = make(key=3), make(key=jax.random.key(3)), make(key=4)
     for learner in (one, same, other):
         learner.fit(1)
@@ -232,7 +232,7 @@ def test_the_same_key_trains_the_same_and_another_differently():
 # -- donation: what the user holds stays alive -------------------------------------------------------------------------
 
 
-def test_the_users_own_parameters_survive():
+def test_user_parameters_are_not_donated():
     params = {"w": jnp.ones((3, 2))}
     learner = Learner.from_loss(
         params,
@@ -246,14 +246,14 @@ def test_the_users_own_parameters_survive():
     assert not np.array_equal(learner.params["w"], np.ones((3, 2)))
 
 
-def test_device_batches_survive():
+def test_device_batches_are_not_donated():
     data = [jax.tree.map(jnp.asarray, batch) for batch in BATCHES]
     learner = make(data=data)
     learner.fit(2)
     jax.tree.map(np.testing.assert_array_equal, data, [tuple(b) for b in BATCHES])
 
 
-def test_kept_references_stay_valid_and_as_they_were():
+def test_kept_references_stay_valid():
     learner = make()
     before = learner.params
     copied = jax.tree.map(np.array, before)
@@ -276,7 +276,7 @@ class KeepsParams(Callback):
         self.kept.append(learner.params)
 
 
-def test_what_a_host_read_hands_out_survives_the_next_step():
+def test_values_from_host_reads_survive_next_step():
     keeps = KeepsParams()
     learner = make(keeps)
     first = jax.tree.map(np.array, learner.params)
@@ -286,14 +286,14 @@ def test_what_a_host_read_hands_out_survives_the_next_step():
     jax.tree.map(np.testing.assert_array_equal, keeps.kept, [first, second])
 
 
-def test_a_key_given_as_an_array_survives():
+def test_array_key_is_not_donated():
     key = jax.random.key(5)
     make(key=key).fit(1)
     assert jax.random.key_data(key).tolist() == jax.random.key_data(jax.random.key(5)).tolist()
 
 
 class Reuses:
-    """Yields the same buffers again and again, with other contents."""
+    """Yield the same buffers repeatedly with other contents."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -305,14 +305,14 @@ class Reuses:
             yield xs, ys
 
 
-def test_a_source_that_reuses_its_buffers_trains_right():
+def test_source_with_reused_buffers_trains_correctly():
     learner, reference = make(data=Reuses(BATCHES)), make()
     learner.fit(2)
     reference.fit(2)
     assert_bits_equal(learner.state, reference.state)
 
 
-def test_state_out_and_in():
+def test_state_can_be_copied_to_other_learner():
     reference, first = make(), make()
     reference.fit(3)
     first.fit(1)
@@ -326,7 +326,7 @@ def test_state_out_and_in():
     assert (second.step, second.epoch) == (36, 3)
 
 
-def test_a_state_that_does_not_fit_is_refused():
+def test_state_with_other_structure_raises():
     learner = make()
     state = learner.state
     state["params"]["bias"] = jnp.zeros(3)
@@ -340,7 +340,7 @@ def test_a_state_that_does_not_fit_is_refused():
 
 
 class Replaces(Callback):
-    """Set the parameters to arrays of its own at each epoch."""
+    """Replace the parameters with new arrays at each epoch."""
 
     def __init__(self, params):
         self.params = params
@@ -353,7 +353,7 @@ class Replaces(Callback):
         learner.params = self.params
 
 
-def test_arrays_that_a_host_handler_assigned_survive_donation():
+def test_arrays_assigned_by_host_handler_survive_donation():
     params = make().params
     copied = jax.tree.map(np.array, params)
     learner = make(Replaces(params))
@@ -375,7 +375,7 @@ class PreparesBatch(Callback):
         learner.step.batch = (xs * 2, ys)
 
 
-def test_a_host_handler_can_prepare_the_batch():
+def test_host_handler_can_prepare_batch():
     learner = make(PreparesBatch())
     reference = make(data=[(xs * 2, ys) for xs, ys in BATCHES])
     learner.fit(2)
@@ -396,7 +396,7 @@ class HalvesRate(Callback):
             learner.hyperparams.learning_rate = learner.hyperparams.learning_rate / 2
 
 
-def test_a_host_handler_changes_a_hyperparameter_before_its_step():
+def test_host_handler_changes_hyperparameter_before_its_step():
     learner = testlearner(HalvesRate(3), batches=6, learning_rate=0.2)
     batches = learner._state.data["training"]
     w = b = np.float32(0)
@@ -419,7 +419,7 @@ class StopsWhenLow(Callback):
         learner.step.stop = learner.progress.step % 3 == 2
 
 
-def test_windows_that_stop_lose_no_batch_and_no_step():
+def test_stopped_windows_lose_no_batch_or_step():
     values, log = EveryValue(), EventLog()
     learner, reference = make(StopsWhenLow(), values, log), make()
     learner.fit(2)

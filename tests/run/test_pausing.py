@@ -1,4 +1,4 @@
-"""PauseFitting: a handler ends a fit between two steps, and a resumed one goes on from there."""
+"""PauseFitting: a handler ends a fit between two steps, and a resumed fit continues from there."""
 
 import signal
 from pathlib import Path
@@ -15,10 +15,11 @@ from fluxcb.callbacks import Checkpointer, CustomCallback, Metrics, StopAfter
 from fluxcb.events import HostEvent, StepEnd
 from fluxcb.phases import Phase, TrainingPhase
 from fluxcb.testing import EventLog
+from tests.changed_callbacks import changes_arguments
 
 
 class Pauses(Callback):
-    """Ask for a pause at one moment: the name of an event and a phase, and the step."""
+    """Pause at one moment: the name of an event and a phase, and the step."""
 
     def __init__(self, *at: Any) -> None:
         self.at = at
@@ -33,7 +34,7 @@ class Pauses(Callback):
 
 
 class Late(Callback):
-    """Count the training steps that it has seen; it runs behind `Pauses`."""
+    """Count the training steps; it runs after `Pauses`."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -81,7 +82,7 @@ OPTIONS = {"one": {}, "windows": {"steps_per_call": 3}, "threads": {"executor": 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> dict[str, str]:
-    """The state of the run that is not paused, at its end, as text."""
+    """Return the final state of the uninterrupted run, as text."""
     states = {}
     for name, options in OPTIONS.items():
         learner = made(tmp_path_factory.mktemp(name), Pauses(), Late(), **options)
@@ -95,7 +96,8 @@ def straight(tmp_path_factory) -> dict[str, str]:
     [*((at, "one") for at in MOMENTS), *((MOMENTS[i], name) for name in ("windows", "threads") for i in (0, 3, 6))],
     ids=lambda value: value if isinstance(value, str) else " ".join(map(str, value)),
 )
-def test_a_run_that_was_paused_is_the_run_that_was_not(tmp_path, straight, at, name):
+@changes_arguments("callbacks.Pauses.at")
+def test_paused_run_matches_uninterrupted_run(tmp_path, straight, at, name):
     options = OPTIONS[name]
     paused = made(tmp_path / "paused", Pauses(*at), Late(), **options)
     paused.fit(3)
@@ -108,7 +110,7 @@ def test_a_run_that_was_paused_is_the_run_that_was_not(tmp_path, straight, at, n
     assert repr(state_of(resumed, ("Checkpointer",))) == straight[name]
 
 
-def test_what_still_happens(tmp_path):
+def test_pause_still_emits_closing_events(tmp_path):
     log = EventLog()
     made(tmp_path, Pauses("StepEnd", "training", 2), log).fit(3)
     assert log.names() == [
@@ -117,20 +119,20 @@ def test_what_still_happens(tmp_path):
     ]
 
 
-def test_it_needs_control_at_steps(tmp_path):
+def test_pause_at_step_requires_control(tmp_path):
     asks = CustomCallback(lambda learner: (_ for _ in ()).throw(PauseFitting()), StepEnd, name="asks")
     with pytest.raises(AccessError, match="raises a Cancel at StepEnd without declaring `control`"):
         made(tmp_path, asks).fit(1)
 
 
-def test_a_loop_by_hand_ends(tmp_path):
+def test_run_epoch_raises_pause_fitting(tmp_path):
     learner = made(tmp_path, Pauses("StepEnd", "training", 2))
     with pytest.raises(PauseFitting, match=r"^the queue's time is over$"):
         learner.run_epoch(TrainingPhase())
     assert learner.step == 2
 
 
-def test_a_signal_behind_it_is_the_first(tmp_path):
+def test_sigterm_together_with_pause_sets_stop_reason(tmp_path):
     class Sends(Callback):
         @on(StepEnd, TrainingPhase)
         def send(self, event, phase, learner):
@@ -142,7 +144,8 @@ def test_a_signal_behind_it_is_the_first(tmp_path):
     assert (learner.stop_reason, learner.step) == ("preempted", 2)
 
 
-def test_stop_after_is_gone_on_with(tmp_path):
+@changes_arguments("callbacks.StopAfter")
+def test_run_ended_by_stop_after_resumes(tmp_path):
     learner = made(tmp_path, StopAfter(0.05))
     learner.fit(100_000)
     assert learner.stop_reason is not None

@@ -1,4 +1,4 @@
-"""learner.predict: the outputs of the trained model, in order, whatever the form of the data, and nothing else."""
+"""learner.predict returns the outputs of the trained model in order, for every format of the data."""
 
 import io
 from typing import NamedTuple
@@ -59,7 +59,7 @@ class Pair(NamedTuple):
 
 
 class Loader:
-    """Batches in one buffer, which is used again."""
+    """Yield batches in one buffer that is reused."""
 
     def __init__(self, batches):
         self.batches = batches
@@ -92,7 +92,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_every_form_of_data(form):
+def test_every_data_format(form):
     outputs = fixed().predict(FORMS[form])
     assert type(outputs) is np.ndarray
     assert outputs.dtype == np.float32
@@ -100,12 +100,12 @@ def test_every_form_of_data(form):
     np.testing.assert_allclose(outputs, expected, rtol=1e-5)
 
 
-def test_an_iterator_is_read_once():
+def test_iterator_is_read_once():
     np.testing.assert_allclose(fixed().predict(iter(BATCHES)), OUTPUTS, rtol=1e-5)
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 10, 99])
-def test_arrays_in_batches_of_any_size(size):
+def test_batch_size_does_not_change_outputs(size):
     np.testing.assert_allclose(fixed().predict(XS, batch_size=size), OUTPUTS, rtol=1e-5)
 
 
@@ -119,7 +119,7 @@ def test_arrays_in_batches_of_any_size(size):
         ([*BATCHES, *BATCHES], {}, [(4, 3), (2, 3)]),
     ],
 )
-def test_the_model_is_compiled_once_for_each_shape(data, options, shapes):
+def test_model_is_compiled_once_per_shape(data, options, shapes):
     traces = Traces()
     learner = fixed(traces)
     for _ in range(3):
@@ -131,7 +131,7 @@ def test_the_model_is_compiled_once_for_each_shape(data, options, shapes):
     assert traces.shapes == []
 
 
-def test_without_a_training_batch_there_are_32_examples_in_a_call():
+def test_default_batch_size_is_32_without_training_batch():
     traces = Traces()
     assert fixed(traces, data=None).predict(np.zeros((100, 3), np.float32)).shape == (100, 2)
     assert traces.shapes == [(32, 3)]
@@ -165,7 +165,7 @@ def two_inputs(example):
         ({"a": XS, "b": XS}, [{"a": XS, "b": 2 * XS}]),
     ],
 )
-def test_inputs_are_told_from_batches_by_the_structure_that_the_model_takes(example, data):
+def test_inputs_are_distinguished_from_batches_by_structure(example, data):
     outputs = two_inputs(example).predict(data)
     assert list(outputs) == ["sum"]
     np.testing.assert_allclose(outputs["sum"], 3 * XS, rtol=1e-6)
@@ -243,7 +243,7 @@ def assert_same(before, after):
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_models_of_all_kinds_predict_what_they_return_and_training_does_not_notice(kind):
+def test_predict_matches_model_and_does_not_change_training(kind):
     def made():
         return Learner(
             MODELS[kind](), loss_fn, optax.adam(0.01), data=(BATCHES, BATCHES), callbacks=[ParameterEMA(0.5)],
@@ -263,7 +263,7 @@ def test_models_of_all_kinds_predict_what_they_return_and_training_does_not_noti
 
 
 @pytest.mark.parametrize("kind", list(MODELS))
-def test_a_model_goes_back_into_a_learner_and_trains_as_before(kind):
+def test_model_can_be_trained_in_other_learner(kind):
     def made(model):
         return Learner(model, loss_fn, optax.sgd(0.05), data=BATCHES[:2], default_callbacks=False)
 
@@ -296,7 +296,7 @@ def test_a_model_goes_back_into_a_learner_and_trains_as_before(kind):
         ([ParameterEMA(0.5, validate=False), StochasticWeightAveraging(1)], "ema", "ema"),
     ],
 )
-def test_which_parameters_predict(callbacks, average, entry):
+def test_average_selects_parameters(callbacks, average, entry):
     learner = Learner(
         (lambda key, xs: {"w": jnp.zeros((3, 1))}, lambda params, xs: xs @ params["w"]),
         loss_fn, optax.sgd(0.1), data=BATCHES, callbacks=callbacks, default_callbacks=False,
@@ -310,7 +310,7 @@ def test_which_parameters_predict(callbacks, average, entry):
         np.testing.assert_allclose(learner.model(XS), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_average_that_nobody_keeps(refused):
+def test_unknown_average_raises(refused):
     with refused(
         DeclarationError,
         "`average` is 'ema', and no callback of this Learner keeps such an average.\n"
@@ -318,6 +318,14 @@ def test_an_average_that_nobody_keeps(refused):
         "     or: add `ParameterEMA()`, which keeps `ema`",
     ):
         fixed().predict(XS, average="ema")
+    with refused(
+        DeclarationError,
+        "`average` is 'swa', and no callback of this Learner keeps such an average.\n"
+        "  fix:   write `average=None` for the parameters that are trained\n"
+        "     or: add `StochasticWeightAveraging(start=1)`, which keeps `swa`",
+    ):
+        fixed().predict(XS, average="swa")
+    assert fixed(callbacks=[StochasticWeightAveraging(start=1)]).predict(XS, average="swa").shape == (10, 2)
     learner = fixed(callbacks=[ParameterEMA(0.5)])
     with refused(
         DeclarationError,
@@ -330,14 +338,14 @@ def test_an_average_that_nobody_keeps(refused):
     assert learner.predict(XS, average="ema").shape == learner.predict(XS, average=None).shape == (10, 2)
 
 
-def test_another_model_predicts_after_it_was_set():
+def test_predict_uses_model_that_was_set():
     learner = fixed()
     learner.predict(XS)
     learner.set_model((lambda key, xs: {"w": jnp.asarray(2 * W)}, lambda params, xs: -xs @ params["w"]))
     np.testing.assert_allclose(learner.predict(XS), -2 * OUTPUTS, rtol=1e-5)
 
 
-def test_parameters_spread_over_devices():
+def test_sharded_parameters():
     devices = np.array(jax.devices()[:2])
     sharding = NamedSharding(Mesh(devices, ("model",)), PartitionSpec(None, "model"))
     learner = Learner(
@@ -350,7 +358,7 @@ def test_parameters_spread_over_devices():
         np.testing.assert_allclose(learner.predict(data), expected, rtol=1e-5)
 
 
-def test_a_learner_whose_phase_is_its_users_own():
+def test_learner_with_custom_phase():
     class Own(AbstractTrainingPhase):
         def step(self, learner, emit):
             def loss(params):
@@ -392,7 +400,7 @@ class Predicts(Callback):
             self.outputs.append(self.learner.predict(XS))
 
 
-def test_a_handler_may_predict_between_epochs_and_not_at_a_step():
+def test_handler_may_predict_between_epochs_but_not_at_step():
     callback = Predicts(EpochEnd)
     callback.learner = fixed(callbacks=[callback])
     callback.learner.fit(2)
@@ -402,14 +410,14 @@ def test_a_handler_may_predict_between_epochs_and_not_at_a_step():
     with pytest.raises(DeclarationError) as caught:
         callback.learner.fit(1)
     assert caught.value.what == (
-        "A step's handler reads `learner.predict(...)` of the Learner itself, and not of the one it was given."
+        "A step's handler reads `learner.predict(...)` from the Learner itself, not from its argument `learner`."
     )
 
 
 # -- what cannot be meant ----------------------------------------------------------------------------------------------
 
 
-def test_a_learner_without_a_model(refused):
+def test_learner_without_model_raises(refused):
     learner = Learner.from_loss(
         {"w": jnp.ones(3)}, lambda params, batch, key: jnp.sum(params["w"] * batch), optax.sgd(0.1), data=[XS],
         default_callbacks=False,
@@ -422,13 +430,13 @@ def test_a_learner_without_a_model(refused):
         learner.predict(XS)
 
 
-def test_a_learner_that_has_not_seen_a_batch():
+def test_learner_without_batch_raises():
     learner = Learner(LinenNet(), loss_fn, optax.sgd(0.1), default_callbacks=False)
     with pytest.raises(MissingStateError, match="The train state does not exist yet"):
         learner.predict(XS)
 
 
-def test_a_loader_that_shuffles(refused):
+def test_shuffling_loader_raises(refused):
     with refused(
         DataError,
         "`data` of `learner.predict` is an `ArrayLoader` that shuffles.\n"
@@ -441,20 +449,20 @@ def test_a_loader_that_shuffles(refused):
 
 @pytest.mark.parametrize(
     ("data", "shown"),
-    [(None, "None"), (3.0, "3.0"), ("xs.npy", "'xs.npy'"), (len, "of type `builtin_function_or_method`")],
+    [(None, "None"), (3.0, "3.0"), ("xs.npy", "'xs.npy'"), (object(), "of type `object`")],
 )
-def test_what_yields_no_batches(data, shown, refused):
+def test_data_that_yields_no_batches_raises(data, shown, refused):
     with refused(
         DataError,
-        f"`data` of `learner.predict` is {shown}, which yields no batches.\n"
-        "  why:   it must be an array, one batch, or something that yields batches\n"
+        "`data` of `learner.predict` must be an array, a batch, or an iterable of batches, "
+        f"but it is {shown}.\n"
         "  fix:   give arrays of inputs, a list of batches, or a loader",
     ):
         fixed().predict(data)
 
 
 @pytest.mark.parametrize("data", [[], iter([])])
-def test_no_batches(data, refused):
+def test_empty_data_raises(data, refused):
     with refused(
         DataError,
         "`data` of `learner.predict` yields no batches.\n"
@@ -473,7 +481,7 @@ NO_EXAMPLES = (
 @pytest.mark.parametrize(
     ("data", "where"), [(np.zeros((0, 3), np.float32), "data is float32[0, 3]"), (np.float32(1), "data is float32[]")]
 )
-def test_no_examples(data, where, refused):
+def test_data_without_examples_raises(data, where, refused):
     with refused(
         DataError,
         "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
@@ -483,7 +491,7 @@ def test_no_examples(data, where, refused):
     assert fixed().predict(XS[0][None]).shape == (1, 2)
 
 
-def test_inputs_of_different_lengths(refused):
+def test_inputs_of_different_lengths_raise(refused):
     with refused(
         DataError,
         "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
@@ -493,7 +501,7 @@ def test_inputs_of_different_lengths(refused):
         fixed().predict({"a": XS, "b": XS[:4]})
 
 
-def test_a_batch_that_cannot_be_divided():
+def test_batch_with_scalar_leaf_is_not_divided():
     learner = Learner(
         (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: params["w"] * xs["x"] * xs["scale"]),
         lambda outputs, ys: outputs.mean(), optax.sgd(0.0), data=[{"x": XS, "scale": np.float32(1)}],
@@ -502,12 +510,12 @@ def test_a_batch_that_cannot_be_divided():
     np.testing.assert_array_equal(learner.predict([{"x": XS, "scale": np.float32(2)}]), 2 * XS)
 
 
-def test_a_pair_given_as_a_list(refused):
+def test_pair_as_list_raises(refused):
     labels = np.zeros(10, np.int32)
     with refused(
         DataError,
         "Batch 2 of `data` of `learner.predict` is int32[10], and the first one is float32[10, 3].\n"
-        "  why:   a list is taken as a list of batches\n"
+        "  why:   a list is interpreted as a list of batches\n"
         "  fix:   give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
     ):
         fixed(data=None).predict([XS, labels])
@@ -530,7 +538,7 @@ AXES = (
         ([XS, np.zeros(10, np.int32)], "Batch 2 of `data`", "int32[10]"),
     ],
 )
-def test_a_single_example_is_no_batch(data, what, shown, refused):
+def test_single_example_raises(data, what, shown, refused):
     with refused(
         DataError,
         f"{what} of `learner.predict` has the inputs {shown}, and the Learner was built for float32[4, 3].\n" + AXES,
@@ -538,37 +546,37 @@ def test_a_single_example_is_no_batch(data, what, shown, refused):
         fixed().predict(data)
 
 
-def test_something_that_is_no_array(refused):
+def test_non_array_raises(refused):
     with refused(
         DataError,
-        "Batch 1 of `data` of `learner.predict` has a list of 3 numbers, which JAX cannot take as an array of "
+        "Batch 1 of `data` of `learner.predict` has a list of 3 numbers, which JAX cannot use as an array of "
         "numbers.\n"
-        "  why:   a list is a container to JAX, and each number in it would be an array of its own\n"
-        "  fix:   make it an array: `np.asarray(values)`\n"
+        "  why:   JAX treats a list as a container, so each number in it would become a separate array\n"
+        "  fix:   convert it to an array: `np.asarray(values)`\n"
         "     or: give several batches as a list, `[batch1, batch2]`, and one batch as a tuple",
     ):
         fixed().predict([[1.0, 2.0, 3.0]])
 
 
 @pytest.mark.parametrize(("size", "shown"), [(0, "0"), (2.5, "2.5"), (True, "True")])
-def test_a_bad_batch_size(size, shown):
+def test_invalid_batch_size_raises(size, shown):
     with pytest.raises(DeclarationError) as caught:
         fixed().predict(XS, batch_size=size)
     assert caught.value.what == f"`batch_size` (examples) must be a whole number of at least 1, not {shown}."
 
 
-def test_a_batch_size_for_data_that_has_one(refused):
+def test_batch_size_for_batched_data_raises(refused):
     with refused(
         DeclarationError,
-        "`batch_size` of `learner.predict` goes with arrays, and `data` is of type `list`.\n"
-        "  why:   what yields batches has a batch size of its own\n"
+        "`batch_size` of `learner.predict` is only for arrays, but `data` is of type `list`.\n"
+        "  why:   a loader or a list of batches already determines the batch size\n"
         "  fix:   leave out `batch_size`\n"
         "     or: give the inputs as an array",
     ):
         fixed().predict(BATCHES, batch_size=4)
 
 
-def test_outputs_without_examples(refused):
+def test_outputs_without_examples_raise(refused):
     learner = Learner(
         (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: {"mean": params["w"] * xs.mean()}),
         lambda outputs, ys: outputs["mean"],
@@ -583,7 +591,7 @@ def test_outputs_without_examples(refused):
         learner.predict(XS)
 
 
-def test_outputs_of_different_shapes(refused):
+def test_outputs_of_different_shapes_raise(refused):
     learner = Learner(
         (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: params["w"] * xs),
         lambda outputs, ys: outputs.mean(), optax.sgd(0.0), data=[XS], default_callbacks=False,
@@ -617,7 +625,7 @@ class Clock:
         (20.0, [f"predict: {n}/3 batches, 0 batches/s" for n in (1, 2, 3)]),
     ],
 )
-def test_long_predictions_show_lines_where_the_progress_bar_does(monkeypatch, seconds, lines):
+def test_long_prediction_prints_progress_lines(monkeypatch, seconds, lines):
     monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(seconds))
     learner = fixed(callbacks=[ProgressBar(file := io.StringIO())])
     learner.predict(BATCHES)
@@ -629,7 +637,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar_that_disappears(monkeypatch):
+def test_terminal_shows_temporary_bar(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(0.6))
     learner = fixed(callbacks=[ProgressBar(file := Terminal())])
@@ -639,7 +647,7 @@ def test_a_terminal_gets_a_bar_that_disappears(monkeypatch):
     assert file.getvalue().endswith("\x1b[2K")  # the line is erased
 
 
-def test_without_a_progress_bar_nothing_is_shown(monkeypatch, capsys):
+def test_nothing_is_shown_without_progress_bar(monkeypatch, capsys):
     monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(20.0))
     fixed().predict(BATCHES)
     assert capsys.readouterr() == ("", "")

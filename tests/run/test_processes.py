@@ -1,11 +1,6 @@
-"""Two processes on one machine train together: `chief_only`, and what they agree upon."""
+"""Two processes on one machine train together: `chief_only`, and their agreement on cancels, errors and signals."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +10,13 @@ from fluxcb.callbacks import MetricsPrinter, ModelSummary, ProgressBar, Recorder
 from fluxcb.events import BackwardEnd, EpochEnd, FitBegin, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.run_processes import run_processes
 
 PROGRAM = """
 import faulthandler, json, os, signal, sys, time
 faulthandler.dump_traceback_later(200, exit=True)  # a process that waits for the other in vain says where
 import jax
-number, port = int(sys.argv[1]), sys.argv[2]
+number, port = int(sys.argv[1]), sys.argv[3]
 jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=number)
 import jax.numpy as jnp, numpy as np, optax
 import fluxcb
@@ -182,38 +176,19 @@ with open(f"told{number}.json", "w") as file:
 """
 
 
-def free_port():
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """By case, what each of the two processes tells, and what it prints; one pair of processes runs all of them."""
+    """Return the reports and output of two processes for each case; one pair of processes runs all cases."""
     folder = tmp_path_factory.mktemp("processes")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, "-W", "error", "-c", PROGRAM]
-    port = str(free_port())
-    running = [
-        subprocess.Popen(
-            [*command, str(number), port],
-            env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for number in (0, 1)
-    ]  # fmt: skip
-    try:
-        output = [process.communicate(timeout=250) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-    for process, (_, stderr) in zip(running, output, strict=True):
-        assert process.returncode == 0, stderr[-3000:]
+    ended = run_processes(PROGRAM, 2, cwd=folder, warnings_are_errors=True)
+    for process in ended:
+        assert process.code == 0, process.stderr[-3000:]
     told = [json.loads((folder / f"told{number}.json").read_text()) for number in (0, 1)]
-    printed = [dict(part.split("\n", 1) for part in stdout.split("== ")[1:]) for stdout, _ in output]
+    printed = [dict(part.split("\n", 1) for part in stdout.split("== ")[1:]) for _, stdout, _ in ended]
     return {case: ([t[case] for t in told], [p[case] for p in printed]) for case in told[0]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "step", "epoch", "reason"),
     [
@@ -225,7 +200,7 @@ def trained(tmp_path_factory):
         ("threads", 13, 1, "process 0 has seen enough"),
     ],
 )
-def test_a_cancel_on_process_0_ends_all_at_the_same_step(case, step, epoch, reason, trained):
+def test_cancel_in_process_0_ends_all_processes_at_same_step(case, step, epoch, reason, trained):
     (chief, other), _ = trained[case]
     assert (chief["step"], chief["epoch"], chief["reason"]) == (step, epoch, reason)
     assert {**chief, "ran": None} == {**other, "ran": None}
@@ -233,21 +208,24 @@ def test_a_cancel_on_process_0_ends_all_at_the_same_step(case, step, epoch, reas
     assert "ran" not in other
 
 
-def test_a_failure_on_process_0_is_told_to_the_other(trained):
+@pytest.mark.long
+def test_error_in_process_0_is_raised_in_other_process(trained):
     (chief, other), _ = trained["fails"]
     assert chief["raised"] == "OSError: no disk"
-    assert other["raised"] == "FluxcbError: Process 0 failed: OSError: no disk"
+    assert other["raised"] == "PeerError: Process 0 failed: OSError: no disk"
     assert chief["step"] == other["step"] == 20
 
 
-def test_ctrl_c_in_one_process_ends_both_with_the_epoch(trained):
+@pytest.mark.long
+def test_ctrl_c_in_one_process_ends_both_at_same_step(trained):
     told, _ = trained["Ctrl-C"]
-    assert [(t["step"], t["raised"], t["reason"]) for t in told] == [
-        (20, "KeyboardInterrupt: ", "KeyboardInterrupt")
-    ] * 2
+    assert [(t["raised"], t["reason"]) for t in told] == [("KeyboardInterrupt: ", "KeyboardInterrupt")] * 2
+    first, second = (t["step"] for t in told)
+    assert 5 <= first == second <= 20
 
 
-def test_process_0_has_the_clock_and_the_console(trained):
+@pytest.mark.long
+def test_process_0_controls_clock_and_console(trained):
     (chief, other), (printed, nothing) = trained["seconds"]
     assert chief == other
     assert 1 < len(chief["ticks"]) < 60
@@ -255,7 +233,8 @@ def test_process_0_has_the_clock_and_the_console(trained):
     assert [line for line in nothing.splitlines() if not line.startswith("[Gloo]")] == []
 
 
-def test_two_processes_compute_what_one_does(trained):
+@pytest.mark.long
+def test_two_processes_match_single_process(trained):
     (chief, other), _ = trained["plain"]
     assert chief == other
     assert (chief["step"], chief["reason"]) == (60, None)
@@ -271,7 +250,8 @@ def test_two_processes_compute_what_one_does(trained):
     assert found == pytest.approx({"w": w, "b": b}, abs=1e-5)
 
 
-def test_reading_what_is_spread_over_processes_is_refused_on_each(trained):
+@pytest.mark.long
+def test_reading_distributed_arrays_raises_in_each_process(trained):
     (chief, other), _ = trained["spread"]
     first, second = chief["refused"]
     assert chief["refused"] == other["refused"]
@@ -281,7 +261,7 @@ def test_reading_what_is_spread_over_processes_is_refused_on_each(trained):
     )
     assert lines[1].startswith("  where: Reads.read  ")
     assert lines[2:] == [
-        "  why:   all processes have to take part where such an array is put together",
+        "  why:   all processes have to take part in assembling such an array",
         "  fix:   remove `chief_only = True`",
         "     or: compute what it needs in a traced handler",
     ]
@@ -338,45 +318,46 @@ class LooksAtMark(Callback):
         pass
 
 
-def test_a_traced_handler_is_refused(refused):
+def test_chief_only_traced_handler_raises(refused):
     with refused(
         fluxcb.DeclarationError,
         "Traced() is `chief_only`, and its handler `look` of (BackwardEnd, TrainingPhase) is traced into the step.\n"
         "  where: Traced.look  <@traced>\n"
         "  why:   all processes must compile the same step, so a traced handler runs on each of them\n"
-        "  fix:   move the traced handler into a callback of its own, which is not `chief_only`\n"
+        "  fix:   move the traced handler into a separate callback that is not `chief_only`\n"
         "     or: remove `chief_only = True`, and test `jax.process_index() == 0` in the host handlers",
     ):
         fluxcb.check([Traced()])
 
 
-def test_writing_what_all_train_with_is_refused(refused):
+def test_chief_only_write_of_training_state_raises(refused):
     with refused(
         fluxcb.DeclarationError,
         "Sets() at EverySteps(steps=2) is `chief_only`, and its handler `lower` may write "
         "`hyperparams.learning_rate`.\n"
         "  where: Sets.lower  <@sets>\n"
-        "  why:   process 0 alone would train with another state than the others\n"
+        "  why:   process 0 would train with a different state than the other processes\n"
         "  fix:   remove `chief_only = True`\n"
         "     or: declare `Read()` if the handler only reads it",
     ):
         testlearner(every(Sets(), steps=2))
 
 
-def test_writing_what_others_read_is_refused(refused):
+def test_chief_only_write_of_shared_state_raises(refused):
     with refused(
         fluxcb.DeclarationError,
         "Marks() is `chief_only`, and may write `cbstate.mark`, which LooksAtMark() reads on every process.\n"
         "  where: Marks.mark  <@marks>\n"
         "         LooksAtMark.stateaccess  <@looks>\n"
-        "  why:   the others would never see what process 0 has written, and would go another way\n"
+        "  why:   the other processes would never receive the value that process 0 writes, so their states would "
+        "differ\n"
         "  fix:   remove `chief_only = True` from Marks\n"
-        "     or: make LooksAtMark `chief_only`, too",
+        "     or: also make LooksAtMark `chief_only`",
     ):
         fluxcb.check([Marks(), LooksAtMark()])
 
 
-def test_what_only_process_0_reads_may_be_written_there():
+def test_chief_only_write_with_chief_only_reader_is_accepted():
     class Looks(LooksAtMark):
         chief_only = True
 
@@ -385,7 +366,7 @@ def test_what_only_process_0_reads_may_be_written_there():
     assert learner.cbstate["mark"] == 0
 
 
-def test_in_one_process_chief_only_callbacks_run():
+def test_single_process_runs_chief_only_callbacks():
     seen = []
 
     class Chief(Callback):
@@ -402,7 +383,7 @@ def test_in_one_process_chief_only_callbacks_run():
     assert seen == [0.0]
 
 
-def test_wrappers_answer_for_their_callback():
+def test_wrappers_forward_chief_only():
     assert every(ProgressBar(), steps=2).chief_only
     assert not every(Recorder(), steps=2).chief_only
     assert [cls.chief_only for cls in (ProgressBar, MetricsPrinter, ModelSummary, Recorder)] == [True] * 3 + [False]

@@ -1,4 +1,4 @@
-"""Going back to an earlier checkpoint in the middle of a fit: what is taken back, and what goes on."""
+"""Going back to an earlier checkpoint during a fit: what is undone, and what continues."""
 
 import json
 import shutil
@@ -20,11 +20,11 @@ from fluxcb.logging import JSONLinesBackend
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import EventLog
 
-thrown_away = pytest.mark.filterwarnings("ignore:.*batches were read and thrown away")
+thrown_away = pytest.mark.filterwarnings("ignore:.*read and discarded")
 
 
 class Passes:
-    """Batches that say which they are: batch i of pass p (from 1) is 2 ** (i + length * (p - 1))."""
+    """Yield batches that identify themselves: batch i of pass p (from 1) is 2 ** (i + length * (p - 1))."""
 
     def __init__(self, length: int) -> None:
         self.length, self.number, self.begun = length, 0, []
@@ -41,7 +41,7 @@ class Passes:
 
 
 class Back(Callback):
-    """Ask to go back, at some steps, each at the first time only."""
+    """Rewind at some steps, at each only the first time."""
 
     def __init__(self, asked: dict[int, int], at_most: int = 3, event: str = "StepEnd") -> None:
         self.asked, self.at_most, self.event = asked, at_most, event
@@ -78,13 +78,13 @@ def summing(folder: Path | None, data: Any, *callbacks: Callback, **options: Any
 
 
 def batches(learner: fluxcb.Learner) -> list[int]:
-    """Return which batches it was trained on, counted from 0 over all passes."""
+    """Return the batches that were used for training, counted from 0 over all passes."""
     total = int(learner.params["w"])
     return [i for i in range(total.bit_length()) if total >> i & 1]
 
 
 @pytest.mark.parametrize("options", [{}, {"steps_per_call": 4}, {"executor": ThreadExecutor(2)}], ids=str)
-def test_it_goes_on_behind_an_earlier_checkpoint_with_the_next_batches(tmp_path, options):
+def test_rewind_continues_from_earlier_checkpoint_with_next_batches(tmp_path, options):
     log = EventLog()
     learner = summing(tmp_path / "run", Passes(10), Back({8: 7}), log, Recorder(), **options)
     with pytest.warns(ResumeWarning) as warned:
@@ -103,7 +103,7 @@ def test_it_goes_on_behind_an_earlier_checkpoint_with_the_next_batches(tmp_path,
     ]
 
 
-def test_a_fit_of_several_epochs_has_as_many_and_no_batch_twice(tmp_path):
+def test_fit_has_requested_epochs_and_repeats_no_batch(tmp_path):
     data = Passes(4)
     learner = summing(tmp_path, data, Back({10: 7}))  # in the third epoch; the checkpoint of step 6 is in the second
     with pytest.warns(ResumeWarning):
@@ -114,7 +114,7 @@ def test_a_fit_of_several_epochs_has_as_many_and_no_batch_twice(tmp_path):
     assert data.begun == [1, 2, 3, 4]
 
 
-def test_between_two_epochs(tmp_path):
+def test_rewind_between_two_epochs(tmp_path):
     data = Passes(3)
     learner = summing(tmp_path, data, Back({6: 3}, event="Trigger"))
     with pytest.warns(ResumeWarning, match="from step 6 to the checkpoint .*/3"):
@@ -124,7 +124,7 @@ def test_between_two_epochs(tmp_path):
     assert data.begun == [1, 2, 3, 4]
 
 
-def test_in_a_stream(tmp_path):
+def test_rewind_in_stream(tmp_path):
     learner = summing(tmp_path, Passes(1000), Back({8: 6}))
     with pytest.warns(ResumeWarning):
         learner.fit(steps=12, steps_per_epoch=4)
@@ -132,7 +132,7 @@ def test_in_a_stream(tmp_path):
     assert (learner.step, learner.epoch) == (12, 3)
 
 
-def test_a_second_time_it_goes_further_back(tmp_path):
+def test_second_rewind_goes_further_back(tmp_path):
     # The first time to 6, and without another checkpoint, then to 3.
     learner = summing(tmp_path, Passes(100), Back({8: 7, 7: 7}))
     with pytest.warns(ResumeWarning) as warned:
@@ -142,7 +142,7 @@ def test_a_second_time_it_goes_further_back(tmp_path):
 
 
 @thrown_away
-def test_later_checkpoints_are_deleted_and_written_anew(tmp_path):
+def test_later_checkpoints_are_deleted_and_rewritten(tmp_path):
     learner = summing(tmp_path, Passes(100), Back({10: 5}))
     with pytest.warns(ResumeWarning):
         learner.fit(steps=10)
@@ -157,13 +157,13 @@ def test_later_checkpoints_are_deleted_and_written_anew(tmp_path):
 @pytest.mark.parametrize(
     ("folder", "asked", "at_most", "reason"),
     [
-        (False, {8: 7}, 3, "it went astray (no Checkpointer says where to go back to)"),
+        (False, {8: 7}, 3, "it went astray (there is not exactly one Checkpointer to go back with)"),
         (True, {8: -1}, 3, "it went astray (there is no good checkpoint of step -1 or before)"),
         (True, {8: 7, 7: 6}, 1, "it went astray (the run has gone back 1 times before)"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The run goes back")
-def test_where_it_cannot_the_fit_ends(tmp_path, folder, asked, at_most, reason):
+def test_impossible_rewind_ends_fit(tmp_path, folder, asked, at_most, reason):
     log = EventLog()
     learner = summing(tmp_path if folder else None, Passes(100), Back(asked, at_most), log)
     learner.fit(steps=20)
@@ -171,13 +171,13 @@ def test_where_it_cannot_the_fit_ends(tmp_path, folder, asked, at_most, reason):
     assert log.names()[-4:] == ["StepEnd", "EpochEnd", "FitStopping", "FitEnd"]
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path):
+def test_damaged_checkpoint_is_skipped(tmp_path):
     class Breaks(Callback):
         @on(StepEnd, AbstractTrainingPhase)
         def damage(self, event, phase, learner):
             if learner.progress.step == 8:
                 saver.wait()
-                (tmp_path / "6" / "host" / "metadata").write_text("{}")
+                (tmp_path / "6" / "host.json").write_text("{}")
 
     learner = summing(tmp_path, Passes(100), fluxcb.in_order(Breaks(), Back({8: 7})))
     saver = learner.callbacks.get(Checkpointer)
@@ -186,7 +186,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     assert batches(learner) == [0, 1, 2, *range(8, 14)]
 
 
-def test_loops_by_hand_end(tmp_path):
+def test_run_epoch_and_run_step_raise_rewind_fitting(tmp_path):
     log = EventLog()
     learner = summing(tmp_path, Passes(10), Back({2: 1}), log)
     with pytest.raises(RewindFitting, match=r"^it went astray$"):
@@ -194,7 +194,7 @@ def test_loops_by_hand_end(tmp_path):
     assert log.names()[-1] == "EpochEnd"
 
 
-def test_logs_have_no_trace_of_what_was_taken_back(tmp_path):
+def test_logs_contain_no_undone_steps(tmp_path):
     def trained(name: str, data: Any, *asked: Callback) -> list[dict[str, Any]]:
         folder = tmp_path / name
         logged = Monitors(JSONLinesBackend(folder / "log.jsonl"))
@@ -212,7 +212,7 @@ def test_logs_have_no_trace_of_what_was_taken_back(tmp_path):
 
 @thrown_away
 @pytest.mark.filterwarnings("ignore:The run goes back")
-def test_a_run_that_went_back_is_resumed_like_any_other(tmp_path):
+def test_rewound_run_resumes_exactly(tmp_path):
     def make(folder: Path, *more: Callback) -> fluxcb.Learner:
         return summing(folder, Passes(7), Back({5: 4}), *more)
 
@@ -237,7 +237,7 @@ def test_a_run_that_went_back_is_resumed_like_any_other(tmp_path):
 
 
 def astray(guard: Callback, folder: Path, losses: list[float], lost: int, **options: Any) -> fluxcb.Learner:
-    """Return a Learner whose losses are these, until from batch `lost` on the parameters are bad."""
+    """Return a Learner with these losses, whose parameters are bad from batch `lost` on."""
 
     def loss(params, batch, key):
         value, bad = batch
@@ -256,7 +256,7 @@ def astray(guard: Callback, folder: Path, losses: list[float], lost: int, **opti
 
 @pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize("steps_per_call", [1, 5, "auto"])
-def test_steps_that_are_not_finite(tmp_path, steps_per_call):
+def test_rewind_after_non_finite_steps(tmp_path, steps_per_call):
     losses = [1.0] * 10 + [float("nan")] * 3 + [1.0] * 7
     learner = astray(SkipNonFinite(3, rewinds=1), tmp_path, losses, 9, steps_per_call=steps_per_call)
     with pytest.warns(ResumeWarning, match="from step 13 to the checkpoint .*/8: loss or gradients were not finite"):
@@ -270,12 +270,12 @@ def test_steps_that_are_not_finite(tmp_path, steps_per_call):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 5, "auto"])
-def test_losses_that_stay_high(tmp_path, steps_per_call):
+def test_rewind_after_high_losses(tmp_path, steps_per_call):
     usual = [1.0, 1.1, 0.9, 1.05, 0.95]
     losses = usual * 2 + [9.0, 9.1, 8.9] + usual
     guard = LossSpikeGuard(6.0, window=6, rewind_after=3)
     learner = astray(guard, tmp_path, losses, 9, steps_per_call=steps_per_call)
-    with pytest.warns(ResumeWarning, match="from step 13 to the checkpoint .*/8: the loss stood out at 3 steps in a"):
+    with pytest.warns(ResumeWarning, match="from step 13 to the checkpoint .*/8: the loss spiked at 3 steps in a"):
         learner.fit(1)
     assert (learner.step, float(learner.params["w"]), float(learner.params["lost"])) == (13, -13.0, 0.0)
     assert learner.cbstate["loss_spikes"]["skipped"] == 0  # the guard went back, too
@@ -291,7 +291,7 @@ def test_losses_that_stay_high(tmp_path, steps_per_call):
         ),
     ],
 )
-def test_bad_numbers(make, first):
+def test_invalid_numbers_raise(make, first):
     with pytest.raises(fluxcb.DeclarationError) as raised:
         make()
     assert str(raised.value).splitlines()[0] == first

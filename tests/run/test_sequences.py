@@ -1,4 +1,4 @@
-"""Whole sequences of events, with the counters of every moment."""
+"""Complete sequences of events, with the counters at every moment."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from fluxcb.testing import EventLog, testlearner
 
 
 def epoch(phase, number, steps, step):
-    """Return the entries of one epoch; `step` is how many training steps were finished before it."""
+    """Return the entries of one epoch; `step` is the number of training steps before it."""
     trains = phase == "training"
     entries = [("EpochBegin", phase, step, number, 0)]
     for done in range(steps):
@@ -42,7 +42,7 @@ def test_two_epochs_with_validation():
     assert (learner.step, learner.epoch, learner.stop_reason) == (6, 2, None)
 
 
-def test_a_second_fit_goes_on_counting():
+def test_second_fit_continues_counting():
     log, learner = logged(batches=2, validation_batches=0)
     learner.fit(1)
     log.entries.clear()
@@ -56,7 +56,7 @@ def test_a_second_fit_goes_on_counting():
     ]
 
 
-def test_fit_by_steps_ends_in_the_middle_of_an_epoch():
+def test_fit_by_steps_ends_within_epoch():
     log, learner = logged(batches=3, validation_batches=0)
     learner.fit(steps=5)
     assert log.entries == [
@@ -71,7 +71,7 @@ def test_fit_by_steps_ends_in_the_middle_of_an_epoch():
 
 
 @pytest.mark.parametrize(("steps_per_epoch", "lengths"), [(2, [2, 2, 1]), (4, [4, 1]), (9, [5])])
-def test_steps_per_epoch_cuts_the_stream_into_epochs(steps_per_epoch, lengths):
+def test_steps_per_epoch_divides_stream_into_epochs(steps_per_epoch, lengths):
     log, learner = logged(batches=3, validation_batches=0)
     learner.fit(steps=5, steps_per_epoch=steps_per_epoch)
     expected, step = [("FitBegin", "training", 0, 0, 0)], 0
@@ -84,7 +84,7 @@ def test_steps_per_epoch_cuts_the_stream_into_epochs(steps_per_epoch, lengths):
 
 
 class Batches(Callback):
-    """Keep what identifies each batch: its first input."""
+    """Keep the first input of each batch, which identifies it."""
 
     def __init__(self):
         self.seen = []
@@ -103,13 +103,13 @@ def numbered(count):
     return [(np.full((2, 1), i, np.float32), np.zeros((2, 1), np.float32)) for i in range(count)]
 
 
-def test_a_stream_runs_on_from_epoch_to_epoch_and_begins_again_at_its_end():
+def test_stream_continues_across_epochs_and_restarts_at_end():
     seen = Batches()
     testlearner(seen, data=numbered(3)).fit(3, steps_per_epoch=2)
     assert seen.seen == [0, 1, 2, 0, 1, 2]
 
 
-def test_without_steps_per_epoch_each_epoch_starts_the_data_anew():
+def test_each_epoch_restarts_data_without_steps_per_epoch():
     seen = Batches()
     testlearner(seen, data=numbered(3)).fit(steps=5)
     assert seen.seen == [0, 1, 2, 0, 1]
@@ -124,7 +124,7 @@ class Totals(Callback):
         self.seen.append((repr(event), learner.progress.epochs, learner.progress.steps_in_epoch))
 
 
-def test_the_lengths_of_fit_and_epoch_are_known_while_they_last():
+def test_lengths_are_known_during_fit_and_epoch():
     totals = Totals()
     learner = testlearner(totals, batches=1, validation_batches=0)
     learner.fit(2)
@@ -134,7 +134,7 @@ def test_the_lengths_of_fit_and_epoch_are_known_while_they_last():
     assert [t[1] for t in totals.seen] == [0] * 8
 
 
-def test_run_epoch_emits_the_epoch_and_no_trigger():
+def test_run_epoch_emits_epoch_without_trigger():
     log, learner = logged(batches=2, validation_batches=1)
     assert learner.run_epoch(TrainingPhase()) == 2
     assert learner.run_epoch(ValidationPhase()) == 1
@@ -148,7 +148,7 @@ def test_run_epoch_emits_the_epoch_and_no_trigger():
     ]
 
 
-def test_run_step_emits_the_step_and_returns_its_loss():
+def test_run_step_emits_step_and_returns_loss():
     log, learner = logged(batches=2, validation_batches=1)
     xs = np.array([[1.0], [2.0]], np.float32)
     values = learner.run_step(TrainingPhase(), (xs, 3 * xs - 1))
@@ -184,7 +184,7 @@ class Hears(Callback):
         self.heard.append((type(event).__name__, event.word, learner.progress.step))
 
 
-def test_a_host_event_of_ones_own():
+def test_custom_host_event():
     hears = Hears()
     log, learner = logged(hears, batches=1)
     learner.emit(Interlude("one"), TrainingPhase())

@@ -1,11 +1,11 @@
-"""The buffers of windows: what `jnp.asarray` makes of each batch, one after the other."""
+"""The buffers of windows match `jnp.asarray` of each batch."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluxcb._run.stacking import Stacker
+from fluxcb._run.stacker import Stacker
 from fluxcb._typing import Rows
 
 RNG = np.random.default_rng(0)
@@ -38,7 +38,7 @@ SAME = {
 
 
 @pytest.mark.parametrize("make", SAME.values(), ids=SAME)
-def test_a_buffer_begins_with_what_jax_makes_of_the_batches(make):
+def test_buffer_matches_jax_arrays(make):
     batches = batches_of(make)
     buffer, count = Stacker(batches[0], 9).stack(batches)
     assert count == len(batches)
@@ -50,7 +50,7 @@ def test_a_buffer_begins_with_what_jax_makes_of_the_batches(make):
         np.testing.assert_array_equal(own[:count], of)
 
 
-def test_a_buffer_holds_so_many_batches_and_no_more():
+def test_buffer_holds_limited_number_of_batches():
     batches = batches_of(SAME["float32"])
     buffer, count = Stacker(batches[0], 5).stack(batches)
     assert count == 5
@@ -69,7 +69,7 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("others", UNLIKE.values(), ids=UNLIKE)
-def test_a_buffer_ends_before_the_first_batch_that_does_not_fit(others):
+def test_buffer_ends_before_batch_of_other_shape(others):
     fitting = batches_of(lambda i: np.full((4, 2), i, np.float32), 3)
     buffer, count = Stacker(fitting[0], 9).stack([*fitting, *others, fitting[0]])
     assert count == 3
@@ -77,14 +77,14 @@ def test_a_buffer_ends_before_the_first_batch_that_does_not_fit(others):
     assert Stacker(fitting[0], 9).stack([*others, *fitting])[1] == 0
 
 
-def test_buffers_are_aligned_so_that_jax_takes_them_without_a_copy():
+def test_buffers_are_aligned_for_zero_copy():
     batches = batches_of(SAME["several leaves"])
     buffer, _ = Stacker(batches[0], 9).stack(batches)
     for leaf in jax.tree.leaves(buffer):
         assert leaf.ctypes.data % 64 == 0
 
 
-def test_two_buffers_share_no_memory():
+def test_buffers_share_no_memory():
     batches = batches_of(SAME["float32"])
     stacker = Stacker(batches[0], 9)
     first, second = stacker.stack(batches)[0], stacker.stack(batches)[0]
@@ -92,7 +92,7 @@ def test_two_buffers_share_no_memory():
     assert not any(np.shares_memory(first, batch) for batch in batches)
 
 
-def test_behind_the_rows_of_resident_arrays_there_are_rows_that_exist():
+def test_padding_rows_of_resident_arrays_are_valid():
     arrays = (jnp.arange(12.0),)
     batches = [Rows(arrays, np.array([i, 11 - i])) for i in range(3)]
     buffer, count = Stacker(batches[0], 6).stack(batches)

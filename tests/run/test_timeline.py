@@ -1,4 +1,4 @@
-"""`learner.callbacks.trace(path)`: the timeline as a file in Chrome's Trace Event Format."""
+"""`learner.callbacks.trace(path)` writes the timeline in Chrome's Trace Event Format."""
 
 import gzip
 import itertools
@@ -12,7 +12,6 @@ import pytest
 
 from fluxcb import Append, Callback, CancelFitting, DeclarationError, EverySteps, Read, on
 from fluxcb._run import trace_file
-from fluxcb._run.stepping import Steps
 from fluxcb._run.trace_file import Kind, save
 from fluxcb.callbacks import Metrics, Recorder, StopOnNaNLoss
 from fluxcb.events import EpochEnd, FitBegin, StepBegin, StepEnd
@@ -26,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("no_clock")
 
 
 class Looks(Callback):
-    """Read the loss every 5th step, and the parameters at the epoch's end."""
+    """Read the loss every 5th step, and the parameters at the end of the epoch."""
 
     def stateaccess(self):
         return {"step": {"loss": Read()}, "params": Read()}
@@ -52,7 +51,7 @@ class Validates(Callback):
 
 
 class Raises(Callback):
-    """Raise something at the third step."""
+    """Raise an error at the third step."""
 
     def __init__(self, error):
         self.error = error
@@ -89,7 +88,7 @@ def nanoseconds(event):
 
 
 def ancestors(events):
-    """Return each host span with the names of those around it, outermost first; spans that half overlap fail."""
+    """Return each host span with the names of its enclosing spans, outermost first; partly overlapping spans fail."""
     found, open_spans = [], []
     for span in spans(events):
         began, ended = nanoseconds(span)
@@ -109,7 +108,7 @@ def window_of(event):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 10])
-def test_the_handler_spans_are_the_calls_of_the_handlers_in_their_order(tmp_path, steps_per_call):
+def test_handler_spans_match_calls_in_order(tmp_path, steps_per_call):
     log = EventLog()
     learner = testlearner(log, Metrics(), batches=25, steps_per_call=steps_per_call)
     events = trace(tmp_path / "trace.json", learner, {"epochs": 2})
@@ -144,7 +143,7 @@ def test_host_spans_are_nested(tmp_path, steps_per_call):
     assert [(e["args"]["epoch"], e["args"]["step"]) for e in training] == [(1, 30), (2, 60), (3, 90)]
 
 
-def test_a_handler_is_named_by_its_class_and_two_of_one_class_are_told_apart(tmp_path):
+def test_handlers_are_named_by_class_and_numbered(tmp_path):
     class Named(Callback):
         def __init__(self, name):
             self.name = name
@@ -165,7 +164,7 @@ def test_a_handler_is_named_by_its_class_and_two_of_one_class_are_told_apart(tmp
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 10])
-def test_each_read_of_the_device_is_there_with_who_made_it(tmp_path, steps_per_call):
+def test_each_device_read_has_span_with_handler(tmp_path, steps_per_call):
     learner = testlearner(Looks(), batches=25, validation_batches=0, steps_per_call=steps_per_call)
     before = learner._state.meter.reads
     events = trace(tmp_path / "trace.json", learner, {"epochs": 2})
@@ -182,7 +181,7 @@ def test_each_read_of_the_device_is_there_with_who_made_it(tmp_path, steps_per_c
     assert around == {("Looks.look",) if steps_per_call == 1 else ("wait for the device",)}
 
 
-def test_compiling_and_tracing_lie_in_the_dispatch_that_waited_for_them(tmp_path):
+def test_compiling_and_tracing_are_within_dispatch(tmp_path):
     batches = [(np.ones((size, 1), np.float32), np.ones((size, 1), np.float32)) for size in (8, 8, 8, 4)]
     learner = testlearner(data=batches, steps_per_call=1)
     before = learner.compile_counts
@@ -199,7 +198,7 @@ def test_compiling_and_tracing_lie_in_the_dispatch_that_waited_for_them(tmp_path
     assert [(c["program"], c["steps_per_call"]) for c in compiles] == [("loop", 1)] * 2
 
 
-def test_batches_are_pulled_before_they_are_dispatched(tmp_path):
+def test_batches_are_read_before_dispatch(tmp_path):
     events = trace(tmp_path / "trace.json", testlearner(batches=20, steps_per_call=1), {"epochs": 1})
     own = [e for e in spans(events) if e["cat"] in ("data", "dispatch")]
     pulled = 0
@@ -218,7 +217,7 @@ def test_batches_are_pulled_before_they_are_dispatched(tmp_path):
 
 
 @pytest.mark.parametrize("steps_per_call", [1, 10])
-def test_the_device_track_shows_which_program_ran_which_steps(tmp_path, steps_per_call):
+def test_device_track_shows_program_and_steps(tmp_path, steps_per_call):
     learner = testlearner(EventLog(), batches=25, steps_per_call=steps_per_call)
     events = trace(tmp_path / "trace.json", learner, {"epochs": 2})
     windows = spans(events, track="device")
@@ -246,7 +245,7 @@ def test_the_device_track_shows_which_program_ran_which_steps(tmp_path, steps_pe
         assert "dispatch dispatch wait replay" in " ".join(order)
 
 
-def test_handlers_lie_in_the_replay_of_their_step(tmp_path):
+def test_handlers_are_within_replay_of_their_step(tmp_path):
     learner = testlearner(EventLog(), batches=25, validation_batches=0, steps_per_call=10)
     events = trace(tmp_path / "trace.json", learner, {"epochs": 1})
     at = {"StepBegin": 1, "StepEnd": 0}  # finished steps are counted, and the step at hand is one more at its begin
@@ -261,7 +260,7 @@ def test_handlers_lie_in_the_replay_of_their_step(tmp_path):
     assert seen == [step for step in range(1, 26) for _ in range(2)]
 
 
-def test_arrows_lead_from_a_dispatch_to_the_device_to_the_handlers(tmp_path):
+def test_arrows_connect_dispatch_device_and_handlers(tmp_path):
     validates = Validates()
     learner = testlearner(validates, EventLog(), batches=25, steps_per_call=10)
     validates.learner = learner
@@ -281,7 +280,7 @@ def test_arrows_lead_from_a_dispatch_to_the_device_to_the_handlers(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
-def test_steps_that_a_traced_handler_stopped_are_not_on_the_device(tmp_path):
+def test_steps_stopped_by_traced_handler_are_not_on_device_track(tmp_path):
     batches = [
         (np.full((8, 1), np.nan if i == 17 else 1.0, np.float32), np.ones((8, 1), np.float32)) for i in range(40)
     ]
@@ -300,7 +299,7 @@ def test_steps_that_a_traced_handler_stopped_are_not_on_the_device(tmp_path):
 # -- the file ------------------------------------------------------------------------------------
 
 
-def test_the_format(tmp_path):
+def test_trace_event_format(tmp_path):
     kinds = [
         Kind("X", 1, 'a "span"', "outer", {"who": "ä"}, ("n",)),
         Kind("i", 1, "now", "mark", {}, ("a", "b", "c")),
@@ -334,7 +333,7 @@ def test_the_format(tmp_path):
     )
 
 
-def test_times_are_microseconds_since_entering_and_tracks_have_names(tmp_path):
+def test_times_are_microseconds_since_start_and_tracks_have_names(tmp_path):
     events = trace(tmp_path / "trace.json", testlearner(EventLog()), {"epochs": 1})
     named = [(e["name"], e.get("tid"), e["args"]) for e in events if e["ph"] == "M"]
     assert named == [
@@ -351,12 +350,12 @@ def test_times_are_microseconds_since_entering_and_tracks_have_names(tmp_path):
     assert all(fit["ts"] <= t <= fit["ts"] + fit["dur"] for t in times)
 
 
-def test_a_timeline_of_nothing_is_a_file_too(tmp_path):
+def test_empty_timeline_is_written(tmp_path):
     events = trace(tmp_path / "trace.json", testlearner())
     assert {e["ph"] for e in events} == {"M"}
 
 
-def test_a_path_that_ends_in_gz_is_compressed(tmp_path):
+def test_gz_path_is_compressed(tmp_path):
     log = EventLog()
     events = trace(tmp_path / "trace.json.gz", testlearner(log), {"epochs": 1})
     assert len(spans(events, "handler")) == len(log.entries)
@@ -365,7 +364,7 @@ def test_a_path_that_ends_in_gz_is_compressed(tmp_path):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("0"), KeyboardInterrupt(), CancelFitting("enough")])
-def test_what_was_recorded_before_an_error_is_written(tmp_path, error):
+def test_timeline_is_written_after_error(tmp_path, error):
     path, log = tmp_path / "trace.json", EventLog()
     learner = testlearner(log, Raises(error), batches=9)
     path.write_text("what was there before")
@@ -386,12 +385,12 @@ def test_what_was_recorded_before_an_error_is_written(tmp_path, error):
     assert_off(learner)
 
 
-def test_ctrl_c_leaves_a_file(tmp_path):
+def test_timeline_is_written_after_ctrl_c(tmp_path):
     class Presses(Callback):
         @on
         def press(self, event: StepEnd, phase: TrainingPhase, learner):
             if learner.progress.step == 3:  # what the signal's handler does; tests/run/test_interrupts.py presses it
-                pressed._parts.engine.interrupt.requested = True
+                pressed._core.engine.emitter.interrupt.requested = True
 
     learner = pressed = testlearner(Presses(), batches=50)
     with pytest.raises(KeyboardInterrupt):
@@ -401,7 +400,7 @@ def test_ctrl_c_leaves_a_file(tmp_path):
     assert_off(learner)
 
 
-def test_a_file_that_cannot_be_written_any_more_leaves_the_old_one_and_the_error(tmp_path, monkeypatch):
+def test_failed_write_keeps_old_file_and_error(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -428,7 +427,7 @@ def test_a_file_that_cannot_be_written_any_more_leaves_the_old_one_and_the_error
         ("folder", "it is a folder"),
     ],
 )
-def test_a_path_that_cannot_be_written_is_an_error_before_anything_runs(tmp_path, monkeypatch, name, reason):
+def test_unwritable_path_raises_before_training(tmp_path, monkeypatch, name, reason):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
@@ -438,14 +437,14 @@ def test_a_path_that_cannot_be_written_is_an_error_before_anything_runs(tmp_path
         trace(name, learner, {"epochs": 1})
     assert str(raised.value) == (
         f"The trace cannot be written to `{name}`: {reason}.\n"
-        "  why:   it is written when the context is left, and a training for nothing would be a pity\n"
+        "  why:   the file is written when the `with` block ends, after all of the training\n"
         '  fix:   name a file in a folder that exists and may be written to, such as "trace.json" or "trace.json.gz"'
     )
     assert (log.entries, sorted(os.listdir(tmp_path))) == ([], ["file", "folder"])
     assert_off(learner)
 
 
-def test_what_is_beyond_the_limit_is_missing_and_the_file_says_so(tmp_path):
+def test_dropped_events_are_counted(tmp_path):
     path, log = tmp_path / "trace.json", EventLog()
     learner = testlearner(log, batches=50, steps_per_call=10)
     whole = trace(path, learner, {"epochs": 1})
@@ -472,14 +471,14 @@ def test_what_is_beyond_the_limit_is_missing_and_the_file_says_so(tmp_path):
 
 
 def assert_off(learner):
-    """Assert that nothing is wrapped, and that windows run as they did before."""
-    engine = learner._parts.engine
+    """Assert that tracing is off, and that windows run as before."""
+    engine = learner._core.engine
     assert learner._state.meter.timeline is None
     for phase in learner.phases:
         for event in (FitBegin, StepBegin, StepEnd, EpochEnd):
-            for call in engine.plan.calls(event, type(phase)):
+            for call in engine.programs.plan.calls(event, type(phase)):
                 assert call.function == call.handler.function
-        assert type(engine.steps(phase)) is Steps
+        assert engine.step_loop(phase)._spans is None
 
 
 def test_tracing_changes_no_result_and_compiles_nothing(tmp_path):
@@ -500,7 +499,7 @@ def test_tracing_changes_no_result_and_compiles_nothing(tmp_path):
     assert plain.cbstate["metrics_epoch"] == traced.cbstate["metrics_epoch"]
 
 
-def test_measuring_and_tracing_go_together(tmp_path):
+def test_measuring_and_tracing_can_be_combined(tmp_path):
     log = EventLog()
     learner = testlearner(log, Looks(), batches=20, validation_batches=0)
 
@@ -533,7 +532,7 @@ def test_measuring_and_tracing_go_together(tmp_path):
     assert calls() == (40, 8)
 
 
-def test_callbacks_that_are_exchanged_meanwhile_are_recorded(tmp_path):
+def test_callbacks_replaced_during_trace_are_recorded(tmp_path):
     learner = testlearner(EventLog(), batches=3, validation_batches=0)
     with learner.callbacks.trace(tmp_path / "trace.json"):
         learner.fit(1)
@@ -545,7 +544,7 @@ def test_callbacks_that_are_exchanged_meanwhile_are_recorded(tmp_path):
     assert_off(learner)
 
 
-def test_a_learner_that_does_not_know_its_batches_yet_can_be_traced(tmp_path):
+def test_learner_without_batch_can_be_traced(tmp_path):
     log = EventLog()
     learner = testlearner(log, data=None)
     with learner.callbacks.trace(tmp_path / "trace.json"):
@@ -560,7 +559,7 @@ def test_a_learner_that_does_not_know_its_batches_yet_can_be_traced(tmp_path):
     assert_off(learner)
 
 
-def test_a_second_trace_of_a_learner_is_an_error_and_two_learners_do_not_meet(tmp_path):
+def test_second_trace_raises_and_two_learners_are_independent(tmp_path):
     learner, other = testlearner(log := EventLog()), testlearner(EventLog(), batches=1)
     with learner.callbacks.trace(tmp_path / "trace.json"):
         with pytest.raises(DeclarationError) as raised:
@@ -568,8 +567,8 @@ def test_a_second_trace_of_a_learner_is_an_error_and_two_learners_do_not_meet(tm
         trace(tmp_path / "other.json", other, {"epochs": 1})
         learner.fit(1)
     assert str(raised.value) == (
-        "This Learner is being traced already.\n"
-        "  why:   each handler is recorded once\n"
+        "This Learner is already being traced.\n"
+        "  why:   a Learner has one timeline\n"
         "  fix:   leave the other `with learner.callbacks.trace(...)` first"
     )
     assert sorted(os.listdir(tmp_path)) == ["other.json", "trace.json"]
@@ -578,7 +577,7 @@ def test_a_second_trace_of_a_learner_is_an_error_and_two_learners_do_not_meet(tm
     assert_off(learner)
 
 
-def test_tracing_does_not_begin_in_the_middle_of_a_fit(tmp_path):
+def test_tracing_during_fit_raises(tmp_path):
     class Traces(Callback):
         @on
         def start(self, event: EpochEnd, phase: TrainingPhase, _):
@@ -596,7 +595,7 @@ def test_tracing_does_not_begin_in_the_middle_of_a_fit(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_failing_data_source_leaves_a_timeline(tmp_path):
+def test_timeline_is_written_after_data_source_error(tmp_path):
     class Fails:
         def __iter__(self):
             for _ in range(5):

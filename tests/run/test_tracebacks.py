@@ -1,4 +1,4 @@
-"""Tracebacks show the user's frames: the call that entered fluxcb, and the line that raised."""
+"""Tracebacks show the user's frames: the call of fluxcb, and the line that raised."""
 
 import io
 import os
@@ -45,7 +45,7 @@ def trouble(learner):
 
 
 def frames(error):
-    """Return the functions of a traceback, outermost first, and fail at any frame of another file than this one."""
+    """Return the functions of a traceback, outermost first; fail at any frame outside of this file."""
     entries = traceback.extract_tb(error.__traceback__)
     assert {entry.filename for entry in entries} <= {__file__}
     return [entry.name for entry in entries]
@@ -60,7 +60,7 @@ def raised(function, kind=TroubleError):
 
 
 @pytest.mark.parametrize("executor", [None, ThreadExecutor(2)], ids=["serial", "threads"])
-def test_a_handler(executor):
+def test_handler(executor):
     callbacks = [CustomCallback(trouble, StepEnd), CustomCallback(lambda learner: None, StepEnd)]
     learner = testlearner(*callbacks, executor=executor)
     assert frames(raised(lambda: learner.fit(1))) == ["raised", "<lambda>", "trouble"]
@@ -85,13 +85,13 @@ def learner_of(*callbacks, loss_fn=lambda outputs, ys: jnp.mean((outputs - ys) *
     return Learner(model, loss_fn, optax.sgd(0.1), data=data, callbacks=callbacks, default_callbacks=False)
 
 
-def test_a_traced_handler():
+def test_traced_handler():
     error = raised(lambda: learner_of(Traced(trouble)))
     assert frames(error) == ["raised", "<lambda>", "learner_of", "look", "trouble"]
     assert error.__notes__[0].startswith("while tracing Traced.look")
 
 
-def test_a_traced_handler_that_needs_a_value():
+def test_traced_handler_that_needs_concrete_value():
     def decide(learner):
         if learner.step.grads["w"].sum() > 0:
             pass
@@ -103,7 +103,7 @@ def test_a_traced_handler_that_needs_a_value():
     assert not any(entry.filename.startswith(str(ROOT / "fluxcb")) for entry in cause)
 
 
-def test_a_loss_function():
+def test_loss_function():
     error = raised(lambda: learner_of(loss_fn=lambda outputs, ys: trouble(None)))
     assert frames(error) == ["raised", "<lambda>", "learner_of", "<lambda>", "trouble"]
 
@@ -118,7 +118,7 @@ def test_init():
     assert frames(raised(lambda: learner.callbacks.add(Fails()))) == ["raised", "<lambda>", "init", "trouble"]
 
 
-def test_a_data_source():
+def test_data_source():
     class Source:
         def __iter__(self):
             yield np.ones((4, 1), np.float32), np.ones((4, 1), np.float32)
@@ -144,21 +144,21 @@ class OwnEvent(HostEvent):
 
 BY_HAND = {
     "run_epoch": (StepEnd, lambda learner: learner.run_epoch(TrainingPhase())),
-    "run_step": (StepEnd, lambda learner: learner.run_step(TrainingPhase(), learner.example)),
+    "run_step": (StepEnd, lambda learner: learner.run_step(TrainingPhase(), learner._example)),
     "emit": (OwnEvent, lambda learner: learner.emit(OwnEvent(), TrainingPhase())),
     "trigger": (fluxcb.events.Trigger, lambda learner: learner.trigger()),
 }
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-def test_a_loop_by_hand(name):
+def test_manually_run_steps_and_epochs(name):
     event, call = BY_HAND[name]
     learner = learner_of(CustomCallback(trouble, event))
-    learner.example = (np.ones((4, 1), np.float32),) * 2
+    learner._example = (np.ones((4, 1), np.float32),) * 2
     assert frames(raised(lambda: call(learner))) == ["raised", "<lambda>", "<lambda>", "trouble"]
 
 
-def test_an_entry_inside_another_keeps_the_frames_between_them():
+def test_nested_call_keeps_frames_in_between():
     def validate(learner):
         outer[0].run_epoch(fluxcb.phases.ValidationPhase())
 
@@ -170,7 +170,7 @@ def test_an_entry_inside_another_keeps_the_frames_between_them():
     assert frames(raised(lambda: outer[0].fit(1))) == ["raised", "<lambda>", "validate", "trouble"]
 
 
-def test_errors_of_fluxcb_show_the_call():
+def test_fluxcb_errors_show_call():
     clips = [ClipGradients(1.0), ClipGradients(2.0)]
     learner = learner_of()
     calls = [
@@ -185,19 +185,19 @@ def test_errors_of_fluxcb_show_the_call():
     assert frames(raised(lambda: learner_of(*clips), CheckError)) == ["raised", "<lambda>", "learner_of"]
 
 
-def test_access_that_is_refused_shows_the_line_of_the_handler():
+def test_access_error_shows_line_of_handler():
     learner = testlearner(CustomCallback(lambda learner: learner.params, StepEnd))
     assert frames(raised(lambda: learner.fit(1), AccessError)) == ["raised", "<lambda>", "<lambda>"]
 
 
-def test_a_group():
+def test_exception_group():
     learner = testlearner(CustomCallback(trouble, FitEnd), CustomCallback(trouble, FitEnd))
     error = raised(lambda: learner.fit(1), ExceptionGroup)
     assert frames(error) == ["raised", "<lambda>"]
     assert [frames(inner) for inner in error.exceptions] == [["trouble"], ["trouble"]]
 
 
-def test_cause_and_context_of_the_user_are_kept():
+def test_user_cause_and_context_are_kept():
     def fail(learner):
         try:
             trouble(learner)
@@ -211,7 +211,7 @@ def test_cause_and_context_of_the_user_are_kept():
     assert error.__context__ is error.__cause__
 
 
-def test_the_exception_is_the_same():
+def test_exception_object_is_unchanged():
     error = TroubleError("as planned")
     error.add_note("mine")
 
@@ -224,19 +224,19 @@ def test_the_exception_is_the_same():
     assert len(error.__notes__) == 2
 
 
-def test_a_line_of_fluxcb_that_raises_something_unexpected_is_shown():
-    """Its message alone may not say what is wrong."""
+def test_unexpected_error_in_fluxcb_shows_its_line():
+    """The message alone may not explain the error."""
     learner = testlearner(CustomCallback(lambda learner: None, StepEnd))
-    learner._parts.state.meter = None
+    learner._core.state.meter = None
     error = raised(lambda: learner.fit(1), AttributeError)
     entries = traceback.extract_tb(error.__traceback__)
-    assert [entry.name for entry in entries] == ["raised", "<lambda>", "fit"]
+    assert [entry.name for entry in entries] == ["raised", "<lambda>", "_fit"]
     assert entries[-1].filename == fluxcb._run.learner.__file__
     assert error.__notes__ == [NOTE]
     assert NOTE == "fluxcb removed its own frames from this traceback. Set FLUXCB_TRACEBACK=full to include them."
 
 
-def test_all_frames_on_request(monkeypatch):
+def test_full_traceback_on_request(monkeypatch):
     monkeypatch.setenv("FLUXCB_TRACEBACK", "full")
     learner = testlearner(CustomCallback(trouble, StepEnd))
     names = [entry.name for entry in traceback.extract_tb(raised(lambda: learner.fit(1)).__traceback__)]
@@ -245,7 +245,7 @@ def test_all_frames_on_request(monkeypatch):
     assert {"fit", "run_fit", "run_calls"} < set(names)
 
 
-def test_the_debugger_stops_at_the_line_that_raised():
+def test_debugger_stops_at_line_that_raised():
     def fail(learner):
         mine = 17
         raise TroubleError(f"at {mine}")
@@ -260,7 +260,7 @@ def test_the_debugger_stops_at_the_line_that_raised():
     assert "(Pdb) <Learner at epoch 1" in said.getvalue()
 
 
-def test_warnings_show_the_line_that_called_fluxcb(tmp_path):
+def test_warnings_show_line_that_called_fluxcb(tmp_path):
     class Forgets:
         def __iter__(self):
             return iter([(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32))] * 2)
@@ -295,7 +295,7 @@ learner.fit(1)
 """
 
 
-def test_what_a_program_prints(tmp_path):
+def test_output_of_program(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -312,3 +312,60 @@ def test_what_a_program_prints(tmp_path):
         'TypeError: can only concatenate str (not "int") to str',
         "raised by Shows() in Shows.show  program.py:7, at StepEnd x TrainingPhase, epoch 1, step 1 (1 in this epoch)",
     ]
+
+
+def test_classes_and_decorators_show_user_line():
+    def misspelled():
+        class Printer(Callback):
+            def run_after(self):
+                return ()
+
+    def wrong_parameters():
+        class Printer(Callback):
+            @on
+            def act(self, learner): ...
+
+    def too_many():
+        class Printer(Callback):
+            @on(StepEnd, TrainingPhase, StepEnd)
+            def act(self, event, phase, learner): ...
+
+    for function in (misspelled, wrong_parameters, too_many):
+        names = frames(raised(function, fluxcb.DeclarationError))
+        assert names[:2] == ["raised", function.__name__]
+        assert set(names[2:]) <= {"Printer"}  # the body of the class, which calls the decorator
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        (lambda: fluxcb.data.ArrayLoader(np.ones(4), batch_size=0), fluxcb.DeclarationError),
+        (lambda: fluxcb.inject(3, learning_rate=1.0), fluxcb.DeclarationError),
+        (lambda: fluxcb.every(3, steps=2), fluxcb.DeclarationError),
+        (lambda: fluxcb.in_order(), fluxcb.DeclarationError),
+        (lambda: fluxcb.At[StepEnd], fluxcb.DeclarationError),
+        (lambda: fluxcb.callbacks.EarlyStopping(), fluxcb.DeclarationError),
+        (lambda: fluxcb.callbacks.Checkpointer(3), fluxcb.DeclarationError),
+        (lambda: fluxcb.callbacks.Freeze.on.register(3), fluxcb.DeclarationError),
+        (lambda: fluxcb.stopping.GL(-1), fluxcb.DeclarationError),
+        (lambda: fluxcb.checkpoints.load_params("nowhere"), fluxcb.CheckpointError),
+        (lambda: fluxcb.checkpoints.load_model("nowhere", None), fluxcb.DeclarationError),
+        (lambda: testlearner().history.plot("accuracy"), fluxcb.DataError),
+        (lambda: testlearner().history["loss"], KeyError),
+        (lambda: testlearner().cbstate["loss"], KeyError),
+        (lambda: testlearner().cbstate.loss, AttributeError),
+        (lambda: testlearner().cbstate.__setitem__("x", 1.0), fluxcb.AccessError),
+        (lambda: fluxcb.Learner.from_loss({}, lambda p, b, k: 0.0, optax.sgd(1.0)).model, fluxcb.DeclarationError),
+    ],
+)
+def test_other_calls_show_user_line(call, kind):
+    error = raised(call, kind)
+    assert frames(error) == ["raised", "<lambda>"]
+    assert not any(note == NOTE for note in getattr(error, "__notes__", ()))
+
+
+def test_checkpointers_in_same_folder_raise_without_context(tmp_path):
+    learner = testlearner(fluxcb.callbacks.Checkpointer(tmp_path), fluxcb.callbacks.Checkpointer(tmp_path))
+    error = raised(lambda: learner.fit(1), fluxcb.CheckpointError)
+    assert error.what.startswith(f"Another run is writing checkpoints to {tmp_path}: process {os.getpid()} on ")
+    assert (error.__cause__, error.__suppress_context__) == (None, True)

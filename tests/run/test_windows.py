@@ -1,4 +1,4 @@
-"""Windows: what bounds them, what they wait for, and that nothing else does."""
+"""Windows: what limits their length, and what they wait for."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from fluxcb import Append, Callback, EverySteps, Learner, Read, Write, every, on, throttle, when
-from fluxcb._run import calling, stepping
+from fluxcb._run import program_runner, step_loop
 from fluxcb.data import ArrayLoader
 from fluxcb.events import StepBegin, StepEnd, Trigger, UpdateEnd
 from fluxcb.phases import Phase, TrainingPhase
@@ -15,19 +15,19 @@ from fluxcb.testing import EventLog, testlearner
 
 @pytest.fixture
 def windows(monkeypatch, no_clock):
-    """Return a function that trains an epoch and returns (length, whether the next one waited) of its windows."""
+    """Return a function that trains for an epoch and returns (length, whether the next one waited) of its windows."""
 
     def run(*callbacks, batches=64, **arguments):
-        seen, look = [], stepping.Steps._look
+        seen, look = [], step_loop.StepLoop._finish_window
 
-        def spy(self, window, feed, *, behind=None):
-            look(self, window, feed, behind=behind)
+        def spy(self, window, stream, *, following=None):
+            look(self, window, stream, following=following)
             seen.append((window.length, window.blocks))
 
-        monkeypatch.setattr(stepping.Steps, "_look", spy)
+        monkeypatch.setattr(step_loop.StepLoop, "_finish_window", spy)
         learner = testlearner(*callbacks, batches=batches, validation_batches=0, **arguments)
         learner.fit(1)
-        monkeypatch.setattr(stepping.Steps, "_look", look)
+        monkeypatch.setattr(step_loop.StepLoop, "_finish_window", look)
         return seen
 
     return run
@@ -45,14 +45,14 @@ LIVE = [(1, False)] * 64
     [(False, [1, 32, 100, 67, 32, 100, 68]), (True, [1, 32, 100, 67, 100, 100])],
     ids=["batches", "rows of resident arrays"],
 )
-def test_where_nothing_is_under_way_windows_of_stacked_batches_begin_short(monkeypatch, no_clock, device, expected):
-    lengths, call = [], calling.Caller.call
+def test_first_windows_of_stacked_batches_are_short(monkeypatch, no_clock, device, expected):
+    lengths, call = [], program_runner.ProgramRunner.call
 
-    def spy(self, window, feed, **others):
-        call(self, window, feed, **others)
+    def spy(self, window, stream, **others):
+        call(self, window, stream, **others)
         lengths.append(window.length)
 
-    monkeypatch.setattr(calling.Caller, "call", spy)
+    monkeypatch.setattr(program_runner.ProgramRunner, "call", spy)
     xs = np.arange(400, dtype=np.float32)[:, None]
     learner = Learner.from_loss(
         {"w": jnp.ones(1)},
@@ -99,13 +99,13 @@ def made(event, access, schedule=None, phase=TrainingPhase):
         ([made(StepBegin, {"params": Read()})], LIVE),
     ],
 )
-def test_what_bounds_windows(windows, callbacks, expected):
+def test_window_bounds(windows, callbacks, expected):
     assert windows(*callbacks, steps_per_call=1) == expected
 
 
 @pytest.mark.parametrize("every_step", [True, False])
 @pytest.mark.parametrize("kib", [3, 32, 128])
-def test_parts_of_the_carry_are_fetched_copied_or_waited_for_by_their_size(windows, kib, every_step):
+def test_carry_parts_are_fetched_copied_or_awaited_by_size(windows, kib, every_step):
     import jax.numpy as jnp
 
     class Holds(Callback):
@@ -152,19 +152,19 @@ def ends(seen):
     ],
 )
 @pytest.mark.parametrize("steps_per_call", [1, 50])
-def test_a_schedule_bounds_windows_where_it_is_due(windows, callback, period, offset, steps_per_call):
+def test_schedule_ends_windows_when_due(windows, callback, period, offset, steps_per_call):
     seen = windows(callback, steps_per_call=steps_per_call)
     due = {step + offset for step in range(period, 65, period)}
     assert due <= ends(seen)
     assert len(seen) < 64 / 2  # and hardly anywhere else
 
 
-def test_a_predicate_is_asked_at_every_step(windows):
+def test_predicate_is_evaluated_at_every_step(windows):
     never = when(made(StepEnd, {"control": Append()}), lambda learner: False)
     assert windows(never, steps_per_call=50) == ONES
 
 
-def test_large_values_that_are_due_now_and_then_are_not_stacked(windows):
+def test_large_values_due_rarely_are_not_stacked(windows):
     seen = []
 
     class Looks(Callback):
@@ -200,7 +200,7 @@ class LooksAtStart(Callback):
         self.seen.append((learner.progress.step, float(learner.params["w"])))
 
 
-def test_a_scheduled_step_begin_sees_the_state_before_its_step():
+def test_scheduled_step_begin_sees_state_before_its_step():
     looks, plain = LooksAtStart(), LooksAtStart()
     testlearner(every(looks, steps=5), batches=20).fit(1)
     testlearner(plain, batches=20).fit(1)
@@ -219,7 +219,7 @@ class Triggered(Callback):
         self.seen.append((learner.progress.step, learner.progress.epoch, float(learner.params["w"])))
 
 
-def test_triggers_come_at_the_period_and_no_longer_at_the_epochs_end():
+def test_trigger_runs_at_period_instead_of_end_of_epoch():
     triggered, plain, starts = Triggered(), Triggered(), LooksAtStart()
     testlearner(every(triggered, steps=4), plain, starts, batches=6, validation_batches=0).fit(2)
     after = dict(starts.seen)
@@ -253,7 +253,7 @@ def test_scheduled_step_events():
     ]
 
 
-def test_schedules_by_epoch_cover_whole_epochs():
+def test_epoch_schedules_cover_whole_epochs():
     log = EventLog()
     testlearner(every(log, epochs=2), batches=1, validation_batches=0).fit(3)
     assert [(name, epoch) for name, _, _, epoch, _ in log.entries] == [

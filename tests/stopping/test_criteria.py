@@ -1,4 +1,4 @@
-"""Stopping times: those of EarlyStopping.jl's tests, and of Prechelt's definitions computed by hand."""
+"""Stopping times, compared with the tests of EarlyStopping.jl and with the definitions of Prechelt."""
 
 import itertools
 import json
@@ -74,27 +74,27 @@ EVERY = [
     ],
     ids=repr,
 )
-def test_the_times_of_the_original(criterion, expected):
+def test_stopping_times_match_original(criterion, expected):
     assert stopping_time(criterion, LOSSES) == expected
 
 
 @pytest.mark.parametrize(("n", "expected"), [(2, 5), (3, 9)])
-def test_a_new_best_starts_the_count_anew(n, expected):
+def test_new_best_restarts_count(n, expected):
     assert stopping_time(NumberSinceBest(n), [10, 9, 8, 9, 10, 7, 10, 10, 10, 10]) == expected
 
 
-def test_a_threshold_is_passed_when_the_value_is_below():
+def test_threshold_is_met_below_value():
     assert stopping_time(Threshold(2.5), [12, 32, 3, 2, 5, 7]) == 4
     assert stopping_time(Threshold(2.0), [12, 2.0, 2.0]) == 0
     assert Threshold().value == 0.0
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(2.0, 3), (3.8, 5), (11.6, 6), (15.1, 8), (15.3, 0)])
-def test_the_times_of_the_original_with_training_losses(alpha, expected):
+def test_stopping_times_with_training_losses_match_original(alpha, expected):
     assert stopping_time(PQ(alpha, k=2), WITH_TRAINING, IS_TRAINING) == expected
 
 
-def test_training_that_stalls_stops_at_the_next_out_of_sample_loss():
+def test_stalled_training_stops_at_next_validation_loss():
     criterion = PQ(10, k=2)
     state = criterion.update(criterion.update(None, 10.0, training=True), 10.0, training=True)
     assert not criterion.done(state)
@@ -110,7 +110,7 @@ def test_pq_waits_for_k_training_losses():
 
 
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_an_invalid_value_stops_where_it_stands_also_in_training(bad):
+def test_invalid_value_stops_immediately_also_in_training(bad):
     is_training = [i % 3 > 0 for i in range(1, len(LOSSES) + 1)]
     for at in range(len(LOSSES)):
         losses = [*LOSSES[:at], bad, *LOSSES[at + 1 :]]
@@ -151,7 +151,7 @@ def test_an_invalid_value_stops_where_it_stands_also_in_training(bad):
         (GL(21), [-1.0, -0.9, -0.8], 0),
     ],
 )
-def test_values_out_of_the_ordinary(criterion, losses, expected):
+def test_unusual_values(criterion, losses, expected):
     assert stopping_time(criterion, losses) == expected
 
 
@@ -166,7 +166,7 @@ def test_values_out_of_the_ordinary(criterion, losses, expected):
         ([-4.0, -3.99], 1.5, 2),  # P 1.25: PQ 40
     ],
 )
-def test_training_losses_out_of_the_ordinary(training, value, expected):
+def test_unusual_training_losses(training, value, expected):
     is_training = [False, True, True, False]
     assert stopping_time(PQ(1.0, k=2), [1.0, *training, value], is_training) == expected
 
@@ -181,13 +181,13 @@ def test_training_losses_out_of_the_ordinary(training, value, expected):
     ],
     ids=repr,
 )
-def test_with_mode_max_the_negatives_stop_at_the_same_time(criterion, expected):
+def test_mode_max_mirrors_mode_min(criterion, expected):
     losses, flags = (WITH_TRAINING, IS_TRAINING) if isinstance(criterion, PQ) else (LOSSES, None)
     assert stopping_time(criterion, losses, flags) == expected
     assert stopping_time(criterion.with_mode("max"), [-loss for loss in losses], flags) == expected
 
 
-def test_a_threshold_for_what_should_be_high():
+def test_threshold_with_mode_max():
     assert stopping_time(Threshold(0.9, mode="max"), [0.1, 0.9, 0.91]) == 3
     assert stopping_time((NumberLimit(9) | Threshold(0.9)).with_mode("max"), [0.1, 0.9, 0.91]) == 3
 
@@ -197,7 +197,7 @@ def test_a_threshold_for_what_should_be_high():
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Return a list whose one number is the time (seconds)."""
+    """Return a list whose only element is the time (seconds)."""
     now = [1000.0]
     monkeypatch.setattr("fluxcb.stopping.limits.monotonic", lambda: now[0])
     return now
@@ -209,14 +209,14 @@ def ticking(clock, losses, seconds):
         yield loss
 
 
-def test_the_time_begins_with_the_first_value_and_has_to_be_exceeded(clock):
+def test_time_limit_starts_with_first_value(clock):
     # EarlyStopping.jl: losses every 0.1 s and a limit of 0.6 s stop at the 7th, by a clock that adds a little
     assert stopping_time(TimeLimit(0.6), ticking(clock, LOSSES, 0.125)) == 6
     assert stopping_time(TimeLimit(0.5), ticking(clock, LOSSES, 0.125)) == 6
     assert stopping_time(TimeLimit(0.625), ticking(clock, LOSSES, 0.125)) == 7
 
 
-def test_the_time_between_a_save_and_a_resume_does_not_count(clock):
+def test_time_between_save_and_resume_does_not_count(clock):
     limit = TimeLimit(10)
     state = limit.start(None)
     clock[0] += 8
@@ -235,7 +235,7 @@ def test_the_time_between_a_save_and_a_resume_does_not_count(clock):
 # --- combinations ---------------------------------------------------------------------------------------------------
 
 
-def test_a_disjunction_stops_with_the_first_and_says_which():
+def test_disjunction_stops_with_first_criterion_and_names_it():
     either = Patience(3) | InvalidValue()
     assert stopping_time(either, [12.0, 10.0, 11.0, 12.0, 13.0, NAN]) == 5
     assert stopping_time(either, [NAN, 12.0, 10.0, 11.0, 12.0, 13.0]) == 1
@@ -245,7 +245,7 @@ def test_a_disjunction_stops_with_the_first_and_says_which():
     assert both.message(both.update(None, INF)) == "1 epoch with a value (limit 1); the value is inf"
 
 
-def test_disjunctions_are_flat_and_without_doubles():
+def test_disjunctions_are_flattened_and_deduplicated():
     a, b, c = Patience(1), InvalidValue(), TimeLimit(100)
     nested = a | b | (c | a) | Disjunction(b)
     assert nested == Disjunction(a, b, c)
@@ -258,14 +258,14 @@ def test_disjunctions_are_flat_and_without_doubles():
     ("criterion", "losses", "said"),
     [
         (NumberSinceBest(2), [1.0, 2.0, 3.0], "no improvement on 1 for 2 epochs"),
-        (Patience(2), [1.0, 2.0, 3.0], "worse than the epoch before for 2 epochs; the last value is 3"),
+        (Patience(2), [1.0, 2.0, 3.0], "worse than the previous epoch for 2 epochs; the last value is 3"),
         (GL(12), [10, 8, 9], "9 is 12.5 % worse than the best, 8 (limit 12 %)"),
         (Threshold(0.5), [0.25], "0.25 is below 0.5"),
         (Threshold(0.5, mode="max"), [0.75], "0.75 is above 0.5"),
         (NumberLimit(2), [1, 1], "2 epochs with a value (limit 2)"),
     ],
 )
-def test_what_criteria_say(criterion, losses, said):
+def test_messages_of_criteria(criterion, losses, said):
     state = None
     for loss in losses:
         state = criterion.update(state, loss)
@@ -273,7 +273,7 @@ def test_what_criteria_say(criterion, losses, said):
     assert criterion.message(state) == said
 
 
-def test_what_pq_says():
+def test_message_of_pq():
     criterion, state = PQ(2.0, k=2), None
     for loss, training in itertools.islice(zip(WITH_TRAINING, IS_TRAINING, strict=True), 10):
         state = criterion.update(state, loss, training)
@@ -288,7 +288,7 @@ values = st.one_of(st.floats(-4, 4), st.sampled_from([NAN, INF, -INF, 0.0, 1.0])
 
 @pytest.mark.parametrize("criterion", EVERY, ids=repr)
 @given(series=st.lists(st.tuples(values, st.booleans()), max_size=12), cut=st.integers(0, 12))
-def test_a_state_that_went_through_json_goes_on_the_same(criterion, series, cut):
+def test_state_survives_json(criterion, series, cut):
     def states(state, part):
         for loss, training in part:
             before = json.dumps(state)
@@ -306,18 +306,18 @@ def test_a_state_that_went_through_json_goes_on_the_same(criterion, series, cut)
 
 
 def strip(state):
-    """Return a state without the readings of clocks."""
+    """Return a state without clock readings."""
     return None if isinstance(state, dict) and "at" in state else state
 
 
 @pytest.mark.parametrize("criterion", EVERY, ids=repr)
-def test_training_losses_first_do_no_harm(criterion):
+def test_initial_training_losses_have_no_effect(criterion):
     assert stopping_time(criterion, [4.0, 3.0, 2.0, 2.0], [True, True, False, False]) in (0, 1, 2)
     assert not criterion.done(None)
 
 
 @given(losses=st.lists(values, max_size=20), n=st.integers(1, 4))
-def test_number_since_best_by_its_definition(losses, n):
+def test_number_since_best_matches_definition(losses, n):
     def rank(x):
         return INF if math.isnan(x) else math.atan(x) if math.isfinite(x) else math.copysign(2, x)
 
@@ -359,19 +359,19 @@ def test_number_since_best_by_its_definition(losses, n):
         (lambda: stopping_time(Never(), [1.0], [True, True]), "`losses` and `is_training` differ in length."),
     ],
 )
-def test_mistakes_are_told_at_once(make, said):
+def test_invalid_arguments_raise(make, said):
     with pytest.raises(DeclarationError) as caught:
         make()
     assert caught.value.what == said
     assert caught.value.fix
 
 
-def test_what_is_no_criterion_has_no_disjunction():
+def test_non_criterion_in_disjunction_raises():
     with pytest.raises(TypeError, match="unsupported operand"):
         Patience(1) | 3
 
 
-def test_a_criterion_of_ones_own():
+def test_custom_criterion():
     class Second(Criterion):
         def update(self, state, loss, training=False):
             return (state or 0) + 1

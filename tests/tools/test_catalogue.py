@@ -1,4 +1,4 @@
-"""How the list of callbacks tells when handlers run."""
+"""The descriptions of handler schedules in the list of callbacks."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from fluxcb.phases import Phase, TrainingPhase
 
 @dataclass(frozen=True)
 class AtFirst(Schedule):
-    """A schedule of one's own, without a field."""
+    """A custom schedule without fields."""
 
     def due(self, step, epoch, learner):
         return step == 1
@@ -19,7 +19,7 @@ class AtFirst(Schedule):
 
 @dataclass(frozen=True)
 class AtStep(Schedule):
-    """A schedule of one's own that says it in words."""
+    """A custom schedule that describes itself."""
 
     where: str
     number: int
@@ -49,7 +49,7 @@ class Runs(Callback):
     def traced(self, event, phase, learner): ...
 
 
-def test_schedules_of_handlers_are_told_in_words():
+def test_schedules_are_described_in_words():
     assert set(runs_of(Runs())) == {
         "StepEnd x TrainingPhase (host, every 10 steps)",
         "EpochEnd x TrainingPhase (host, while `late` holds)",
@@ -59,7 +59,7 @@ def test_schedules_of_handlers_are_told_in_words():
     }
 
 
-def test_no_callback_of_the_library_has_a_schedule_without_words():
+def test_every_built_in_schedule_has_description():
     told = [run for callback in listed() for run in callback.runs]
     assert told
     assert [run for run in told if run.count("(") != 1] == []

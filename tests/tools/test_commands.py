@@ -1,4 +1,4 @@
-"""The commands about callback sets, as processes, on the sample project of tests/plugin."""
+"""The commands for callback sets, in separate processes, on the sample project of tests/plugin."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def done(run, code=0):
 # --- check ----------------------------------------------------------------------------------------------------------
 
 
-def test_valid_sets(sample):
+def test_check_valid_sets(sample):
     names = ["kit.train:callbacks", "kit.train:two_schedules"]
     # There are six default callbacks, and three edges between those that print. ClipGradients writes the gradients that
     # GradientNorm reads, and `in_order` states the order of the two schedules.
@@ -60,7 +60,7 @@ def test_valid_sets(sample):
     ]
 
 
-def test_all_sets_of_the_project(sample):
+def test_check_all_sets_of_project(sample):
     lines = done(cli(sample, "check"), 1)
     assert lines[0] == "pyproject.toml, level graph"
     assert [line.split()[:2] for line in lines if line.startswith("kit.")] == [
@@ -76,13 +76,13 @@ def test_all_sets_of_the_project(sample):
     )
 
 
-def test_from_a_folder_of_the_project(sample):
+def test_check_from_subfolder_of_project(sample):
     lines = done(cli(sample / "kit", "check"), 1)
     assert lines[0] == f"{sample / 'pyproject.toml'}, level graph"
     assert lines[-1] == "6 of 12 sets failed."
 
 
-def test_json(sample):
+def test_check_json(sample):
     found = json.loads(cli(sample, "check", "kit.broken:missing", "kit.train:Sets.small", "--json").stdout)
     assert found["project"] == str(sample / "pyproject.toml")
     assert found["level"] == "graph"
@@ -115,7 +115,7 @@ def test_json(sample):
     }
 
 
-def test_a_graph_is_checked_without_jax(sample):
+def test_check_does_not_import_jax(sample):
     code = 'import sys; from fluxcb._tools.cli import main; main(sys.argv[1:]); print("jax" in sys.modules)'
     run = subprocess.run(
         [sys.executable, "-c", code, "check", "kit.train:callbacks"],
@@ -127,27 +127,27 @@ def test_a_graph_is_checked_without_jax(sample):
     assert run.stdout.splitlines()[-1] == "False", run.stderr
 
 
-def test_deeper_levels(sample):
+def test_check_with_higher_level(sample):
     lines = done(cli(sample, "check", "kit.train:callbacks", "kit.train:make_learner", "--level", "audit"))
     assert lines[0] == "Sets as named, imported from ., level audit"
     assert lines[-1] == "2 sets valid."
 
 
-def test_nothing_to_look_at(tmp_path):
+def test_check_without_sets(tmp_path):
     run = cli(tmp_path, "check")
     assert (run.returncode, run.stdout) == (2, "")
     assert run.stderr == (
-        f"Nothing to look at: there is no pyproject.toml in {tmp_path} or above it, and no set was named.\n"
+        f"No callback set was found: there is no pyproject.toml in {tmp_path} or above it, and no set was named.\n"
         '  fix:   add `[tool.fluxcb]` with `callbacks = ["pkg.train:callbacks"]`\n'
         "     or: name a set, e.g. `fluxcb check pkg.train:callbacks`\n"
     )
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     assert cli(tmp_path, "check").stderr.startswith(
-        "Nothing to look at: pyproject.toml has no callback sets in [tool.fluxcb], and no set was named.\n"
+        "No callback set was found: pyproject.toml has no callback sets in [tool.fluxcb], and no set was named.\n"
     )
 
 
-def test_a_wrong_table_is_wrong_usage(tmp_path):
+def test_invalid_table_is_wrong_usage(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallback = ["a:b"]\n')
     for command in ("check", "graph"):
         run = cli(tmp_path, command)
@@ -158,25 +158,29 @@ def test_a_wrong_table_is_wrong_usage(tmp_path):
 # --- graph ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_graph_as_a_tree(sample):
+def test_graph_as_tree(sample):
     assert "  traced  GradientNorm()" in done(cli(sample, "graph", "kit.train:callbacks"))
 
 
-def test_one_moment(sample):
+def test_graph_of_one_moment(sample):
     lines = done(cli(sample, "graph", "kit.train:callbacks", "--event", "BackwardEnd"))
     assert lines[0] == "BackwardEnd x TrainingPhase: 3 callbacks, 1 edge"
     other = done(cli(sample, "graph", "kit.train:callbacks", "--event", "EpochEnd", "--phase", "validation"))
     assert other[0].startswith("EpochEnd x ValidationPhase: ")
 
 
-def test_a_moment_of_nobody(sample):
-    run = cli(sample, "graph", "kit.train:callbacks", "--event", "BackwardEnds")
+def test_graph_of_unknown_moment(sample):
+    run = cli(sample, "graph", "kit.train:callbacks", "--event", "BackwardEnds", "--phase", "trainin")
     assert run.returncode == 2
-    assert run.stderr.startswith("Nobody runs at BackwardEnds.")
-    assert "  fix:   the moments are FitBegin x TrainingPhase, " in run.stderr
+    assert run.stderr.startswith(
+        "No callback runs at BackwardEnds x trainin. Did you mean `BackwardEnd`? Did you mean `training`?\n"
+        "  fix:   name one of the moments: FitBegin x TrainingPhase, "
+    )
+    run = cli(sample, "graph", "kit.train:callbacks", "--event", "BackwardEnd", "--phase", "validation")
+    assert run.stderr.startswith("No callback runs at BackwardEnd x validation.\n")
 
 
-def test_a_broken_set_is_drawn_and_told(sample):
+def test_graph_of_invalid_set(sample):
     run = cli(sample, "graph", "kit.broken:conflict", "--format", "dot")
     assert run.returncode == 1
     assert run.stdout.startswith("digraph ")
@@ -193,7 +197,7 @@ def test_a_broken_set_is_drawn_and_told(sample):
         ("a.txt", "Callbacks"),
     ],
 )
-def test_files(sample, tmp_path, name, begins):
+def test_graph_files(sample, tmp_path, name, begins):
     out = tmp_path / name
     assert done(cli(sample, "graph", "kit.train:callbacks", "-o", str(out))) == [f"wrote {out}"]
     text = out.read_text()
@@ -202,16 +206,16 @@ def test_files(sample, tmp_path, name, begins):
         ElementTree.fromstring(text)
 
 
-def test_a_name_that_tells_no_format(sample):
+def test_graph_file_of_unknown_format(sample):
     run = cli(sample, "graph", "kit.train:callbacks", "-o", "a.png")
     assert run.returncode == 2
     assert run.stderr == (
-        "The name a.png does not tell a format.\n"
-        "  fix:   end it in one of .svg, .html, .dot, .gv, .mmd, .txt, or give --format\n"
+        "The file name a.png does not determine a format.\n"
+        "  fix:   use one of the extensions .svg, .html, .dot, .gv, .mmd, .txt, or pass --format\n"
     )
 
 
-def test_a_graph_as_json(sample):
+def test_graph_as_json(sample):
     found = json.loads(cli(sample, "graph", "kit.train:callbacks", "--json").stdout)
     printing = {"MetricsPrinter()", "ProgressBar()", "FitSummary()"}
     assert [edge for edge in found["edges"] if not {edge["earlier"], edge["later"]} <= printing] == [
@@ -229,22 +233,35 @@ def test_a_graph_as_json(sample):
     )
 
 
-def test_a_set_must_be_named_where_there_are_several(sample):
+def test_set_must_be_named_if_several_exist(sample):
     run = cli(sample, "graph")
     assert run.returncode == 2
     assert run.stderr.splitlines()[:2] == ["pyproject.toml declares several sets; name one of", "  kit.train:callbacks"]
 
 
-def test_a_set_that_cannot_be_loaded(sample):
+def test_set_that_cannot_be_loaded(sample):
     run = cli(sample, "graph", "kit.train:calbacks")
     assert run.returncode == 1
     assert run.stderr.startswith("DeclarationError: `kit.train` has no `calbacks`. Did you mean `callbacks`?\n")
 
 
+@pytest.mark.parametrize("command", [("graph",), ("explain",), ("explain", "Lowest", "GradientNorm"), ("events",)])
+def test_set_name_without_module(sample, command):
+    run = cli(sample, *command, "kit.train.callbacks")
+    if command == ("explain",):
+        assert "  fix:   explain the order of all callbacks: `fluxcb explain kit.train:callbacks`\n" in run.stderr
+    else:
+        assert run.stderr == (
+            "DeclarationError: 'kit.train.callbacks' does not name a callback set. "
+            "Did you mean `kit.train:callbacks`?\n"
+            "  fix:   write `module:name`, e.g. `pkg.train:callbacks`\n"
+        )
+
+
 # --- explain, events, list ------------------------------------------------------------------------------------------
 
 
-def test_explain_an_edge(sample):
+def test_explain_edge(sample):
     assert done(cli(sample, "explain", "GradientNorm", "ClipGradients", "kit.train:callbacks")) == [
         "ClipGradients(1.0) runs before GradientNorm().",
         "  because ClipGradients writes `step.grads`, GradientNorm reads it",
@@ -252,13 +269,32 @@ def test_explain_an_edge(sample):
     ]
 
 
-def test_explain_a_conflict(sample):
+def test_explain_whole_set(sample):
+    lines = done(cli(sample, "explain", "kit.train:callbacks"))
+    program = "import fluxcb, kit.train; print(fluxcb.check(kit.train.callbacks).explain())"
+    run = subprocess.run([sys.executable, "-c", program], cwd=sample, capture_output=True, text=True, timeout=120)
+    assert lines == run.stdout.splitlines()
+    assert json.loads(cli(sample, "explain", "kit.train:callbacks", "--json").stdout) == {"explanation": lines}
+
+
+def test_explain_single_callback(sample):
+    run = cli(sample, "explain", "ClipGradients")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "`fluxcb explain ClipGradients` names neither a callback set nor two callbacks.\n"
+        "  fix:   explain the order of all callbacks: `fluxcb explain kit.train:callbacks`\n"
+        "     or: name another callback: `fluxcb explain ClipGradients OTHER`\n"
+    )
+    assert "`fluxcb explain kit.train:make_learner`" in cli(sample, "explain", "make_learner").stderr
+
+
+def test_explain_conflict(sample):
     lines = done(cli(sample, "explain", "Decay", "WarmUp", "kit.broken:conflict"), 1)
     assert lines[0] == "WarmUp() and Decay() both write `hyperparams.learning_rate` and no order is declared."
     assert "  fix:   put them in the list as `in_order(WarmUp(), Decay())`" in lines
 
 
-def test_explain_an_unknown_callback(sample):
+def test_explain_unknown_callback(sample):
     run = cli(sample, "explain", "GradientNorms", "ClipGradients", "kit.train:callbacks")
     assert run.returncode == 2
     assert run.stderr.startswith("There is no callback 'GradientNorms' in this set. Did you mean `GradientNorm`?\n")
@@ -267,11 +303,11 @@ def test_explain_an_unknown_callback(sample):
 def test_explain_as_json(sample):
     found = json.loads(cli(sample, "explain", "Lowest", "GradientNorm", "kit.train:callbacks", "--json").stdout)
     assert found["explanation"][0] == (
-        "Lowest() and GradientNorm() never run at the same moment, so nothing has to order them."
+        "Lowest() and GradientNorm() never run at the same moment, so they need no order."
     )
 
 
-def test_events(sample):
+def test_list_events(sample):
     lines = done(cli(sample, "events", "kit.train:scheduled"))
     assert [line.split()[0] for line in lines if line.split()[1] == "ValidationPhase"] == [
         "EpochBegin",
@@ -284,7 +320,7 @@ def test_events(sample):
     assert "Lowest() at EverySteps(steps=10) [EverySteps(steps=10)]" in step
 
 
-def test_list(sample):
+def test_list_callbacks(sample):
     import fluxcb.callbacks as library
     from fluxcb import Callback
 
@@ -306,7 +342,7 @@ def test_list(sample):
 # --- plot, and what all have in common ------------------------------------------------------------------------------
 
 
-def test_plot(tmp_path):
+def test_plot_run(tmp_path):
     (tmp_path / "log.jsonl").write_text("".join(f'{{"step": {s}, "loss": {8 / s}}}\n' for s in range(1, 9)))
     lines = done(cli(tmp_path, "plot", "."))
     assert lines[0].rstrip() == "■ loss  last 1"
@@ -315,19 +351,19 @@ def test_plot(tmp_path):
     assert (tmp_path / "loss.svg").read_text().startswith("<svg ")
 
 
-def test_plot_without_a_run(tmp_path):
+def test_plot_missing_run(tmp_path):
     run = cli(tmp_path, "plot", "runs/x")
     assert run.returncode == 1
     assert run.stderr.startswith("DataError: There is no run at runs/x.\n")
 
 
-def test_a_file_that_cannot_be_written(sample):
+def test_unwritable_output_file(sample):
     run = cli(sample, "graph", "kit.train:callbacks", "-o", "nowhere/a.svg")
     assert run.returncode == 1
     assert run.stderr.startswith("FileNotFoundError: ")
 
 
-def test_a_reader_that_has_seen_enough(sample):
+def test_closed_output_pipe(sample):
     line = f"{sys.executable} -m fluxcb list | head -n 1; exit ${{PIPESTATUS[0]}}"
     run = subprocess.run(
         ["bash", "-c", line], cwd=sample, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True

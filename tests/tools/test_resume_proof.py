@@ -1,4 +1,4 @@
-"""The proof that a training resumes exactly: what passes, what it finds, and how it says so."""
+"""The check that a training resumes exactly: what passes, what it finds, and its messages."""
 
 import jax.numpy as jnp
 import pytest
@@ -13,7 +13,7 @@ from fluxcb.testing import assert_resumes_exactly, testlearner
 
 
 class Counts(Callback):
-    """Counts steps in the carry, and on the host in a field of its own."""
+    """Count steps in the carry, and in a field on the host."""
 
     def __init__(self, *, resets=False, forgets=False):
         self.resets, self.forgets = resets, forgets
@@ -50,36 +50,36 @@ def small(*callbacks):
     return testlearner(*callbacks, batches=2, validation_batches=1)
 
 
-def test_what_resumes_exactly_passes():
+def test_exactly_resuming_training_passes():
     assert_resumes_exactly(lambda: small(Counts(), Metrics(), ParameterEMA(0.9), EarlyStopping(3)), epochs=1)
 
 
-def test_it_is_resumed_wherever_a_run_can_go_on():
+def test_training_resumes_from_every_possible_point():
     found = list(resume_differences(small, {"epochs": 2}, ()))
     assert found == [
-        ("after epoch 0, step 0", []),  # FitBegin
-        ("after step 1, in epoch 1", []),
-        ("after step 2, in epoch 1", []),
-        ("after epoch 1, step 2", []),
-        ("after step 3, in epoch 2", []),
-        ("after step 4, in epoch 2", []),
-        ("after epoch 2, step 4", []),  # Trigger
-        ("after epoch 2, step 4", []),  # FitStopping
+        ("after epoch 0 (step 0)", []),  # FitBegin
+        ("after step 1 (epoch 1)", []),
+        ("after step 2 (epoch 1)", []),
+        ("after epoch 1 (step 2)", []),
+        ("after step 3 (epoch 2)", []),
+        ("after step 4 (epoch 2)", []),
+        ("after epoch 2 (step 4)", []),  # Trigger
+        ("after epoch 2 (step 4)", []),  # FitStopping
     ]
 
 
-def test_what_a_begin_resets_is_found():
+def test_state_reset_at_fit_begin_is_found():
     with pytest.raises(AssertionError) as error:
         assert_resumes_exactly(lambda: small(Counts(resets=True)), epochs=1)
     # From step 1 one step is left, and the second one starts to count anew.
     assert str(error.value) == (
-        "A run that is resumed after step 1, in epoch 1, differs from one that was not interrupted:\n"
+        "A run that is resumed after step 1 (epoch 1) differs from an uninterrupted run:\n"
         "  cbstate['counted']: ('int32', (), b'\\x02\\x00\\x00\\x00') became ('int32', (), b'\\x01\\x00\\x00\\x00')\n"
-        "(and so at 3 other points)"
+        "(and at 3 other points)"
     )
 
 
-def test_what_is_not_saved_is_found():
+def test_unsaved_state_is_found():
     with pytest.raises(AssertionError, match=r"callbacks\['Counts'\]\['count'\]: '2' became '1'"):
         assert_resumes_exactly(lambda: small(Counts(forgets=True)), epochs=1)
 
@@ -119,14 +119,12 @@ def resets():
 
 
 @pytest.mark.parametrize(("name", "problems"), [("good", 0), ("resets", 1)])
-def test_it_is_a_level_of_the_check(tmp_path, name, problems):
+def test_resume_is_level_of_check(tmp_path, name, problems):
     (tmp_path / "proven.py").write_text(MODULE)
     assert verify(f"proven:{name}", tmp_path, "audit").problems == []
     verdict = verify(f"proven:{name}", tmp_path, "resume")
     assert len(verdict.problems) == problems
     if problems:
         (problem,) = verdict.problems
-        assert problem.what == (
-            "A run that is resumed after step 1, in epoch 1, differs from one that was not interrupted."
-        )
+        assert problem.what == ("A run that is resumed after step 1 (epoch 1) differs from an uninterrupted run.")
         assert problem.where[0] == "callbacks['Resets']['steps']: '4' became '3'"

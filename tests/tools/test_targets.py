@@ -1,10 +1,11 @@
-"""Callback sets by name."""
+"""Loading callback sets by name."""
 
 import sys
 
 import pytest
 
 from fluxcb import DeclarationError
+from fluxcb._declare.signatures import shown_path
 from fluxcb._tools.targets import load
 from fluxcb.callbacks import ClipGradients, Recorder
 
@@ -41,7 +42,7 @@ def fails():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """Return a function that writes a module of a fresh name and returns that name."""
+    """Return a function that writes a module with a new name and returns the name."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
     count = iter(range(100))
@@ -61,7 +62,7 @@ def refusal(name, root):
     return str(caught.value)
 
 
-def test_a_list(project, tmp_path):
+def test_list_target(project, tmp_path):
     target = load(f"{project()}:items", tmp_path)
     [recorder] = target.get()
     assert type(recorder) is Recorder
@@ -69,25 +70,25 @@ def test_a_list(project, tmp_path):
     assert target.get()[0] is recorder
 
 
-def test_any_iterable_becomes_a_list(project, tmp_path):
+def test_iterable_becomes_list(project, tmp_path):
     assert [type(c) for c in load(f"{project()}:pair", tmp_path).get()] == [Recorder, ClipGradients]
 
 
-def test_a_dotted_name(project, tmp_path):
+def test_dotted_name(project, tmp_path):
     assert len(load(f"{project()}:Sets.inner", tmp_path).get()) == 1
 
 
-def test_a_function_makes_new_ones(project, tmp_path):
+def test_function_creates_new_callbacks(project, tmp_path):
     target = load(f"{project()}:make", tmp_path)
     assert target.makes
     assert target.get()[0] is not target.get()[0]
 
 
-def test_a_source_folder_is_looked_in(project, tmp_path):
+def test_src_folder_is_searched(project, tmp_path):
     assert load(f"{project(folder=tmp_path / 'src')}:items", tmp_path).get()
 
 
-def test_learners_and_functions_that_return_one(project, tmp_path):
+def test_learners_and_functions_that_return_learners(project, tmp_path):
     name = project("from fluxcb.testing import testlearner\nlearner = testlearner()\n")
     learner = load(f"{name}:learner", tmp_path).get()
     assert learner is sys.modules[name].learner
@@ -95,13 +96,13 @@ def test_learners_and_functions_that_return_one(project, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train", "train:", ":callbacks", ""])
-def test_names_that_are_none(name, tmp_path):
+def test_invalid_names_raise(name, tmp_path):
     assert refusal(name, tmp_path) == (
         f"{name!r} does not name a callback set.\n  fix:   write `module:name`, e.g. `pkg.train:callbacks`"
     )
 
 
-def test_a_missing_name(project, tmp_path):
+def test_missing_name_raises_with_suggestion(project, tmp_path):
     name = project()
     assert refusal(f"{name}:item", tmp_path) == f"`{name}` has no `item`. Did you mean `items`?\n  where: {name}.py"
     assert refusal(f"{name}:Sets.iner", tmp_path) == (
@@ -109,22 +110,38 @@ def test_a_missing_name(project, tmp_path):
     )
 
 
-def test_a_module_that_is_not_there(tmp_path):
+def test_missing_module_raises(tmp_path):
     assert refusal("no_such_thing.at_all:x", tmp_path) == (
         "`no_such_thing.at_all` cannot be imported: ModuleNotFoundError: No module named 'no_such_thing'.\n"
-        "  fix:   install what provides `no_such_thing`, or correct the name; the project's root is looked in, "
-        "too"
+        "  fix:   install the package that provides `no_such_thing`, or correct the name; fluxcb also searches "
+        "the project's root"
     )
 
 
-def test_an_error_inside_a_module_is_told_with_its_place(project, tmp_path):
+@pytest.mark.parametrize("folder", ["", "src"], ids=["root", "src"])
+@pytest.mark.parametrize("name", ["near_kit.trian", "naer_kit.train", "near_kit/train.py"])
+def test_misspelled_module_raises_with_suggestion(name, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    package = tmp_path / folder / "near_kit"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("callbacks = []")
+    assert refusal(f"{name}:callbacks", tmp_path) == (
+        f"There is no module `{name}`. Did you mean `near_kit.train`?\n"
+        f"  where: {shown_path(str(tmp_path))}\n"
+        "  fix:   write `near_kit.train:callbacks`"
+    )
+    sys.modules.pop("near_kit", None)
+
+
+def test_error_inside_module_is_reported_with_location(project, tmp_path):
     name = project("x = 1\n\nraise RuntimeError('the data are gone')\n")
     assert refusal(f"{name}:x", tmp_path) == (
         f"`{name}` cannot be imported: RuntimeError: the data are gone.\n  where: <module>  {name}.py:3"
     )
 
 
-def test_a_module_that_is_no_python(project, tmp_path):
+def test_module_with_syntax_error_raises(project, tmp_path):
     name = project("x = 1\ny = = 2\n")
     assert refusal(f"{name}:x", tmp_path).splitlines() == [
         f"`{name}` cannot be imported: SyntaxError: invalid syntax ({name}.py, line 2).",
@@ -132,25 +149,25 @@ def test_a_module_that_is_no_python(project, tmp_path):
     ]
 
 
-def test_a_script_that_exits(project, tmp_path):
+def test_script_that_exits_raises(project, tmp_path):
     name = project("import sys\nsys.exit(3)\n")
     assert refusal(f"{name}:x", tmp_path) == (
         f"`{name}` cannot be imported: SystemExit: 3.\n  where: <module>  {name}.py:2"
     )
 
 
-def test_a_function_that_needs_arguments(project, tmp_path):
+def test_function_with_required_arguments_raises(project, tmp_path):
     name = project()
     line = MODULE.splitlines().index("def needs(limit, *, name):") + 1
     assert refusal(f"{name}:needs", tmp_path) == (
         f"`{name}:needs` needs arguments: limit, name.\n"
         f"  where: {name}.py:{line}\n"
-        "  why:   nobody is there to give them when the set is checked\n"
+        "  why:   fluxcb calls it without arguments when it checks the set\n"
         "  fix:   declare a function without required arguments that calls it"
     )
 
 
-def test_a_function_that_fails(project, tmp_path):
+def test_failing_function_raises(project, tmp_path):
     name = project()
     line = MODULE.splitlines().index('    raise ValueError("no data here.")') + 1
     assert refusal(f"{name}:fails", tmp_path) == (
@@ -162,17 +179,25 @@ def test_a_function_that_fails(project, tmp_path):
     ("attribute", "shown"),
     [("number", "3"), ("text", "'Recorder'"), ("returns_nothing", "None"), ("Sets", "the class Sets")],
 )
-def test_something_else(project, tmp_path, attribute, shown):
+def test_other_objects_raise(project, tmp_path, attribute, shown):
     name = project()
     assert refusal(f"{name}:{attribute}", tmp_path) == (
-        f"`{name}:{attribute}` is {shown}, which is no callback set.\n"
+        f"`{name}:{attribute}` is {shown}, which is not a callback set.\n"
         "  fix:   name a list of callbacks, a Learner, or a function without required arguments that returns one"
     )
 
 
 @pytest.mark.parametrize(("attribute", "shown"), [("alone", "Recorder()"), ("Recorder", "the class Recorder")])
-def test_a_callback_alone(project, tmp_path, attribute, shown):
+def test_single_callback_raises(project, tmp_path, attribute, shown):
     name = project()
     assert refusal(f"{name}:{attribute}", tmp_path) == (
-        f"`{name}:{attribute}` is {shown}, which is no callback set.\n  fix:   put it into a list: `callbacks = [...]`"
+        f"`{name}:{attribute}` is {shown}, which is not a callback set.\n  fix:   put it into a list: `callbacks = "
+        "[...]`"
     )
+
+
+def test_import_error_ending_in_question_mark_has_no_period(tmp_path):
+    (tmp_path / "asking.py").write_text('raise ValueError("no `w`. Did you mean `ww`?")\n')
+    with pytest.raises(DeclarationError) as caught:
+        load("asking:callbacks", tmp_path)
+    assert caught.value.what == "`asking` cannot be imported: ValueError: no `w`. Did you mean `ww`?"

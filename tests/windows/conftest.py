@@ -1,4 +1,4 @@
-"""What the tests of windows share: runs of one training with windows of many lengths, compared byte by byte."""
+"""Fixtures that run one training with windows of many lengths and compare the results byte by byte."""
 
 import io
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fluxcb import Callback, Read, on
-from fluxcb._run import calling, stepping
+from fluxcb._run import program_runner, step_loop
 from fluxcb.events import StepEnd
 from fluxcb.phases import Phase
 
@@ -18,21 +18,21 @@ LENGTHS = (2, 7, 50, "auto")
 
 @pytest.fixture(autouse=True)
 def windows(monkeypatch, no_clock):
-    """Let "auto" compile windows at once, and no clock cut them; return (steps, buffer length) of each window."""
-    seen, look, pays = [], stepping.Steps._look, calling.Caller._pays
+    """Let "auto" compile windows immediately and without time limits; return (steps, buffer length) of each window."""
+    seen, look, pays = [], step_loop.StepLoop._finish_window, program_runner.ProgramRunner._windows_pay_off
 
-    def spy(self, window, feed, **others):
+    def spy(self, window, stream, **others):
         seen.append((window.length, window.program.steps))
-        look(self, window, feed, **others)
+        look(self, window, stream, **others)
 
     def pays_at_once(self, batch):
-        programs = self._engine.programs
-        if programs.steps_per_call == "auto" and self.usual is not None:
-            return programs.kind_of(self.usual.step, self._state.platform) == "loop"
+        programs = self._programs
+        if programs.steps_per_call == "auto" and self.main_program is not None:
+            return programs.kind_of(self.main_program.step, self._train.platform) == "loop"
         return pays(self, batch)
 
-    monkeypatch.setattr(stepping.Steps, "_look", spy)
-    monkeypatch.setattr(calling.Caller, "_pays", pays_at_once)
+    monkeypatch.setattr(step_loop.StepLoop, "_finish_window", spy)
+    monkeypatch.setattr(program_runner.ProgramRunner, "_windows_pay_off", pays_at_once)
     return seen
 
 
@@ -40,7 +40,7 @@ def windows(monkeypatch, no_clock):
 def same(windows):
     """Return a function that asserts that `run(steps_per_call)` returns the same bytes for every length.
 
-    `windows_used=False` says that this run has no window of two steps, `None` that it may have some.
+    `windows_used=False` means that this run has no window of two steps, and `None` that it may have some.
     """
 
     def check(run, lengths=LENGTHS, *, windows_used=True):
@@ -58,7 +58,7 @@ def same(windows):
             assert not wrong, f"steps_per_call={length}: {len(wrong)} differ\n" + "\n".join(wrong[:8])
             used = [count for count, steps in windows if steps > 1]
             assert windows_used in (bool(used), None)
-            assert all(1 < count <= (length if length != "auto" else calling.LONGEST) for count in used)
+            assert all(1 < count <= (length if length != "auto" else program_runner.LONGEST) for count in used)
         return expected
 
     return check
@@ -66,7 +66,7 @@ def same(windows):
 
 @pytest.fixture
 def tell():
-    """Return a function that returns all that a Learner and its callbacks can tell about a training."""
+    """Return a function that returns the complete observable result of a training."""
 
     def told(learner, *callbacks):
         return {
@@ -81,7 +81,7 @@ def tell():
 
 @pytest.fixture
 def bits():
-    """Return a function that turns any value into plain data that can be compared: arrays into their bytes."""
+    """Return a function that converts any value to comparable plain data, with arrays as bytes."""
     return frozen
 
 
@@ -91,13 +91,13 @@ def keep():
 
 
 class Keeps(Callback):
-    """Keep the bytes of what it declares, and the counters, at each StepEnd.
+    """Keep the bytes of the declared values, and the counters, at each StepEnd.
 
     Args:
         *paths: `step.loss`, `params`, ...
-        event: When.
-        phase: Where.
-        when: A schedule, or None for each time.
+        event: The event.
+        phase: The phase.
+        when: A schedule, or None for every occurrence.
     """
 
     def __init__(self, *paths, event=StepEnd, phase=Phase, when=None):
@@ -153,7 +153,7 @@ def frozen(value):
 
 
 def facts(value):
-    """Return the leaves of what `frozen` makes of a value, by path."""
+    """Return the leaves of the result of `frozen`, by path."""
     return dict(leaves(frozen(value), ""))
 
 

@@ -1,4 +1,4 @@
-"""Windows of every length compute the same bits, and what a plainly jitted step computes up to rounding."""
+"""Windows of every length compute the same bits, and match a jitted step up to rounding."""
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +97,7 @@ def make(apply, optimizer, *callbacks, last=BATCH, **arguments):
 STEP = ("step.loss", "step.outputs", "step.batch", "step.ys")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("apply", "optimizer", "program"),
     [
@@ -109,7 +110,7 @@ STEP = ("step.loss", "step.outputs", "step.batch", "step.ys")
         (transformer, "injected", None),
     ],
 )
-def test_every_length_computes_the_same_bits(apply, optimizer, program, same, tell, keep):
+def test_every_window_length_computes_same_bits(apply, optimizer, program, same, tell, keep):
     injected = [f"hyperparams.{name}" for name in ("learning_rate", "b1")] if optimizer == "injected" else []
 
     def run(length):
@@ -129,7 +130,7 @@ def test_every_length_computes_the_same_bits(apply, optimizer, program, same, te
 
 
 def by_hand(apply, optimizer, learner, steps):
-    """Return parameters, optimizer state and losses of a jitted step in a plain loop."""
+    """Return parameters, optimizer state and losses of a jitted step in a hand-written loop."""
 
     def loss(params, xs, ys, key):
         return loss_fn(apply(params, xs, key=key, train=True), ys)
@@ -154,7 +155,7 @@ def by_hand(apply, optimizer, learner, steps):
     ("apply", "optimizer"),
     [(mlp, "sgd"), (mlp, "adam"), (mlp, "injected"), (convolutional, "adam"), (transformer, "injected")],
 )
-def test_windows_compute_what_a_hand_written_step_computes(apply, optimizer, keep, windows):
+def test_windows_match_hand_written_step(apply, optimizer, keep, windows):
     losses = keep("step.loss", phase=AbstractTrainingPhase)
     learner = make(apply, optimizer, losses, program="loop", steps_per_call=7)
     params, opt_state, expected = by_hand(apply, OPTIMIZERS[optimizer](), learner, 33)

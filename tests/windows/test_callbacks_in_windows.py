@@ -1,4 +1,4 @@
-"""Every built-in callback does the same in windows, and reads the device only when due."""
+"""Built-in callbacks do not depend on windows, and read values only when due."""
 
 import io
 import re
@@ -19,7 +19,7 @@ from fluxcb.events import StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.stopping import Threshold
 from fluxcb.testing import EventLog, testlearner
-from tests.contract.every_callback import FakeGPU, Idle
+from tests.contract.every_callback import FakeGPU, Idle, max_saver
 from tests.shared_programs import shared_programs
 
 STEPS, EPOCHS = 37, 2
@@ -76,7 +76,7 @@ def _gpu(monkeypatch):
 
 
 def of_images(*callbacks, batches, validation_batches, steps_per_call):
-    """Build a Learner that tells which of three bands of an image is the brightest."""
+    """Return a Learner that classifies which of three bands of an image is the brightest."""
     rng = np.random.default_rng(0)
 
     def make(count):
@@ -158,7 +158,7 @@ BUILT_IN = {
         False,
         3,
     ),
-    "MaxSaver": (lambda file: [Metrics(), library.MaxSaver(mkdtemp(dir=FOLDER.name), "loss")], False, 3),
+    "MaxSaver": (lambda file: [Metrics(), max_saver(mkdtemp(dir=FOLDER.name))], False, 3),
     "MinSaver": (lambda file: [Metrics(), library.MinSaver(mkdtemp(dir=FOLDER.name))], False, 3),
     "ModelSaver": (lambda file: [library.ModelSaver(mkdtemp(dir=FOLDER.name))], False, 0),
     "FitSummary": (lambda file: [library.FitSummary(file)], False, 0),
@@ -209,6 +209,7 @@ BUILT_IN = {
     "AccumulateGradients": (lambda file: [library.AccumulateGradients(3)], False, 0),
     "CheckNumerics": (lambda file: [library.CheckNumerics()], False, 0),
     "CheckNumerics, at triggers": (lambda file: [library.CheckNumerics("trigger")], False, 1),
+    "CheckReplicas": (lambda file: [library.CheckReplicas()], False, 5),  # three trees, at FitBegin and per epoch
     "CutMix": (lambda file: [library.CutMix()], False, 0),
     "DynamicLossScale": (lambda file: [library.DynamicLossScale(period=5)], False, 0),
     "GradientNoise": (lambda file: [library.GradientNoise(0.3)], False, 0),
@@ -332,6 +333,7 @@ BUILT_IN = {
     "StartProcOrThread": (lambda file: [library.StartProcOrThread(Idle)], False, 0),
     "StepTimeout": (lambda file: [library.StepTimeout(3600, file=file)], False, 0),
     "StopAfter": (lambda file: [library.StopAfter(3600)], False, 0),
+    "ControlFile": (lambda file: [library.ControlFile(FOLDER.name)], False, 0),
     "ThroughputTracker": (lambda file: [library.ThroughputTracker(), library.Monitors()], False, 0),
 }
 
@@ -350,14 +352,14 @@ def quiet_defaults(file):
     return [made.get(type(callback), type(callback))() for callback in library.default_callbacks()]
 
 
-def test_every_built_in_callback_is_here():
+def test_every_built_in_callback_is_covered():
     named = {name: getattr(library, name) for name in library.__all__}
     found = {name for name, value in named.items() if isinstance(value, type) and issubclass(value, Callback)}
     assert found == {name for name in BUILT_IN if name.isidentifier()}
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_callback_does_the_same(name, same, tell, keep):
+def test_built_in_callback_does_not_depend_on_windows(name, same, tell, keep):
     def run(length):
         file, log = io.StringIO(), EventLog()
         kept = keep("step.loss", "step.grads", "params", phase=AbstractTrainingPhase)
@@ -381,7 +383,7 @@ def test_a_built_in_callback_does_the_same(name, same, tell, keep):
 
 @pytest.mark.parametrize("length", [1, 50])
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_callback_reads_only_when_due(name, length, windows):
+def test_built_in_callback_reads_only_when_due(name, length, windows):
     make, reads_rows, each_epoch = BUILT_IN[name]
 
     def reads(steps):
@@ -400,7 +402,7 @@ def test_a_built_in_callback_reads_only_when_due(name, length, windows):
 
 
 @pytest.mark.parametrize("length", [1, 50])
-def test_large_values_are_read_once_a_window(length, keep, windows):
+def test_large_values_are_read_once_per_window(length, keep, windows):
     kept = keep("step.loss", "step.outputs", phase=AbstractTrainingPhase)
     learner = testlearner(kept, batches=200, batch_size=100, validation_batches=0, steps_per_call=length)
     before = learner._state.meter.reads

@@ -1,4 +1,4 @@
-"""Cancels and stops at every step of a window leave what they leave without windows."""
+"""Cancels and stops at every step of a window have the same effect as without windows."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ LAST = 2 * STEPS + 1
 
 @dataclass(frozen=True)
 class AtStep(Schedule):
-    """Due at one step, which a test moves on."""
+    """A schedule that is due at one step, which tests change."""
 
     place: dict
 
@@ -31,7 +31,7 @@ class AtStep(Schedule):
 
 
 class After(EventLog):
-    """Sees what the callbacks before it in the list leave to see."""
+    """Record what callbacks after the cancelling one observe."""
 
     def runafter(self):
         return (Cancels, Stops, StopOnNaNLoss)
@@ -42,7 +42,7 @@ class Cancels(Callback):
 
 
 def cancels(cancel, event, place):
-    """Return a callback that cancels at one step: at StepBegin once, or the step would come again for ever."""
+    """Return a callback that cancels at one step (at StepBegin only once, or the step would repeat forever)."""
 
     class Now(Cancels):
         def stateaccess(self):
@@ -58,7 +58,7 @@ def cancels(cancel, event, place):
 
 
 def runs(learner, place, places, tell, *callbacks):
-    """Return what a Learner tells that is set back and trained again for each of several places."""
+    """Return the results of a Learner that is reset and trained again for each of several places."""
     first, told = learner.state, []
     for where in places:
         learner.state = {**first, "cbstate": {**first["cbstate"], **place(where)}}
@@ -69,7 +69,7 @@ def runs(learner, place, places, tell, *callbacks):
 
 @pytest.mark.parametrize("event", [StepBegin, StepEnd])
 @pytest.mark.parametrize("cancel", [CancelStep, CancelEpoch, CancelFitting])
-def test_a_host_handler_cancels_at_every_step(cancel, event, same, tell, keep):
+def test_host_handler_cancels_at_every_step(cancel, event, same, tell, keep):
     def run(length):
         place = {}
         callbacks = [EventLog(), cancels(cancel, event, place), After(), Recorder(), Metrics()]
@@ -90,7 +90,7 @@ def test_a_host_handler_cancels_at_every_step(cancel, event, same, tell, keep):
 
 
 class Stops(Callback):
-    """Stop the window at the steps whose bit is set, and cancel there if asked to."""
+    """Stop the window at the steps whose bit is set, and optionally cancel there."""
 
     def __init__(self, cancel):
         self.cancel = cancel
@@ -117,7 +117,7 @@ SEVERAL = [0b11, 0b110000, 0b1111111111111111111111, 0b10000000010000000001, 0b1
 
 
 @pytest.mark.parametrize("cancel", [None, CancelStep, CancelEpoch, CancelFitting])
-def test_a_traced_handler_stops_at_every_step(cancel, same, tell, keep):
+def test_traced_handler_stops_at_every_step(cancel, same, tell, keep):
     def run(length):
         callbacks = [EventLog(), Stops(cancel), After(), Recorder(), Metrics()]
         callbacks += [keep("step.loss", "step.batch", "step.stop", "params", phase=AbstractTrainingPhase)]
@@ -132,7 +132,7 @@ def test_a_traced_handler_stops_at_every_step(cancel, same, tell, keep):
     same(run, (7, "auto"))
 
 
-def test_stops_lose_no_batch_of_an_iterator(same, tell, keep):
+def test_stops_lose_no_batch_of_iterator(same, tell, keep):
     def run(length):
         kept = keep("step.loss", "step.batch", phase=AbstractTrainingPhase)
         data = [(np.full((2, 1), i, np.float32), np.ones((2, 1), np.float32)) for i in range(30)]
@@ -150,7 +150,7 @@ def test_stops_lose_no_batch_of_an_iterator(same, tell, keep):
 
 @pytest.mark.filterwarnings("ignore:Training stopped:RuntimeWarning")
 @pytest.mark.parametrize("beside", [(), (Recorder, Metrics)], ids=["alone", "beside others"])
-def test_the_loss_is_nan_at_every_step(beside, same, tell, keep):
+def test_nan_loss_at_every_step(beside, same, tell, keep):
     def run(length):
         rng = np.random.default_rng(0)
         data = [(x, x) for x in rng.normal(size=(STEPS, 4, 1)).astype(np.float32)]

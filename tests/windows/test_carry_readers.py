@@ -1,4 +1,4 @@
-"""Readers of the carry at StepEnd see it as their own step left it, and writers are seen by the steps behind them."""
+"""Readers of the carry at StepEnd see the state of their own step, and later steps see writes."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +35,7 @@ class Counts(Callback):
 
 
 def counting(size, *callbacks, length, epoch=EPOCH):
-    """A Learner whose parameters are minus the number of steps, where every learning rate is 1."""
+    """Return a Learner whose parameters are minus the number of steps if every learning rate is 1."""
     return fluxcb.Learner.from_loss(
         {"w": jnp.zeros(size)},
         lambda params, batch, key: jnp.mean(batch) * jnp.sum(params["w"]),
@@ -76,7 +76,7 @@ def test_each_reader_sees_its_own_step(size, name, same, tell, keep, bits):
     same(run, (7, "auto"), windows_used=not always)
 
 
-def test_readers_of_several_sizes_and_schedules_together(same, tell, keep, bits):
+def test_readers_with_different_sizes_and_schedules(same, tell, keep, bits):
     def run(length):
         kept = {n: keep("params", when=EverySteps(n) if n > 1 else None) for n in (1, 4, 5)}
         kept["whole"] = keep("cbstate.held", "hyperparams.learning_rate", when=EverySteps(6))
@@ -98,7 +98,7 @@ def test_readers_of_several_sizes_and_schedules_together(same, tell, keep, bits)
 
 
 class Writes(Callback):
-    """Replace the parameters by ten times the number of steps, at one event."""
+    """Replace the parameters with ten times the number of steps at one event."""
 
     def __init__(self, event, schedule):
         @on(event, TrainingPhase, when=schedule)
@@ -115,7 +115,7 @@ class Writes(Callback):
 @pytest.mark.parametrize("event", [StepBegin, StepEnd, Trigger])
 @pytest.mark.parametrize("period", [1, 3, 8])
 @pytest.mark.parametrize("size", ["tiny", "large"])
-def test_what_is_written_is_seen_by_later_readers_and_steps(event, period, size, same, tell, keep, bits):
+def test_writes_are_visible_to_later_readers_and_steps(event, period, size, same, tell, keep, bits):
     size = SIZES[size]
 
     def run(length):
@@ -159,7 +159,7 @@ class Halves(Callback):
     ],
     ids=["steps", "predicate", "both"],
 )
-def test_a_hyperparameter_changes_behind_its_step(wrap, due, same, tell, keep, bits):
+def test_hyperparameter_changes_after_its_step(wrap, due, same, tell, keep, bits):
     def run(length):
         before, after = (keep("hyperparams.learning_rate", "params", phase=AbstractTrainingPhase) for _ in range(2))
         learner = counting(3, in_order(before, wrap(Halves()), after), length=length)
@@ -180,7 +180,7 @@ def test_a_hyperparameter_changes_behind_its_step(wrap, due, same, tell, keep, b
 
 
 class Keys(Callback):
-    """Keep the host's random key, and the one that a traced handler drew from."""
+    """Keep the random key of the host, and the random numbers of a traced handler."""
 
     def __init__(self):
         self.seen = []
@@ -199,7 +199,7 @@ class Keys(Callback):
         self.seen.append((learner.progress.step, learner.step.drawn, learner.key))
 
 
-def test_random_keys_are_those_of_their_step(same, tell):
+def test_random_keys_match_their_step(same, tell):
     def run(length):
         keys = Keys()
         learner = counting(3, keys, length=length)

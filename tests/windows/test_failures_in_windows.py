@@ -1,4 +1,4 @@
-"""Errors of the data and of handlers at every step: who has run before, what is told, and how training goes on."""
+"""Errors of the data and of handlers at every step: what has run before, the message, and how training continues."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def batches(count):
 
 
 class Fails:
-    """A source that raises instead of yielding one of its batches, the first time."""
+    """A source that raises instead of yielding one of its batches, only the first time."""
 
     def __init__(self, at, count=STEPS):
         self.at, self.count = at, count
@@ -35,7 +35,7 @@ class Fails:
             yield batch
 
 
-def test_the_source_fails_at_every_batch(same, tell, keep):
+def test_source_fails_at_every_batch(same, tell, keep):
     def run(length):
         kept, log = keep("step.loss", "step.batch", "params", phase=AbstractTrainingPhase), EventLog()
         source, told = Fails(None), []
@@ -62,7 +62,7 @@ def test_the_source_fails_at_every_batch(same, tell, keep):
 
 
 class Stops(Callback):
-    """Stop at one step, and end the epoch there if asked to."""
+    """Stop at one step, and optionally end the epoch there."""
 
     def __init__(self, step, cancels):
         self.step, self.cancels = step, cancels
@@ -81,7 +81,7 @@ class Stops(Callback):
 
 
 class WrongShape(Fails):
-    """A source one of whose batches has another shape, the first time."""
+    """A source with one batch of another shape, only the first time."""
 
     def __iter__(self):
         for number, (xs, ys) in enumerate(batches(self.count)):
@@ -92,8 +92,8 @@ class WrongShape(Fails):
 @pytest.mark.parametrize("stop", [1, 9, 12])
 @pytest.mark.parametrize("cancels", [False, True])
 @pytest.mark.parametrize(("source", "kind"), [(Fails, TroubleError), (WrongShape, DataError)], ids=["source", "shape"])
-def test_a_failure_behind_a_stop_comes_in_its_turn(source, kind, cancels, stop, same, tell, keep):
-    """The twelve batches before it are spent first, in the next epoch if the stop ended this one."""
+def test_failure_after_stop_is_raised_in_order(source, kind, cancels, stop, same, tell, keep):
+    """The twelve batches before the failure are used first, in the next epoch if the stop ended this epoch."""
 
     def run(length):
         kept = keep("step.batch", "params", phase=AbstractTrainingPhase)
@@ -109,7 +109,7 @@ def test_a_failure_behind_a_stop_comes_in_its_turn(source, kind, cancels, stop, 
     same(run, (2, "auto"))
 
 
-def test_a_failure_in_what_a_stop_leaves_out_is_none(same, tell, keep):
+def test_failure_in_skipped_batches_is_not_raised(same, tell, keep):
     def run(length):
         kept = keep("step.batch", phase=AbstractTrainingPhase)
         learner = testlearner(Stops(9, True), kept, data=(Fails(12), None), steps_per_call=length)
@@ -135,8 +135,8 @@ class Raises(Callback):
 
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("event", [StepBegin, StepEnd])
-def test_a_handler_fails_at_every_step(event, length, keep, windows):
-    """The handlers before it have run, with their own step's values; those behind it have not."""
+def test_handler_fails_at_every_step(event, length, keep, windows):
+    """Handlers before the failing one have run with the values of their step; later handlers have not run."""
     reference = keep("step.loss", "params", phase=AbstractTrainingPhase)
     testlearner(reference, data=(batches(STEPS), None), steps_per_call=1).fit(3)
     # One Learner for all steps: it is set back each time.
@@ -197,7 +197,7 @@ class Both(Callback):
             raise TroubleError
 
 
-def test_an_error_at_a_stopped_step_leaves_the_state_of_that_step(same, tell, keep):
+def test_error_at_stopped_step_leaves_state_of_that_step(same, tell, keep):
     def run(length):
         kept = keep("step.loss", "step.batch", "params", phase=AbstractTrainingPhase)
         learner = testlearner(Both(), kept, data=(iter(batches(STEPS)), None), steps_per_call=length)
@@ -213,8 +213,8 @@ def test_an_error_at_a_stopped_step_leaves_the_state_of_that_step(same, tell, ke
     same(run)
 
 
-def test_validation_fails_inside_a_training_epoch(same, tell, keep):
-    """A Trigger runs validation every few steps; its source fails now and then, and training goes on."""
+def test_validation_fails_inside_training_epoch(same, tell, keep):
+    """A Trigger runs validation every few steps. Its source sometimes fails, and training continues."""
 
     def run(length):
         class Validates(Callback):

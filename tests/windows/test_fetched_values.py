@@ -1,4 +1,4 @@
-"""What leaves the device with a window: values of every dtype and size, batches of every kind, and little memory."""
+"""Values that are fetched with a window: every dtype and size, every kind of batch, and limited memory."""
 
 import jax
 import jax.numpy as jnp
@@ -20,13 +20,13 @@ DTYPES = [
 
 
 def shapes(dtype):
-    """Return shapes: the last two are the largest that is packed into the row of a step, and one that is not."""
+    """Return shapes. The last two are the largest one that is packed into the row of a step, and a larger one."""
     most = 256 // np.dtype(dtype).itemsize
     return {"scalar": (), "some": (3, 2), "none": (0, 3), "most": (most,), "beside": (most + 1,)}
 
 
 def pattern(number, shape, dtype):
-    """Return values that change from step to step, from the step's number (int or int32[])."""
+    """Return values that depend on the number of the step (int or int32[])."""
     xp = np if isinstance(number, int) else jnp
     whole = (xp.arange(int(np.prod(shape)), dtype=np.int32) * 7 + number * 5) % 13 - (0 if "u" in dtype else 6)
     if dtype == "bool":
@@ -39,7 +39,7 @@ def pattern(number, shape, dtype):
 
 
 def odd_bits(number, dtype):
-    """Return NaNs with a payload, negative zeros, subnormals, infinities: of any bits, as a float dtype."""
+    """Return NaNs with payloads, negative zeros, subnormals and infinities as a float dtype."""
     size = jnp.dtype(dtype).itemsize
     one = {2: np.uint16, 4: np.uint32}[size]
     bits = {"float16": [0x7E01, 0xFE77, 0x8000, 0x0001, 0x7C00], "bfloat16": [0x7FC1, 0xFFE7, 0x8000, 0x0001, 0x7F80]}
@@ -50,7 +50,7 @@ def odd_bits(number, dtype):
 
 
 class Writes(Callback):
-    """Compute step values from the step's number."""
+    """Compute step values from the number of the step."""
 
     def __init__(self, **made):
         self.made = made
@@ -87,7 +87,7 @@ def test_values_of_every_dtype_and_size(dtypes, same, tell, keep, bits):
     assert_fetched(made, same, tell, keep, bits)
 
 
-def test_no_bit_of_a_float_changes(same, tell, keep, bits):
+def test_all_float_bits_are_preserved(same, tell, keep, bits):
     made = {dtype: lambda n, dtype=dtype: odd_bits(n, dtype) for dtype in ("float16", "bfloat16", "float32")}
     assert_fetched(made, same, tell, keep, bits)
 
@@ -118,7 +118,7 @@ def test_nested_values_of_mixed_sizes(same, tell, keep, bits):
 
 
 @pytest.mark.parametrize("path", ["step.nested.a", "step.nested.b.c", "step.nested.b"])
-def test_a_part_of_a_nested_value(path, same, tell, keep, bits):
+def test_part_of_nested_value(path, same, tell, keep, bits):
     def nested(n):
         return {"a": pattern(n, (), "int32"), "b": {"c": pattern(n, (80,), "float32"), "d": pattern(n, (2,), "int8")}}
 
@@ -145,7 +145,7 @@ BATCH_BYTES = 2 * 8 * 4
 
 @pytest.mark.parametrize("room", [0, 1, 2, 3, 20])
 def test_window_bytes_shorten_windows(room, same, tell, keep, windows):
-    """Batches and fetched values of `room` steps fit; two words of each step are the engine's."""
+    """Batches and fetched values of `room` steps fit. The engine needs two words per step."""
     each = BATCH_BYTES + 4 * (2 + 1)
 
     def run(length):

@@ -1,4 +1,4 @@
-"""Remainders, short epochs, smaller last batches, second fits, streams: every length of windows trains the same."""
+"""Remainders, short epochs, smaller last batches, second fits and streams do not depend on the window length."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def batches(count, last=8, size=8):
 
 
 class Stream:
-    """Yields batches without an end, in buffers of its own."""
+    """Yield endless batches in its own buffers."""
 
     def __iter__(self):
         rng = np.random.default_rng(5)
@@ -63,7 +63,7 @@ VALIDATED = ("many epochs with remainders", "a smaller last batch", "steps", "lo
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_run_is_the_same_for_every_length(name, same, tell, keep):
+def test_every_run_is_independent_of_window_length(name, same, tell, keep):
     source, fits, steps = RUNS[name]
 
     def run(length):
@@ -88,7 +88,7 @@ def test_every_run_is_the_same_for_every_length(name, same, tell, keep):
 
 @pytest.mark.parametrize("last", [8, 3])
 @pytest.mark.parametrize("length", [2, 7, 50, "auto"])
-def test_no_length_costs_a_program(length, last, windows):
+def test_window_length_adds_no_program(length, last, windows):
     learner = testlearner(data=(batches(29, last=last), batches(5)), steps_per_call=length)
     learner.fit(1)
     shapes = 1 if last == 8 else 2  # training; a smaller batch has a program of its own, and no windows
@@ -100,7 +100,7 @@ def test_no_length_costs_a_program(length, last, windows):
 
 
 class Large(Callback):
-    """Reads outputs that are large, at every seventh step or always."""
+    """Read large outputs at every seventh step or at every step."""
 
     def __init__(self):
         self.seen = []
@@ -119,8 +119,8 @@ class LargeAlways(Large):
         self.seen.append((learner.progress.step, learner.step.outputs))
 
 
-def test_a_smaller_last_batch_leaves_alone_what_is_fetched_of_the_larger_ones(same, tell, bits):
-    """Its values are small enough to be fetched for each step; those of a whole batch are fetched when due."""
+def test_smaller_last_batch_does_not_affect_values_of_larger_batches(same, tell, bits):
+    """Its values are small enough to be fetched at each step. Values of a full batch are fetched when due."""
 
     def run(length):
         large, always = Large(), LargeAlways()

@@ -1,4 +1,4 @@
-"""Data that stays on the device trains as the same data given batch by batch, with windows of every length."""
+"""Data on the device gives the same training as data from the host, with windows of every length."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +50,7 @@ FITS = {
         ("images", 41, "epochs", {}),
     ],
 )
-def test_resident_data_trains_the_same(kind, count, fits, options, same, tell, keep):
+def test_resident_data_gives_same_training(kind, count, fits, options, same, tell, keep):
     def run(length, resident):
         kept = keep("step.loss", "step.batch", "params", phase=AbstractTrainingPhase)
         callbacks = [kept, EventLog(), Recorder(), Metrics()]
@@ -71,8 +71,8 @@ def test_resident_data_trains_the_same(kind, count, fits, options, same, tell, k
     assert same(lambda length: run(length, resident=True), (2, 7, "auto")) == given
 
 
-def test_epochs_that_nobody_watches_are_one_window(windows, bits):
-    """Without handlers between the steps there is no reason to end a window but the epoch's end."""
+def test_epochs_without_step_handlers_are_one_window(windows, bits):
+    """Without handlers between the steps, windows end only with the epoch."""
     data = arrays("pair", 1600)
     states = []
     for resident in (True, False):
@@ -83,8 +83,8 @@ def test_epochs_that_nobody_watches_are_one_window(windows, bits):
     assert max(windows) == (200, 200)
 
 
-def test_few_handlers_of_resident_data_see_their_batches(same, tell, keep):
-    """Handlers at every ninth step: the rows of the others are never gathered on the host."""
+def test_handlers_of_resident_data_see_their_batches(same, tell, keep):
+    """Handlers run at every ninth step. The rows of other steps are never gathered on the host."""
 
     def run(length):
         kept = keep("step.batch", "step.grads", phase=AbstractTrainingPhase, when=EverySteps(9))
@@ -102,7 +102,7 @@ def test_few_handlers_of_resident_data_see_their_batches(same, tell, keep):
     same(run)
 
 
-def test_resident_data_is_handed_back_by_stops(same, tell, keep):
+def test_stops_return_resident_data(same, tell, keep):
     from fluxcb import Append, Callback, on
     from fluxcb.events import BackwardEnd, StepEnd
     from fluxcb.phases import TrainingPhase

@@ -14,7 +14,7 @@ STEPS, EPOCHS = 37, 2
 
 
 class Journal(Callback):
-    """Note in a journal shared with others what handlers saw, and when."""
+    """Record what handlers see, and when, in a shared journal."""
 
     def __init__(self, journal):
         self.journal = journal
@@ -29,7 +29,7 @@ SEEN = {"params": Read(), "cbstate": {"counted": Read()}}
 
 
 class Everything(Journal):
-    """Handlers of every kind."""
+    """Have handlers of every kind."""
 
     def stateaccess(self):
         step = dict.fromkeys(("batch", "loss", "grads", "outputs"), Read())
@@ -58,7 +58,7 @@ class Everything(Journal):
 
 
 class Looks(Journal):
-    """Looks at the state before a step, which therefore has to wait."""
+    """Read the state before a step, which therefore has to wait."""
 
     def stateaccess(self):
         return {"params": Read()}
@@ -89,8 +89,8 @@ SCHEDULES = {
 @pytest.mark.parametrize("kinds", [[Everything], [Everything, Looks]], ids=["after", "before and after"])
 @pytest.mark.parametrize("batch_size", [8, 80], ids=["small", "large"])
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_is_due_at_the_same_steps(name, batch_size, kinds, same, tell):
-    """Outputs of a large batch are fetched when due, those of a small one for each step."""
+def test_schedule_is_due_at_same_steps(name, batch_size, kinds, same, tell):
+    """Outputs of a large batch are fetched when due, and outputs of a small batch at each step."""
 
     def run(length):
         journal = []
@@ -111,7 +111,7 @@ def test_a_schedule_is_due_at_the_same_steps(name, batch_size, kinds, same, tell
 
 
 class Chatty(Callback):
-    """Says in a journal shared with others when it runs."""
+    """Record its runs in a shared journal."""
 
     def __init__(self, name, journal):
         self.called, self.journal = name, journal

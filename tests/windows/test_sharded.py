@@ -1,4 +1,4 @@
-"""Batches that are spread over eight devices: windows of every length compute the same bits."""
+"""Batches on eight devices: windows of every length compute the same bits."""
 
 import json
 import os
@@ -12,13 +12,13 @@ import hashlib, json, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 import fluxcb
 from fluxcb import Callback, Read, on
-from fluxcb._run import calling
+from fluxcb._run import program_runner
 from fluxcb.callbacks import Metrics, Recorder, ToDevice
 from fluxcb.data import ArrayLoader, place
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase
 
-calling.WINDOW_SECONDS = 1e9
+program_runner.WINDOW_SECONDS = 1e9
 mesh = jax.sharding.Mesh(jax.devices(), ("data",))
 split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -61,7 +61,7 @@ def train(length, place_by):
     devices = {len(leaf.devices()) for leaf in jax.tree.leaves(state["params"])}
     history = learner.cbstate["metrics_step"]["training"]["loss"]
     state = [np.asarray(leaf).tobytes().hex() for leaf in jax.tree.leaves({**state, "key": 0})]
-    steps = sorted({program.steps for program in learner._parts.engine.programs.compiled})
+    steps = sorted({program.steps for program in learner._core.engine.programs.compiled})
     told = json.dumps([keeps.seen, history, state])
     return {"told": hashlib.sha256(told.encode()).hexdigest(), "steps": steps, "devices": sorted(devices),
             "seen": len(keeps.seen), "last": history[-1], "first": history[0]}

@@ -1,4 +1,4 @@
-"""Callbacks that change the step, with batches spread over eight devices and without: windows do not change a bit."""
+"""Callbacks that change the step, with and without batches on eight devices: windows do not change a bit."""
 
 import json
 import os
@@ -7,17 +7,19 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import hashlib, json, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 import fluxcb
-from fluxcb._run import calling
+from fluxcb._run import program_runner
 from fluxcb.callbacks import (
     AccumulateGradients, CheckNumerics, ClipGradients, CutMix, DynamicLossScale, GradientNoise, LabelSmoothing,
     LossSpikeGuard, MixUp, SkipNonFinite, StochasticWeightAveraging, ToDevice,
 )
 
-calling.WINDOW_SECONDS = 1e9
+program_runner.WINDOW_SECONDS = 1e9
 mesh = jax.sharding.Mesh(jax.devices(), ("data",))
 split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -61,7 +63,7 @@ print(json.dumps({str(devices): [train(length, devices) for length in lengths] f
 
 
 @pytest.mark.parametrize("callbacks", ["mixup", "cutmix", "scale"])
-def test_windows_and_devices(callbacks):
+def test_training_techniques_with_windows_and_devices(callbacks):
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Reading handlers: what they touch of the Learner, found in their source, without running anything.
+"""The source check: which state handlers use, found by reading their source without running them.
 
-In: a function that is given a learner, and the callback it belongs to. Out: a `Reading`: which places it touches, and
-where that cannot be told. It is an abstract interpretation: each expression stands for a set of things that it may be
-(`values`), each call has its names (`scope`), statements join what several ways leave behind (`statements`).
+The input is a function that takes a learner, and its callback. The output is a `Reading`: the state that the function
+uses, and the places that could not be analyzed. `visitor` follows the source, `frame` holds the state of one function,
+`constants` decides conditions on the callback's fields, and `access_rules` compares the result with declared access.
 """

@@ -1,4 +1,4 @@
-"""The text of functions: from a function that exists to the part of a syntax tree that it was compiled from."""
+"""The source of functions: finds the part of a syntax tree from which an existing function was compiled."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass(frozen=True, eq=False)
 class SourceText:
-    """Where a function stands in its file.
+    """The definition of a function in its file.
 
     Attributes:
         node: Its definition.
-        class_name: The class whose body it stands in, or None; private names (`__name`) are changed by it.
-        rebound: Names that some function of the file assigns by `global` or `nonlocal`, so that they may change.
+        class_name: The class whose body contains it, or None. Python adds this name to private names (`__name`).
+        rebound: Names that some function of the file assigns with `global` or `nonlocal`, so their values may change.
     """
 
     node: FunctionNode
@@ -36,7 +36,7 @@ class _File:
 
 
 def find_source(function: types.FunctionType) -> SourceText | None:
-    """Return where a function stands in its file, or None if that cannot be told for certain."""
+    """Return the definition of a function in its file, or None if it cannot be identified with certainty."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
     lines = linecache.getlines(code.co_filename, function.__globals__)
@@ -53,7 +53,7 @@ def find_source(function: types.FunctionType) -> SourceText | None:
 
 
 def attribute_name(name: str, class_name: str | None) -> str:
-    """Return the name that an attribute really has: Python puts the class's before private ones."""
+    """Return the actual name of an attribute, because Python adds the name of the class to private names."""
     if class_name is None or not name.startswith("__") or name.endswith("__"):
         return name
     return f"_{class_name.lstrip('_')}{name}"
@@ -91,11 +91,11 @@ def _nodes(tree: ast.AST, class_name: str | None) -> Iterator[tuple[ast.AST, str
 
 
 def _fits(node: FunctionNode, class_name: str | None, code: types.CodeType) -> bool:
-    """Tell whether code was compiled from this text: the file may have changed since it was imported."""
+    """Return whether code was compiled from this text. The file may have changed since it was imported."""
     args = node.args
     names = [arg.arg for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs)]
-    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if tuple(attribute_name(name, class_name) for name in names) != given:
+    compiled_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if tuple(attribute_name(name, class_name) for name in names) != compiled_names:
         return False
     body = [node.body] if isinstance(node, ast.Lambda) else node.body
     read = {attribute_name(name, class_name) for part in body for name in _attributes(part)}
@@ -126,7 +126,7 @@ def _names(code: types.CodeType) -> set[str]:
 
 
 def _spans(node: FunctionNode, code: types.CodeType) -> bool:
-    """Tell whether code stands where this lambda does: several may begin in one line."""
+    """Return whether code is at the position of this lambda, because one line may contain several lambdas."""
     body = node.body if isinstance(node, ast.Lambda) else node.body[0]
     begin, end = (body.lineno, body.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
     positions = [p for p in code.co_positions() if None not in p and p[2:] != (0, 0)]

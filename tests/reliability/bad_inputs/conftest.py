@@ -1,4 +1,4 @@
-"""What every bad input must leave behind: an error that tells the cure, and nothing else."""
+"""Fixtures that check that an invalid input raises an error with a fix, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def contents(folder: Path) -> list[Path]:
 
 
 def refusal(make: Callable[[], Any]) -> tuple[type[BaseException], str]:
-    """Return kind and text of what is raised, and nothing that would keep a Learner alive: an error holds frames."""
+    """Return the type and the text of the raised error, without references that keep a Learner alive."""
     try:
         make()
     except Exception as error:
@@ -33,10 +33,10 @@ def refusal(make: Callable[[], Any]) -> tuple[type[BaseException], str]:
 
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
-    """`told(make, Kind, first)`: `make()` raises an error of just this kind, whose text begins with this line.
+    """`told(make, Kind, first)`: `make()` raises an error of exactly this kind that begins with this line.
 
-    The text tells a cure, and no thread and no file is left. Files that `make` needs lie in `tmp_path`, beside the
-    working directory.
+    The text contains a fix, and no thread or file is left. Files that `make` needs are in `tmp_path`, which contains
+    the working directory.
     """
     work = tmp_path / "work"
     work.mkdir()
@@ -56,7 +56,7 @@ def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Told:
 
 @pytest.fixture
 def refuses(told: Told) -> Refuses:
-    """`refuses(make, Kind, first)`: as `told`, and `log`, which `make(log)` gives to a Learner, is free afterwards."""
+    """`refuses(make, Kind, first)`: like `told`, and the callback `log` that `make(log)` uses can be used again."""
 
     def check(make: Callable[[EventLog], Any], kind: type[FluxcbError], first: str) -> None:
         log = EventLog()

@@ -1,4 +1,4 @@
-"""Arguments of callbacks that only a Learner can tell to be wrong, when it is built or when it trains."""
+"""Invalid arguments of callbacks that only a Learner can detect, when it is built or when it trains."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ RATE = "`hyperparams.learning_rate`"
         (
             lambda: cb.HyperParamSetterWithFunc("learning_rate", lambda epoch, value: "high"),
             DeclarationError,
-            f"HyperParamSetterWithFunc(learning_rate) would set {RATE} to 'high', which is no finite number.",
+            f"HyperParamSetterWithFunc(learning_rate) would set {RATE} to 'high', "
+            "which is not a finite float32 number.",
         ),
         (
             lambda: cb.Metrics(cb.Metric(lambda outputs, ys: "x", name="m")),
@@ -76,7 +77,7 @@ RATE = "`hyperparams.learning_rate`"
         (
             lambda: when(EventLog(), lambda learner: np.zeros(3)),
             DeclarationError,
-            "The function of `when` must answer yes or no, not ndarray: The truth value of an array with more than "
+            "The function of `when` must return a bool, not ndarray: The truth value of an array with more than "
             "one element is ambiguous. Use a.any() or a.all()",
         ),
         (
@@ -91,7 +92,7 @@ RATE = "`hyperparams.learning_rate`"
         ),
     ],
 )
-def test_with_a_learner(callback, kind, first, refuses):
+def test_invalid_arguments_raise_with_learner(callback, kind, first, refuses):
     refuses(lambda log: trained(log, callback()), kind, first)
 
 
@@ -116,7 +117,7 @@ def test_with_a_learner(callback, kind, first, refuses):
     ],
     ids=["metric", "phase", "plateau"],
 )
-def test_statistics_that_nobody_makes(callback, first, refuses):
+def test_statistics_without_source_raise(callback, first, refuses):
     def make(log):
         trained_by = [log, cb.Metrics(), cb.Recorder(), callback()]
         testlearner(*trained_by, batches=2, validation_batches=1)

@@ -1,4 +1,4 @@
-"""Data and batches that cannot be meant: what yields none, what is no array, and what changes on the way."""
+"""Invalid data and batches: empty sources, values that are not arrays, and changes between batches."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ import pytest
 from fluxcb import DataError, Learner, ThreadExecutor
 from fluxcb.data import ArrayLoader
 from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.testing import EventLog
 
 BATCH = np.zeros(4, np.float32)
 SWAPPED = {"little": ">", "big": "<"}[sys.byteorder]
-NO_ARRAY = "A batch of `data.training` has {}, which JAX cannot take as an array of numbers."
+NO_ARRAY = "A batch of `data.training` has {}, which JAX cannot use as an array of numbers."
 MIXED = {"a": BATCH, 1: BATCH}
 
 
@@ -45,7 +46,7 @@ def of_model(log, data):
 
 
 class Passes:
-    """A source that hands out these passes, one after the other."""
+    """A source that yields these passes, one after the other."""
 
     def __init__(self, *passes):
         self.passes = list(passes)
@@ -56,13 +57,16 @@ class Passes:
 
 # -- sources -----------------------------------------------------------------------------------------------------------
 
-NO_PHASE = "`data` has {!r}, but no phase is called so."
+NO_PHASE = "`data` has {!r}, but no phase has this name."
 
 
 @pytest.mark.parametrize(
     ("data", "first"),
     [
-        (lambda: [BATCH], "`data.training` is function, which cannot be iterated."),
+        (
+            lambda epoch: [BATCH],
+            "`data.training` is a function with the parameters (epoch); it must take no arguments.",
+        ),
         (list, "`data.training` is type, which cannot be iterated."),
         ("digits", "`data.training` is str, which yields no batches."),
         (b"digits", "`data.training` is bytes, which yields no batches."),
@@ -70,8 +74,8 @@ NO_PHASE = "`data` has {!r}, but no phase is called so."
         ({"x": BATCH, "y": BATCH}, NO_PHASE.format("x")),
         ({0: [BATCH]}, NO_PHASE.format(0)),
         ({"test": [BATCH]}, NO_PHASE.format("test")),
-        ((BATCH, BATCH), "`data` is a pair of arrays, which is no pair of data sources."),
-        ((jnp.zeros(4), BATCH), "`data` is a pair of arrays, which is no pair of data sources."),
+        ((BATCH, BATCH), "`data` is a pair of arrays, which is not a pair of data sources."),
+        ((jnp.zeros(4), BATCH), "`data` is a pair of arrays, which is not a pair of data sources."),
         (([BATCH], 5), "`data.validation` is int, which cannot be iterated."),
         ([None], "`data.training` yields None, which is no batch."),
         (Passes([None]), "`data.training` yields None, which is no batch."),
@@ -92,7 +96,7 @@ NO_PHASE = "`data` has {!r}, but no phase is called so."
         "nones",
     ],
 )
-def test_sources(data, first, refuses):
+def test_invalid_sources_raise(data, first, refuses):
     refuses(lambda log: made(log, data), DataError, first)
 
 
@@ -128,34 +132,92 @@ def test_sources(data, first, refuses):
     ],
 )
 class TestLeaves:
-    def test_in_the_first_batch(self, batch, shown, refuses):
+    def test_invalid_first_batch_raises(self, batch, shown, refuses):
         refuses(lambda log: made(log, [batch, BATCH]), DataError, NO_ARRAY.format(shown))
 
-    def test_in_a_batch_given_by_hand(self, batch, shown, refuses):
+    def test_invalid_batch_of_run_step_raises(self, batch, shown, refuses):
         first = NO_ARRAY.format(shown).replace("`data.training`", "LossTrainingPhase")
         refuses(lambda log: made(log, [BATCH]).run_step(TrainingPhase(), batch), DataError, first)
 
 
 @pytest.mark.parametrize("batch", ["abc", np.array(["a"])], ids=["text", "texts"])
-def test_a_batch_that_a_model_would_be_initialised_with(batch, refuses):
+def test_invalid_batch_for_model_initialization_raises(batch, refuses):
     shown = "str 'abc'" if batch == "abc" else "<U1[1]"
     refuses(lambda log: of_model(log, [(batch, BATCH)]), DataError, NO_ARRAY.format(f"{shown} at `batch[0]`"))
-    by_hand = f"A batch of TrainingPhase has {shown} at `batch[0]`, which JAX cannot take as an array of numbers."
+    by_hand = f"A batch of TrainingPhase has {shown} at `batch[0]`, which JAX cannot use as an array of numbers."
     refuses(lambda log: of_model(log, None).run_step(TrainingPhase(), (batch, BATCH)), DataError, by_hand)
 
 
-def test_keys_that_have_no_order(refuses):
+def test_unsortable_keys_raise(refuses):
     first = "A batch of `data.training` has a dict whose keys cannot be sorted."
     refuses(lambda log: made(log, [MIXED]), DataError, first)
     refuses(lambda log: made(log, [BATCH, MIXED]).fit(1), DataError, first)
     refuses(lambda log: made(log, iter([BATCH, MIXED])).fit(1), DataError, first)
 
 
-def test_an_array_that_is_gone(refuses):
+def test_deleted_array_raises(refuses):
     batch = jnp.zeros(4)
     batch.delete()
     shown = "an array that has been deleted (float32[4])"
     refuses(lambda log: made(log, [batch]), DataError, NO_ARRAY.format(shown))
+
+
+# -- batches without examples ------------------------------------------------------------------------------------------
+
+EMPTY = np.zeros((0, 2), np.float32)
+NO_EXAMPLES = (
+    "Batch {} of `data.{}` has no examples.\n"
+    "  where: `batch` is float32[0, 2]\n"
+    "  why:   the mean loss of no examples is NaN, and an update with it makes every parameter NaN\n"
+    "  fix:   leave out empty batches, e.g. after a filter in the loader"
+)
+SOME = np.ones((4, 2), np.float32)
+
+
+@pytest.mark.parametrize("source", [list, iter, Passes], ids=["list", "iterator", "source"])
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("steps_per_call", [1, 4, "auto"])
+@pytest.mark.parametrize("place", [1, 3])
+def test_empty_batch_raises(source, array, steps_per_call, place, refused):
+    batches = [array(SOME)] * place + [array(EMPTY), array(SOME)]
+    learner = made(EventLog(), source(batches), steps_per_call=steps_per_call, example_batch=SOME)
+    with refused(DataError, NO_EXAMPLES.format(place + 1, "training")):
+        learner.fit(1)
+    assert learner.step == place
+    assert np.isfinite(learner.params["w"])
+
+
+def test_empty_first_batch_raises(refused):
+    with refused(DataError, NO_EXAMPLES.format(1, "training")):
+        made(EventLog(), [EMPTY, SOME])
+
+
+def test_empty_validation_batch_raises(refused):
+    learner = made(EventLog(), ([SOME], [SOME, EMPTY]))
+    with refused(DataError, NO_EXAMPLES.format(2, "validation")):
+        learner.fit(1)
+
+
+@pytest.mark.parametrize("phase", ["LossTrainingPhase", "LossValidationPhase"])
+def test_empty_batch_of_run_step_raises(phase, refused):
+    learner = made(EventLog(), [SOME])
+    step = TrainingPhase() if phase == "LossTrainingPhase" else ValidationPhase()
+    text = NO_EXAMPLES.replace("Batch {} of `data.{}`", f"A batch of {phase}")
+    with refused(DataError, text):
+        learner.run_step(step, EMPTY)
+
+
+def test_empty_array_beside_others_is_accepted():
+    batch = {"boxes": np.zeros((0, 4), np.float32), "xs": SOME, "weight": np.float32(1.0)}
+    learner = Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: jnp.mean((params["w"] - batch["xs"]) ** 2) + jnp.sum(batch["boxes"]),
+        optax.sgd(0.25),
+        data=[batch, batch],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    assert float(learner.params["w"]) == 0.75
 
 
 # -- batches that change -----------------------------------------------------------------------------------------------
@@ -185,14 +247,14 @@ DIFFERS = "A batch of `data.training` differs from the one the step was compiled
     ],
 )
 @pytest.mark.parametrize("steps_per_call", [1, 4, "auto"])
-def test_a_batch_in_the_middle(odd, first, steps_per_call, refuses):
+def test_invalid_later_batch_raises(odd, first, steps_per_call, refuses):
     batches = [BATCH, BATCH, BATCH, odd, BATCH]
     refuses(lambda log: made(log, batches, steps_per_call=steps_per_call).fit(1), DataError, first)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 8])
-def test_another_byte_order_is_never_read_as_if_it_were_this_one(steps):
-    """JAX's compiled calls read such bytes as they are, which makes 4.6e-41 of 3.0 (jax 0.10.2)."""
+def test_other_byte_order_is_converted_or_raises(steps):
+    """JAX's compiled calls ignore the byte order, and read 3.0 as 4.6e-41 (jax 0.10.2)."""
     odd = np.full(4, 3.0, SWAPPED + "f4")
     for batches in ([BATCH] * steps + [odd], (batch for batch in [BATCH] * steps + [odd])):
         learner = Learner.from_loss(
@@ -207,12 +269,12 @@ def test_another_byte_order_is_never_read_as_if_it_were_this_one(steps):
         assert (learner.step, float(learner.params["w"])) == (steps, 0.0)
 
 
-def test_a_batch_in_the_middle_on_threads(refuses):
+def test_invalid_later_batch_raises_with_threads(refuses):
     data = [BATCH, "abc"]
     refuses(lambda log: made(log, data, executor=ThreadExecutor(2)).fit(1), DataError, NO_ARRAY.format("str 'abc'"))
 
 
-def test_validation_batches(refuses):
+def test_invalid_validation_batch_raises(refuses):
     first = NO_ARRAY.format("str 'abc'").replace("training", "validation")
     refuses(lambda log: made(log, ([BATCH], ["abc"])), DataError, first)
     refuses(lambda log: made(log, ([BATCH], [BATCH, "abc"])).fit(1), DataError, first)
@@ -234,11 +296,11 @@ USED_UP = "`data.training` is a one-shot iterator ({}), and it is used up."
     ],
     ids=["generator", "iterator", "map", "empty", "text"],
 )
-def test_the_second_epoch(data, first, refuses):
+def test_invalid_second_epoch_raises(data, first, refuses):
     refuses(lambda log: made(log, data()).fit(2), DataError, first)
 
 
-def test_a_phase_without_data(refuses):
+def test_phase_without_data_raises(refuses):
     first = "There is no data for LossValidationPhase: `data.validation` is not set."
     refuses(lambda log: made(log, [BATCH]).run_epoch(ValidationPhase()), DataError, first)
     first = "There is no data for LossTrainingPhase: `data.training` is not set."
@@ -247,7 +309,7 @@ def test_a_phase_without_data(refuses):
 
 # -- ArrayLoader -------------------------------------------------------------------------------------------------------
 
-NO_AXIS = "`{}` has no leading axis to take batches from: it is of type `{}`."
+NO_AXIS = "`{}` has no leading axis for the examples; its type is `{}`."
 
 
 @pytest.mark.parametrize(
@@ -259,7 +321,7 @@ NO_AXIS = "`{}` has no leading axis to take batches from: it is of type `{}`."
     ],
     ids=["text", "number", "list"],
 )
-def test_loaders(arrays, first, refuses):
+def test_invalid_array_loader_raises(arrays, first, refuses):
     refuses(lambda log: ArrayLoader(arrays, 2), DataError, first)
 
 
@@ -272,8 +334,8 @@ def test_loaders(arrays, first, refuses):
     ],
     ids=["texts", "objects", "order"],
 )
-def test_loaders_of_what_is_no_array_of_numbers(array, shown, refuses):
-    first = f"`arrays['x']` is {shown}, which cannot stay on the device."
+def test_array_loader_of_non_numeric_arrays_raises(array, shown, refuses):
+    first = f"`arrays['x']` is {shown}, which cannot be stored on the device."
     refuses(lambda log: ArrayLoader({"x": array}, 2, device=True), DataError, first)
     learner = NO_ARRAY.format(f"{shown} at `batch['x']`")
     if array.dtype.kind != "f":  # what a batch of another byte order looks like is known when there is one

@@ -1,4 +1,4 @@
-"""Calls of a Learner's methods that cannot be meant, between fits and from inside one."""
+"""Invalid calls of the methods of a Learner, between fits and during a fit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WHOLE = "{} must be a whole number of at least 1, not {!r}."
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, NAN, INF, "3", [1], None, np.float32(2)], ids=repr)
-def test_lengths(value, refuses):
+def test_invalid_lengths_of_fit_raise(value, refuses):
     if value is not None:
         first = WHOLE.format("The number of epochs of `fit`", value)
         refuses(lambda log: testlearner(log).fit(value), DeclarationError, first)
@@ -51,8 +51,8 @@ def test_lengths(value, refuses):
         refuses(lambda log: testlearner(log).fit(None), DeclarationError, first)
 
 
-NO_PHASE = "{} is no phase instance."
-NO_CALLBACK = "The callbacks list contains {!r}, which is no callback instance."
+NO_PHASE = "{} is not a phase instance."
+NO_CALLBACK = "The callbacks list contains {}, which is not a callback instance."
 
 
 @pytest.mark.parametrize(
@@ -69,22 +69,22 @@ NO_CALLBACK = "The callbacks list contains {!r}, which is no callback instance."
         (
             lambda learner: learner.run_epoch(cb.LRFinderPhase()),
             DeclarationError,
-            "`LRFinderPhase` has no `step(self, learner, emit)`, so nothing can be run in it.",
+            "`LRFinderPhase` has no `step(self, learner, emit)`, so it has nothing to run.",
         ),
         (
             lambda learner: learner.emit(5, TRAINING),
             DeclarationError,
-            "`learner.emit` emits host events; 5 is no event.",
+            "`learner.emit` emits host events, but 5 is not an event.",
         ),
         (
             lambda learner: learner.emit(StepEnd, TRAINING),
             DeclarationError,
-            "`learner.emit` emits host events; <class 'fluxcb._declare.events.StepEnd'> is no event.",
+            "`learner.emit` emits host events, but <class 'fluxcb._declare.events.StepEnd'> is not an event.",
         ),
         (
             lambda learner: learner.emit(LossBegin(), TRAINING),
             DeclarationError,
-            "`learner.emit` emits host events; LossBegin is a traced event.",
+            "`learner.emit` emits host events, but LossBegin is a traced event.",
         ),
         (
             lambda learner: learner.set_model(5),
@@ -109,7 +109,7 @@ NO_CALLBACK = "The callbacks list contains {!r}, which is no callback instance."
         ),
     ],
 )
-def test_calls(call, kind, first, refuses):
+def test_invalid_calls_raise(call, kind, first, refuses):
     refuses(lambda log: call(testlearner(log)), kind, first)
 
 
@@ -125,7 +125,8 @@ REPLACE = "`learner.callbacks.replace` takes a callback instance, not {!r}."
         (lambda callbacks: callbacks.get(cb.Metrics), "This Learner has no Metrics."),
         *((lambda callbacks, x=x: callbacks.set(x), SET.format(x)) for x in (5, "abc", None, EventLog())),
         (lambda callbacks: callbacks.set([5]), NO_CALLBACK.format(5)),
-        *((lambda callbacks, x=x: callbacks.add(x), NO_CALLBACK.format(x)) for x in (5, EventLog, None, "Metrics")),
+        *((lambda callbacks, x=x: callbacks.add(x), NO_CALLBACK.format(repr(x))) for x in (5, None, "Metrics")),
+        (lambda callbacks: callbacks.add(EventLog), NO_CALLBACK.format("the class `EventLog`")),
         (
             lambda callbacks: callbacks.add([EventLog()]),
             "`learner.callbacks.add` takes callbacks one by one, not a list of them.",
@@ -138,7 +139,7 @@ REPLACE = "`learner.callbacks.replace` takes a callback instance, not {!r}."
         ),
     ],
 )
-def test_the_set_of_callbacks(call, first, refuses):
+def test_invalid_changes_of_callbacks_raise(call, first, refuses):
     refuses(lambda log: call(testlearner(log).callbacks), DeclarationError, first)
 
 
@@ -160,12 +161,12 @@ def test_the_set_of_callbacks(call, first, refuses):
     ],
     ids=["model", "set_model", "fit", "run_epoch"],
 )
-def test_calls_of_a_learner_of_a_loss(call, kind, first, refuses):
+def test_invalid_calls_of_loss_learner_raise(call, kind, first, refuses):
     first = first or "This Learner has no model: it was built with `Learner.from_loss`."
     refuses(lambda log: call(loss_alone(log)), kind, first)
 
 
-def test_what_the_first_batch_would_tell(refuses):
+def test_calls_that_need_first_batch_raise(refuses):
     def unbuilt(log):
         return Learner(
             (lambda key, xs: {"w": jnp.zeros(xs.shape[-1])}, lambda params, xs: xs @ params["w"]),
@@ -175,7 +176,7 @@ def test_what_the_first_batch_would_tell(refuses):
             default_callbacks=False,
         )
 
-    first = "The train state does not exist yet, because nothing has told the shape of a batch."
+    first = "The train state does not exist yet, because the shape of a batch is unknown."
     refuses(lambda log: unbuilt(log).params, MissingStateError, first)
     refuses(lambda log: unbuilt(log).run_step(TRAINING, None), MissingStateError, first)
 
@@ -183,8 +184,8 @@ def test_what_the_first_batch_would_tell(refuses):
 # -- from inside a fit -------------------------------------------------------------------------------------------------
 
 RUNNING = "`learner.{}` was used while this Learner is running."
-AHEAD = "A step's handler reads `learner.{}` of the Learner itself, and not of the one it was given."
-MEANWHILE = "The callbacks of a Learner cannot be exchanged while it is fitting."
+AHEAD = "A step's handler reads `learner.{}` from the Learner itself, not from its argument `learner`."
+MEANWHILE = "The callbacks of a Learner cannot be replaced while it is fitting."
 
 
 @pytest.mark.parametrize(
@@ -193,7 +194,7 @@ MEANWHILE = "The callbacks of a Learner cannot be exchanged while it is fitting.
         (lambda learner: learner.fit(1), "`fit` was called while this Learner is fitting."),
         (
             lambda learner: learner.run_epoch(TRAINING),
-            "An epoch of TrainingPhase was asked for while another epoch is running.",
+            "An epoch of TrainingPhase was requested while another epoch is running.",
         ),
         (lambda learner: learner.run_step(TRAINING, BATCH), RUNNING.format("run_step")),
         (lambda learner: learner.set_model(learner), RUNNING.format("set_model(...)")),
@@ -212,7 +213,7 @@ MEANWHILE = "The callbacks of a Learner cannot be exchanged while it is fitting.
         ),
     ],
 )
-def test_calls_from_a_handler(call, first, refuses):
+def test_calls_from_handler_raise(call, first, refuses):
     def make(log):
         held = []
         inside = cb.CustomCallback(lambda learner: call(held[0]), StepEnd)
@@ -225,14 +226,17 @@ def test_calls_from_a_handler(call, first, refuses):
 @pytest.mark.parametrize(
     ("call", "first"),
     [
-        (lambda learner: learner.fit(1), "reads `fit`, which is no part of the state."),
-        (lambda learner: setattr(learner, "mine", 5), "writes `mine`, which is no part of the state."),
-        (lambda learner: setattr(learner.progress, "step", 5), "writes `progress.step`, which only the engine does."),
-        (lambda learner: setattr(learner, "key", 5), "writes `key`, which only the engine does."),
+        (lambda learner: learner.fit(1), "reads `fit`, which is not part of the state."),
+        (lambda learner: setattr(learner, "mine", 5), "writes `mine`, which is not part of the state."),
+        (
+            lambda learner: setattr(learner.progress, "step", 5),
+            "writes `progress.step`, which only the engine may write.",
+        ),
+        (lambda learner: setattr(learner, "key", 5), "writes `key`, which only the engine may write."),
     ],
     ids=["fit", "attribute", "progress", "key"],
 )
-def test_what_the_protected_learner_refuses(call, first, refuses):
+def test_protected_learner_rejects_calls(call, first, refuses):
     refuses(
         lambda log: testlearner(log, cb.CustomCallback(call, StepEnd, name="calls")).fit(1),
         AccessError,

@@ -1,4 +1,4 @@
-"""The checks of this folder can fail: each is shown something that leaves the very thing behind which it looks for."""
+"""The checks of this folder can fail: each one detects the kind of leftover that it looks for."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def raises(error=DeclarationError, text=FIRST, fix="do it otherwise"):
     raise error(text, fix=fix)
 
 
-def test_the_plain_case_passes(told):
+def test_expected_error_passes(told):
     told(lambda: raises(), DeclarationError, FIRST)
 
 
-def test_what_is_accepted_is_found(told):
+def test_accepted_input_is_detected(told):
     with pytest.raises(pytest.fail.Exception, match="it was accepted"):
         told(lambda: None, DeclarationError, FIRST)
 
@@ -36,18 +36,18 @@ def test_what_is_accepted_is_found(told):
     ],
     ids=["another-text", "another-kind", "no-cure", "an-error-of-python"],
 )
-def test_a_wrong_error_is_found(make, told):
+def test_wrong_error_is_detected(make, told):
     with pytest.raises(AssertionError):
         told(make, DeclarationError, FIRST)
 
 
 @pytest.mark.parametrize("make", [lambda: Path("left").touch(), lambda: Path("folder").mkdir()], ids=["file", "folder"])
-def test_what_is_left_on_disk_is_found(make, told):
+def test_leftover_files_are_detected(make, told):
     with pytest.raises(AssertionError, match="work"):
         told(lambda: [make(), raises()], DeclarationError, FIRST)
 
 
-def test_a_thread_that_is_left_is_found(told):
+def test_leftover_thread_is_detected(told):
     done = threading.Event()
     left = threading.Thread(target=done.wait)
     with pytest.raises(AssertionError, match="Thread"):
@@ -56,7 +56,7 @@ def test_a_thread_that_is_left_is_found(told):
     left.join()
 
 
-def test_a_learner_that_is_left_is_found(refuses):
+def test_leftover_learner_is_detected(refuses):
     kept = []
     with pytest.raises(DeclarationError, match=r"^EventLog\(\) already belongs to another Learner\.") as raised:
         refuses(lambda log: [kept.append(testlearner(log)), raises()], DeclarationError, FIRST)

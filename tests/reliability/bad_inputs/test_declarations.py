@@ -1,4 +1,4 @@
-"""Callbacks that state what cannot be meant, or do what they did not state."""
+"""Callbacks with invalid declarations, or with effects that they do not declare."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from fluxcb import (
     Write,
     on,
 )
+from fluxcb._compile.call_errors import shapes
 from fluxcb.events import BackwardBegin, BackwardEnd, ForwardBegin, LossBegin, StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -60,22 +61,22 @@ async def stream(self, event, phase, learner):
     ids=["coroutine", "generator", "stream"],
 )
 class TestWhatRunsLater:
-    def test_as_a_handler(self, function, kind, told):
+    def test_handler_of_wrong_kind_raises(self, function, kind, told):
         first = f"The handler `{function.__name__}` is {kind}; a handler must run when it is called."
         told(lambda: handler(function), DeclarationError, first)
 
-    def test_as_a_handler_that_is_registered(self, function, kind, told):
+    def test_registered_handler_of_wrong_kind_raises(self, function, kind, told):
         class Open(Callback): ...
 
         first = f"The handler `{function.__name__}` is {kind}; a handler must run when it is called."
         told(lambda: Open.on.register(StepEnd)(function), DeclarationError, first)
 
-    def test_as_an_undecorated_override(self, function, kind, told):
+    def test_override_of_wrong_kind_raises(self, function, kind, told):
         first = f"The handler `{function.__name__}` is {kind}; a handler must run when it is called."
         told(lambda: type("Later", (EventLog,), {"record": function}), DeclarationError, first)
 
     @pytest.mark.parametrize("name", ["stateaccess", "runafter", "resolveconflict", "init", "state_dict"])
-    def test_as_a_declaration(self, function, kind, name, told):
+    def test_declaration_of_wrong_kind_raises(self, function, kind, name, told):
         first = f"`Made.{name}` is {kind}; it must run when it is called."
         told(lambda: type("Made", (Callback,), {name: function}), DeclarationError, first)
 
@@ -101,7 +102,7 @@ class States(Callback):
 
 
 MAPPING = "`States.stateaccess` must return a mapping of state to permissions, not {}."
-PERMISSION = "`States.stateaccess` gives `{}` {}, which is no permission."
+PERMISSION = "`States.stateaccess` gives `{}` {}, which is not a permission."
 KEY = "`States.stateaccess` has the key {!r} at the top level; keys are single names."
 PART = "States() declares access to `{}`, which is not a part of the Learner.{}"
 
@@ -135,10 +136,10 @@ PART = "States() declares access to `{}`, which is not a part of the Learner.{}"
         (
             {"data": {"test": Read()}},
             UnknownStateError,
-            "States() declares access to `data.test`, which is the name of no phase.",
+            "States() declares access to `data.test`, which is not the name of a phase.",
         ),
-        ({"*": Write()}, UnknownStateError, "States() declares to write `*`, which no callback can write."),
-        ({"key": Write()}, UnknownStateError, "States() declares to write `key`, which no callback can write."),
+        ({"*": Write()}, UnknownStateError, "States() declares a write to `*`, which no callback can write."),
+        ({"key": Write()}, UnknownStateError, "States() declares a write to `key`, which no callback can write."),
         (
             {"cbstate": {"nope": Read()}},
             MissingStateError,
@@ -151,12 +152,12 @@ PART = "States() declares access to `{}`, which is not a part of the Learner.{}"
         ),
     ],
 )
-def test_access(access, kind, first, refuses):
+def test_invalid_access_raises(access, kind, first, refuses):
     refuses(lambda log: testlearner(log, States(access)), kind, first)
 
 
 TUPLE = "`States.runafter` must return a tuple of callback classes, not {}."
-NAMES = "`States.runafter` names {}, which is no callback class."
+NAMES = "`States.runafter` names {}, which is not a callback class."
 
 
 @pytest.mark.parametrize(
@@ -171,7 +172,7 @@ NAMES = "`States.runafter` names {}, which is no callback class."
     ],
     ids=["none", "number", "class", "text", "int", "instance"],
 )
-def test_order(after, first, refuses):
+def test_invalid_order_raises(after, first, refuses):
     refuses(lambda log: testlearner(log, States(after=after)), DeclarationError, first)
 
 
@@ -187,7 +188,7 @@ class Answers(States):
         return self.answer if type(other) is States else NotDefined()
 
 
-ANSWERED = "`Answers.resolveconflict` answered {} for Answers() and States()."
+ANSWERED = "`Answers.resolveconflict` returned {} for Answers() and States()."
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ ANSWERED = "`Answers.resolveconflict` answered {} for Answers() and States()."
     ],
     ids=["none", "bool", "text", "class", "number", "another", "never"],
 )
-def test_answers_to_a_conflict(answer, kind, first, refuses):
+def test_invalid_resolution_raises(answer, kind, first, refuses):
     refuses(lambda log: testlearner(log, Answers(answer), States({"params": Write()})), kind, first)
 
 
@@ -242,7 +243,7 @@ def traced(event):
 
 
 def put(path, value):
-    """Return a function that assigns a value at a path of the learner, and the access that it needs."""
+    """Return a function that assigns a value at a path of the learner, and the access that it requires."""
     *names, last = path.split(".")
     access = Append() if path == "step.skip" else Write()
     for name in reversed([*names, last]):
@@ -274,12 +275,12 @@ RATE = "hyperparams.learning_rate"
     ids=["text", "none", "vector", "no-params", "part", "texts", "doubles"],
 )
 @pytest.mark.parametrize("where", [AtStepEnd, InInit])
-def test_values_written_on_the_host(path, value, difference, where, refuses):
+def test_invalid_value_written_on_host_raises(path, value, difference, where, refuses):
     bad = where(*put(path, value))
     refuses(lambda log: testlearner(log, bad).fit(1), DeclarationError, CHANGES.format(path, difference))
 
 
-NO_ARRAY = "What Does() writes to `{}` has {}, which JAX cannot take as an array of numbers."
+NO_ARRAY = "What Does() writes to `{}` has {}, which JAX cannot use as an array of numbers."
 
 
 @pytest.mark.parametrize(
@@ -299,19 +300,19 @@ NO_ARRAY = "What Does() writes to `{}` has {}, which JAX cannot take as an array
     ],
     ids=["xs", "outputs", "own", "loss", "constant", "grads", "skip", "number", "rate", "none", "params"],
 )
-def test_values_written_while_the_step_is_traced(event, path, value, first, refuses):
+def test_invalid_value_written_while_tracing_raises(event, path, value, first, refuses):
     bad = traced(event)(*put(path, value))
     refuses(lambda log: testlearner(log, bad), TraceError, first)
 
 
 @pytest.mark.parametrize("returned", [jnp.zeros(2), (1, 2), False, {"w": 0.0}], ids=["array", "tuple", "bool", "dict"])
-def test_what_a_traced_handler_returns(returned, refuses):
+def test_return_value_of_traced_handler_raises(returned, refuses):
     bad = traced(BackwardEnd)(lambda learner: returned, {"step": {"grads": Write()}})
-    kind = type(returned).__name__
+    shown = shapes(returned)
     refuses(
         lambda log: testlearner(log, bad),
         TraceError,
-        f"The traced handler Does().handle returns {kind}, which nobody takes.",
+        f"The traced handler Does().handle returned {shown}, and return values of handlers have no effect.",
     )
 
 
@@ -328,7 +329,7 @@ def test_what_a_traced_handler_returns(returned, refuses):
             lambda learner: setattr(learner, "params", 5),
             {"params": Read()},
             AccessError,
-            "Does() declares only to read `params`, and writes it.",
+            "Does() declares only Read() on `params`, but writes it.",
         ),
         (
             lambda learner: setattr(learner.data, "training", 5),
@@ -346,12 +347,12 @@ def test_what_a_traced_handler_returns(returned, refuses):
             lambda learner: setattr(learner, "loss_fn", 5),
             {"loss_fn": Write()},
             AccessError,
-            "Does() assigns `loss_fn`, which cannot be exchanged while a Learner exists.",
+            "Does() assigns `loss_fn`, which is fixed when the Learner is built.",
         ),
     ],
     ids=["undeclared", "read", "data", "model", "loss"],
 )
-def test_in_init(function, access, kind, first, refuses):
+def test_invalid_init_raises(function, access, kind, first, refuses):
     refuses(lambda log: testlearner(log, InInit(function, access)), kind, first)
 
 
@@ -366,7 +367,7 @@ def test_in_init(function, access, kind, first, refuses):
     ],
     ids=["list", "access", "init", "traced", "twice"],
 )
-def test_a_set_that_is_refused_leaves_the_one_at_work_and_the_refused_free(change):
+def test_rejected_callbacks_leave_learner_unchanged(change):
     learner, refused = testlearner(good := EventLog(), batches=1, validation_batches=0), EventLog()
     with pytest.raises((DeclarationError, CheckError, TraceError)):
         change(learner.callbacks, refused)

@@ -1,4 +1,4 @@
-"""Parts of a Learner that cannot be meant: model, parameters, loss, optimizer, phases, sizes, the list of callbacks."""
+"""Invalid arguments of a Learner: model, parameters, loss, optimizer, phases, sizes, and the list of callbacks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fluxcb import DataError, DeclarationError, Learner, ThreadExecutor, TraceEr
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import EventLog
 
-NO_ARRAY = "{} has {}, which JAX cannot take as an array of numbers."
+NO_ARRAY = "{} has {}, which JAX cannot use as an array of numbers."
 BATCH = np.zeros(4, np.float32)
 INIT, APPLY = lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs
 
@@ -60,7 +60,7 @@ def from_loss(log, params=None, loss_fn=mean, optimizer=None, **given):
         ((lambda key, xs: {"w": "a"}, APPLY), NO_ARRAY.format("`params`", "str 'a' at `params['w']`")),
     ],
 )
-def test_models(model, first, refuses):
+def test_invalid_models_raise(model, first, refuses):
     refuses(lambda log: learner(log, model), DeclarationError, first)
 
 
@@ -83,11 +83,11 @@ def test_models(model, first, refuses):
         *["object", "text", "set", "function", "leaf-text", "list", "deep", "huge", "byte-order", "texts", "objects"],
     ],
 )
-def test_parameters_that_are_no_arrays(params, shown, refuses):
+def test_params_that_are_not_arrays_raise(params, shown, refuses):
     refuses(lambda log: from_loss(log, params), DeclarationError, NO_ARRAY.format("`params`", shown))
 
 
-def test_parameters_that_are_gone(refuses):
+def test_deleted_params_raise(refuses):
     x = jnp.zeros(3)
     x.delete()
     shown = "an array that has been deleted (float32[3]) at `params['w']`"
@@ -104,11 +104,11 @@ def test_parameters_that_are_gone(refuses):
     ],
     ids=["bool", "int", "uint8", "key"],
 )
-def test_parameters_without_a_gradient(leaf, first, refuses):
+def test_params_without_gradient_raise(leaf, first, refuses):
     refuses(lambda log: from_loss(log, {"w": leaf}), DeclarationError, first)
 
 
-def test_parameters_whose_names_have_no_order(refuses):
+def test_params_with_unsortable_names_raise(refuses):
     given = {"a": jnp.zeros(()), 1: jnp.zeros(())}
     refuses(lambda log: from_loss(log, given), DeclarationError, "`params` has a dict whose keys cannot be sorted.")
 
@@ -122,24 +122,24 @@ def test_parameters_whose_names_have_no_order(refuses):
         (coroutine, "`loss_fn` is a coroutine function; it must return the loss."),
         (generator, "`loss_fn` is a generator function; it must return the loss."),
         (
-            lambda params, batch: jnp.mean(params["w"]),
-            "`loss_fn` takes (params, batch), and is called as `loss_fn(params, batch, key)`.",
+            lambda params: jnp.mean(params["w"]),
+            "`loss_fn` takes (params), and is called as `loss_fn(params, batch, key)`.",
         ),
     ],
     ids=["number", "name", "array", "coroutine", "generator", "arguments"],
 )
 @pytest.mark.parametrize("data", [[BATCH], None], ids=["data", "no-data"])
-def test_losses_that_cannot_be_called(loss_fn, first, data, refuses):
+def test_losses_that_cannot_be_called_raise(loss_fn, first, data, refuses):
     refuses(lambda log: from_loss(log, loss_fn=loss_fn, data=data), DeclarationError, first)
 
 
-def test_a_loss_of_outputs_that_takes_a_batch(refuses):
+def test_loss_of_outputs_with_batch_raises(refuses):
     first = "`loss_fn` takes (params, batch, key), and is called as `loss_fn(outputs, ys)`."
     refuses(lambda log: learner(log, loss_fn=mean), DeclarationError, first)
 
 
 CONSTANT = "The loss does not depend on `params`."
-PAIR = "The loss function returned a tuple of {}; it returns the loss, or a pair `(loss, aux)`."
+PAIR = "The loss function returned a tuple of {}; it must return the loss or a pair `(loss, aux)`."
 
 
 @pytest.mark.parametrize(
@@ -166,11 +166,11 @@ PAIR = "The loss function returned a tuple of {}; it returns the loss, or a pair
             "`LossTrainingPhase.step` needs a value in Python: "
             "The numpy.ndarray conversion method __array__() was called on traced array with shape float32[]",
         ),
-        (None, "This Learner has no loss function, and its phase calls one."),
+        (None, "This Learner has no loss function, but its phase calls one."),
     ],
     ids=["constant", "batch", "comparison", "stop", "one", "three", "aux", "function", "branch", "numpy", "none"],
 )
-def test_losses_that_cannot_be_trained(loss_fn, first, refuses):
+def test_losses_that_cannot_be_differentiated_raise(loss_fn, first, refuses):
     refuses(lambda log: from_loss(log, loss_fn=loss_fn), TraceError, first)
 
 
@@ -182,11 +182,12 @@ WHOLE = "`{}` must be a whole number of at least 1, not {!r}."
     [
         ({"optimizer": "adam"}, "`optimizer` must be an optax optimizer, not 'adam'."),
         ({"key": 2**70}, f"`key` must be a seed of at most 64 bits, not {2**70}."),
-        ({"key": np.int32(3)}, "`key` must be an int or a typed random key, not np.int32(3)."),
+        ({"key": np.float32(3)}, "`key` must be an int or one random key, not np.float32(3.0)."),
+        ({"key": np.bool_(True)}, "`key` must be an int or one random key, not np.True_."),
         ({"phases": 5}, "`phases` must be a list of phase instances, not 5."),
         ({"phases": "training"}, "`phases` must be a list of phase instances, not 'training'."),
         ({"phases": TrainingPhase()}, "`phases` must be a list of phase instances, not TrainingPhase()."),
-        ({"phases": [5]}, "`phases` contains 5, which is no phase instance."),
+        ({"phases": [5]}, "`phases` contains 5, which is not a phase instance."),
         ({"executor": ThreadExecutor}, "`executor` must be an executor, not the class `ThreadExecutor`."),
         ({"executor": "thread"}, "`executor` must be an executor, not 'thread'."),
         ({"program": 5}, "`program` is 'loop', 'straight' or None, not 5."),
@@ -196,11 +197,11 @@ WHOLE = "`{}` must be a whole number of at least 1, not {!r}."
     ],
     ids=str,
 )
-def test_settings(given, first, refuses):
+def test_invalid_settings_raise(given, first, refuses):
     refuses(lambda log: from_loss(log, **given), DeclarationError, first)
 
 
-LISTED = "The callbacks list contains {}, which is no callback instance."
+LISTED = "The callbacks list contains {}, which is not a callback instance."
 
 
 @pytest.mark.parametrize(
@@ -212,21 +213,21 @@ LISTED = "The callbacks list contains {}, which is no callback instance."
         (lambda log: "abc", LISTED.format("'a'")),
         (lambda log: {"log": log}, LISTED.format("'log'")),
         (lambda log: [log, 5], LISTED.format("5")),
-        (lambda log: [log, EventLog], LISTED.format("<class 'fluxcb.testing.EventLog'>")),
+        (lambda log: [log, EventLog], LISTED.format("the class `EventLog`")),
         (lambda log: [[log]], LISTED.format("[EventLog()]")),
         (lambda log: [print, log], LISTED.format("<built-in function print>")),
         (
             lambda log: [log, log],
-            "The callback EventLog() stands in the list twice; first as EventLog() at position 0.",
+            "The callback EventLog() appears twice in the list; first as EventLog() at position 0.",
         ),
         (
             lambda log: [log, every(log, steps=2)],
-            "The callback EventLog() at EverySteps(steps=2) stands in the list twice; "
+            "The callback EventLog() at EverySteps(steps=2) appears twice in the list; "
             "first as EventLog() at position 0.",
         ),
     ],
 )
-def test_lists_of_callbacks(items, first, refuses):
+def test_invalid_callbacks_raise(items, first, refuses):
     refuses(lambda log: from_loss(log, callbacks=items(log)), DeclarationError, first)
 
 
@@ -234,5 +235,5 @@ def test_lists_of_callbacks(items, first, refuses):
 @pytest.mark.parametrize(
     ("batch", "shown"), [("abc", "str 'abc'"), ([["a"]], "str 'a' at `example_batch[0][0]`")], ids=["text", "texts"]
 )
-def test_example_batches(make, batch, shown, refuses):
+def test_invalid_example_batches_raise(make, batch, shown, refuses):
     refuses(lambda log: make(log, data=None, example_batch=batch), DataError, NO_ARRAY.format("`example_batch`", shown))

@@ -1,6 +1,6 @@
-"""Numbers, counts, periods and choices that cannot be meant, given to callbacks, schedules and loggers.
+"""Invalid numbers, counts, periods and choices in callbacks, schedules and loggers.
 
-Any argument may be given one by mistake: below its range, NaN, infinite, a text, a bool, None, an array.
+The invalid values are below the range, NaN, infinite, a string, a bool, None, or an array.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAN, INF = math.nan, math.inf
 ABOVE, FROM, BETWEEN = (
     "{} must be a number above {}, not {!r}.",
     "{} must be a number of at least {}, not {!r}.",
-    "{} must be at least 0 and below 1, not {!r}.",
+    "{} must be a number of at least 0 and below 1, not {!r}.",
 )
 NUMBERS = {
     "`max_norm` of ClipGradients": (ABOVE, 0, cb.ClipGradients),
@@ -51,14 +51,14 @@ NUMBERS = {
 
 @pytest.mark.parametrize("what", NUMBERS)
 @pytest.mark.parametrize("value", [-1, NAN, INF, "0.5", True, None, np.zeros(2)], ids=str)
-def test_numbers(what, value, told):
+def test_invalid_numbers_raise(what, value, told):
     template, bound, make = NUMBERS[what]
     first = template.format(what, value) if template is BETWEEN else template.format(what, bound, value)
     told(lambda: make(value), DeclarationError, first)
 
 
 @pytest.mark.parametrize("value", [0.0, -1, NAN, INF, "3", True, None], ids=str)
-def test_seconds(value, told):
+def test_invalid_seconds_raise(value, told):
     first = f"The period of `EverySeconds` (seconds) must be a number above 0, not {value!r}."
     told(lambda: EverySeconds(value), DeclarationError, first)
     if value is not None:
@@ -82,7 +82,7 @@ COUNTS = {
 
 @pytest.mark.parametrize("what", COUNTS)
 @pytest.mark.parametrize("value", [0, -1, 1.5, NAN, "3", True], ids=str)
-def test_counts(what, value, told):
+def test_invalid_counts_raise(what, value, told):
     told(lambda: COUNTS[what](value), DeclarationError, WHOLE.format(what, value))
 
 
@@ -94,11 +94,17 @@ def test_counts(what, value, told):
             "`window` of LossSpikeGuard (steps) must be a whole number of at least 3, not 2.",
         ),
         (lambda: cb.CheckNumerics(None), '`at` of CheckNumerics must be "step" or "trigger", not None.'),
-        (lambda: cb.StepTimeout(1, action="exit"), '`action` of `StepTimeout` is "warn" or "abort", not \'exit\'.'),
-        (lambda: cb.InjectShell(shell="zsh"), '`shell` of `InjectShell` is "ipython" or "pdb", not \'zsh\'.'),
+        (
+            lambda: cb.StepTimeout(1, action="exit"),
+            '`action` of `StepTimeout` must be "warn" or "abort", not \'exit\'.',
+        ),
+        (
+            lambda: cb.InjectShell(shell="zsh"),
+            '`shell` of `InjectShell` must be "pdb" or "ipython" or None, not \'zsh\'.',
+        ),
         (
             lambda: cb.ScheduledHyperParamSetter("learning_rate", [(1, 0.1)], "cubic"),
-            "`interp` of `ScheduledHyperParamSetter` is \"linear\" or None, not 'cubic'.",
+            "`interp` of `ScheduledHyperParamSetter` must be \"linear\" or None, not 'cubic'.",
         ),
         (
             lambda: cb.BinaryClassificationStats("outputs", threshold=NAN),
@@ -106,10 +112,10 @@ def test_counts(what, value, told):
         ),
         (
             lambda: cb.StatMonitorParamSetter("learning_rate", "loss", abs, NAN, 3),
-            "`threshold` of `StatMonitorParamSetter` must be a finite number, 0 or more, not nan.",
+            "`threshold` of `StatMonitorParamSetter` must be a number of at least 0, not nan.",
         ),
     ],
     ids=["window", "at", "action", "shell", "interp", "threshold", "change"],
 )
-def test_choices(make, first, told):
+def test_invalid_choices_raise(make, first, told):
     told(lambda: make(), DeclarationError, first)

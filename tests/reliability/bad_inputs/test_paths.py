@@ -1,4 +1,4 @@
-"""Files and folders that cannot be written to, and things that are none."""
+"""Files and folders that cannot be written, and values that are not paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fluxcb.testing import testlearner
     ],
     ids=["MetricsPrinter", "ModelSummary", "ProgressBar", "TimeLeft", "PrintArrays", "StepTimeout", "ConsoleBackend"],
 )
-def test_a_file_that_is_not_open(make, file, told, request):
+def test_closed_file_raises(make, file, told, request):
     owner = {"TimeLeft": "EstimatedTimeLeft"}.get(name := request.node.callspec.id.split("-")[0], name)
     told(lambda: make(file), DeclarationError, f"`file` of `{owner}` must be an open text file, not {file!r}.")
 
@@ -36,7 +36,7 @@ def test_a_file_that_is_not_open(make, file, told, request):
     [
         (lambda path: cb.DumpArrays("step.loss", path), "`folder` of `DumpArrays` must be a path, not {!r}."),
         (lambda path: cb.DumpImages("step.xs", path), "`folder` of `DumpImages` must be a path, not {!r}."),
-        (cb.PredictionWriter, "`PredictionWriter` takes a path, not {!r}."),
+        (cb.PredictionWriter, "`path` of `PredictionWriter` must be a path, not {!r}."),
         (lambda path: cb.Profiler(path, (1, 2)), "`Profiler` takes a path, not {!r}."),
         (log_to.File, "`File` takes a path, not {!r}."),
         (lambda path: testlearner().callbacks.trace(path).__enter__(), "`trace` takes a path, not {!r}."),
@@ -44,13 +44,13 @@ def test_a_file_that_is_not_open(make, file, told, request):
     ids=["DumpArrays", "DumpImages", "PredictionWriter", "Profiler", "File", "trace"],
 )
 @pytest.mark.parametrize("path", [5, None, ["a"]], ids=str)
-def test_paths_that_are_none(make, first, path, told):
+def test_invalid_paths_raise(make, first, path, told):
     told(lambda: make(path), DeclarationError, first.format(path))
 
 
 @pytest.mark.parametrize("path", [5, None, ""], ids=repr)
 @pytest.mark.parametrize("backend", [log_to.CSVBackend, log_to.JSONLinesBackend])
-def test_logs_without_a_path(backend, path, told):
+def test_logs_without_path_raise(backend, path, told):
     first = f"{backend.__name__}({str(path)!r}) takes a path, not {path!r}."
     told(lambda: backend(path), DeclarationError, first)
 
@@ -68,7 +68,7 @@ LONG = "a" * 300
     ids=["null", "long", "long-folder"],
 )
 @pytest.mark.parametrize("backend", [log_to.CSVBackend, log_to.JSONLinesBackend])
-def test_logs_that_cannot_be_named_so(backend, path, why, told):
+def test_invalid_log_names_raise(backend, path, why, told):
     first = f"{backend.__name__}({path!r}) cannot write to {path!r}: {why}."
     told(lambda: testlearner(cb.Monitors(backend(path))), DeclarationError, first)
 
@@ -83,12 +83,13 @@ def test_logs_that_cannot_be_named_so(backend, path, why, told):
     ],
     ids=["null", "long", "folder", "no-folder"],
 )
-def test_traces(path, why, told):
+def test_invalid_trace_paths_raise(path, why, told):
     def enter():
         with testlearner().callbacks.trace(path):
             pytest.fail("the trace has begun")
 
-    told(enter, DeclarationError, f"The trace cannot be written to `{path}`: {why}.")
+    shown = path.replace("\0", r"\x00")  # control characters are escaped in messages
+    told(enter, DeclarationError, f"The trace cannot be written to `{shown}`: {why}.")
 
 
 @pytest.mark.parametrize("where", ["file", "file/deeper"])
@@ -99,12 +100,12 @@ def test_traces(path, why, told):
         (lambda path: cb.DumpImages("step.xs", path), "`DumpImages` cannot write to the folder `{}`."),
         (
             lambda path: cb.Monitors(log_to.JSONLinesBackend(f"{path}/log")),
-            "JSONLinesBackend('{}/log') cannot write to {}/log: {} is a file, and no folder can be made in it.",
+            "JSONLinesBackend('{}/log') cannot write to {}/log: {} is a file, so no folder can be created in it.",
         ),
     ],
     ids=["DumpArrays", "DumpImages", "JSONLinesBackend"],
 )
-def test_folders_that_are_files(make, first, where, told, tmp_path):
+def test_file_instead_of_folder_raises(make, first, where, told, tmp_path):
     (tmp_path / "file").write_text("mine")
     path, there = f"../{where}", "../file"
     told(lambda: testlearner(make(path)), DeclarationError, first.format(path, path, there))

@@ -1,4 +1,4 @@
-"""Things of the wrong kind, given to callbacks, loggers and criteria: no names, no functions, no backends."""
+"""Arguments of the wrong type in callbacks, loggers and criteria: names, functions and backends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def generator(learner):
     yield learner
 
 
-PATHS = "`{}` takes paths of values, which begin with {}, not {!r}."
+PATHS = "`{}` expects paths that begin with {}; got {!r}."
 ANY = "`step`, `params`, `model_state`, `opt_state`, `hyperparams` or `cbstate`"
 
 
@@ -39,7 +39,7 @@ ANY = "`step`, `params`, `model_state`, `opt_state`, `hyperparams` or `cbstate`"
     ],
     ids=["DumpArrays", "PrintArrays", "ProcessArrays", "MovingAverage", "LogSummaries"],
 )
-def test_names_of_values(names, make, owner, roots, told):
+def test_invalid_value_names_raise(names, make, owner, roots, told):
     wrong = 5 if isinstance(names, list) else names
     told(lambda: make(names), DeclarationError, PATHS.format(owner, roots, wrong))
 
@@ -58,11 +58,11 @@ RUNS = "`fn` of `RunFunction` must run when it is called; `{}` is {}."
         ),
         (
             lambda: cb.CustomCallback(coroutine, StepEnd),
-            "The function `coroutine` is a coroutine function; it must run when it is called.",
+            "`fn` of `CustomCallback` must run when it is called; `coroutine` is a coroutine function.",
         ),
         (
             lambda: cb.CustomCallback(generator, StepEnd),
-            "The function `generator` is a generator function; it must run when it is called.",
+            "`fn` of `CustomCallback` must run when it is called; `generator` is a generator function.",
         ),
         (lambda: when(EventLog(), coroutine), "The function of `when` is a coroutine function."),
         (
@@ -71,13 +71,13 @@ RUNS = "`fn` of `RunFunction` must run when it is called; `{}` is {}."
         ),
         (
             lambda: cb.Scheduler({"learning_rate": lambda: 0.1}),
-            "The schedule of `learning_rate` takes (), and is called with the step.",
+            "The schedule of `learning_rate` must be a number or a function of the step; `<lambda>` takes ().",
         ),
         (
             lambda: cb.Metric(lambda outputs: 0.0, name="m"),
-            "The function of the metric `m` takes (outputs), and is called with outputs, ys.",
+            "The function of the metric `m` takes (outputs), but is called with outputs, ys.",
         ),
-        (lambda: cb.Metric(abs, name=5), "`name` of `Metric` must be a text, not 5."),
+        (lambda: cb.Metric(abs, name=5), "`name` of `Metric` must be a string, not 5."),
         *(
             (
                 lambda needs=needs: cb.Metric(cb.accuracy, needs=needs),
@@ -87,14 +87,17 @@ RUNS = "`fn` of `RunFunction` must run when it is called; `{}` is {}."
         ),
     ],
 )
-def test_functions(make, first, told):
+def test_invalid_functions_raise(make, first, told):
     told(lambda: make(), DeclarationError, first)
 
 
 @pytest.mark.parametrize(
     ("make", "first"),
     [
-        (lambda: cb.InferenceRunner([1.0], 5), "`InferenceRunner` takes inferencers, not 5."),
+        (
+            lambda: cb.InferenceRunner([1.0], 5),
+            "Each inferencer of `InferenceRunner` must be an `Inferencer`, not 5.",
+        ),
         (
             lambda: cb.InferenceRunner([1.0], cb.ScalarStats("loss"), average=5),
             "`average` of `InferenceRunner` must be the name of averaged parameters in `cbstate`, not 5.",
@@ -108,10 +111,10 @@ def test_functions(make, first, told):
         ),
         (lambda: cb.ScalarStats(5), "`ScalarStats` takes the names of step values, not 5."),
         (lambda: cb.PredictionWriter("a.npz", 5), "`PredictionWriter` takes the names of step values, not 5."),
-        (lambda: cb.SanityCheck(5), "`SanityCheck` takes checks, not 5."),
+        (lambda: cb.SanityCheck(5), "Each check of `SanityCheck` must be a `Check`, not 5."),
         (
             lambda: cb.LogHistograms(5),
-            "`of` of LogHistograms names some of `params`, `grads`, `updates`, each once, not 5.",
+            "`of` of LogHistograms must name some of `params`, `grads`, `updates`, each once, not 5.",
         ),
         (lambda: cb.find_learning_rate(5), "`find_learning_rate` takes a Learner, not 5."),
         (lambda: inject(5), "`inject` takes a factory of optimizers, not int."),
@@ -119,15 +122,15 @@ def test_functions(make, first, told):
             lambda: inject(optax.adam(0.1), learning_rate=0.1),
             "`inject` takes a factory of optimizers, not GradientTransformationExtraArgs.",
         ),
-        (lambda: inject(optax.sgd), "`sgd` needs `learning_rate`, which `inject` was not given."),
+        (lambda: inject(optax.sgd), "`sgd` needs `learning_rate`, which was not passed to `inject`."),
         (
             lambda: inject(optax.sgd, learning_rate="high"),
-            "`inject` takes numbers and schedules, and `learning_rate` is 'high'.",
+            "`inject` takes numbers and schedules, but `learning_rate` is 'high'.",
         ),
         (lambda: stop.stopping_time(stop.Patience(), 5), "`stopping_time` takes a list of losses, not 5."),
         (lambda: log_to.Text(5), "`Text` takes a str, not int 5."),
-        (lambda: log_to.Image("cat.png"), "An image is made of numbers, not str 'cat.png'."),
-        (lambda: log_to.Audio("song.wav", 16000), "Audio is made of numbers, not str 'song.wav'."),
+        (lambda: log_to.Image("cat.png"), "An image takes numbers, not str 'cat.png'."),
+        (lambda: log_to.Audio("song.wav", 16000), "Audio takes numbers, not str 'song.wav'."),
         (
             lambda: log_to.Audio(np.zeros(5, np.int16), 16000),
             "Audio is floating point of shape [samples] or [samples, channels] with 1 or 2 channels, "
@@ -143,7 +146,7 @@ def test_functions(make, first, told):
         ),
         (
             lambda: log_to.log_to(5, "a", log_to.Value(1.0), step=1),
-            "`log_to` logs to backends, and 5 is none.",
+            "`log_to` logs to backends, but 5 is not a backend.",
         ),
         (
             lambda: log_to.log_to(log_to.ConsoleBackend(), 5, log_to.Value(1.0), step=1),
@@ -154,13 +157,13 @@ def test_functions(make, first, told):
             lambda: fluxcb.callbacks_as_hook(5, {"loss": 0.0}),
             "`callbacks` must be a list of callback instances, not 5.",
         ),
-        (lambda: fluxcb.check([5]), "The callbacks list contains 5, which is no callback instance."),
+        (lambda: fluxcb.check([5]), "The callbacks list contains 5, which is not a callback instance."),
     ],
 )
-def test_things(make, first, told):
+def test_invalid_objects_raise(make, first, told):
     told(lambda: make(), DeclarationError, first)
 
 
-def test_batches_for_the_learning_rate_finder(told):
+def test_non_iterable_data_of_learning_rate_finder_raises(told):
     first = "`data` of `find_learning_rate` is int, which cannot be iterated."
     told(lambda: cb.find_learning_rate(testlearner(), data=5), DataError, first)

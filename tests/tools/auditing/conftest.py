@@ -1,4 +1,4 @@
-"""Audits of small sets, and their findings compared by whole texts."""
+"""Fixtures that audit small sets and compare the complete texts of the findings."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fluxcb.testing import testlearner
 
 @pytest.fixture
 def audited():
-    """Return a function that audits a set of callbacks, given by their makers, on the small Learner."""
+    """Return a function that audits callbacks, given as functions that create them, on the small Learner."""
 
     def audit(*makers, **kwargs):
         return audit_learner(lambda: testlearner(*(make() for make in makers), **kwargs))
@@ -18,7 +18,7 @@ def audited():
 
 @pytest.fixture
 def problems(refused):
-    """Return a function that asserts which problems an audit found, by their kinds and whole texts."""
+    """Return a function that asserts the problems that an audit found, by kind and complete text."""
 
     def check(audit, *texts):
         assert len(audit.problems) == len(texts), "\n".join(map(str, audit.problems))
@@ -33,7 +33,7 @@ def problems(refused):
 
 @pytest.fixture
 def advice(refused):
-    """Return a function that asserts what an audit advises, by whole texts, and that it found no problem."""
+    """Return a function that asserts the complete advice of an audit without problems."""
 
     def check(audit, *texts):
         assert (audit.problems, len(audit.advice)) == ([], len(texts)), "\n".join(audit.advice)

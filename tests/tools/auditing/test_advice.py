@@ -1,4 +1,4 @@
-"""What an audit advises: of permissions that nothing uses, and of handlers that hold the device up."""
+"""The advice of an audit: unused permissions, and handlers that wait for the device."""
 
 import jax.numpy as jnp
 import optax
@@ -8,11 +8,11 @@ from fluxcb.callbacks import CustomCallback
 from fluxcb.events import EpochEnd, FitEnd, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 
-DECIDES = "what is declared decides about order, conflicts and what leaves the device, used or not"
+DECIDES = "declared access determines order, conflicts and device-to-host transfers, even if it is unused"
 
 
 class TooMuch(Callback):
-    """Declares what it does not touch, writes what it only reads, and has handlers that are not due, or never come."""
+    """Declare unused access, write access that is only read, and handlers that are not due or never run."""
 
     def stateaccess(self):  # too-much
         return {
@@ -49,7 +49,7 @@ class Rarely(Callback):
 
 
 class Saved(HostEvent):
-    """An event that nobody emits here."""
+    """An event that is never emitted here."""
 
 
 class Waits(Callback):
@@ -66,21 +66,21 @@ def advice_about(what, fix):
         f"TooMuch() declares {what} in 2 steps.\n"
         "  where: TooMuch.stateaccess  <@too-much>\n"
         f"  why:   {DECIDES}\n"
-        f"  fix:   {fix}, unless a longer training needs it"
+        f"  fix:   {fix}, unless longer training needs it"
     )
 
 
-def test_permissions_that_nothing_uses(audited, advice):
-    out = "take it out of `stateaccess`"
+def test_unused_permissions_are_reported(audited, advice):
+    out = "remove it from `stateaccess`"
     advice(
         audited(TooMuch, validation_batches=0),
-        advice_about("Read() on `step.grads`, and never reads it", out),
-        advice_about("Read() on `step.updates`, and never reads it", out),
-        advice_about("Write() on `params`, and only reads it", "declare Read()"),
+        advice_about("Read() on `step.grads`, but never reads it", out),
+        advice_about("Read() on `step.updates`, but never reads it", out),
+        advice_about("Write() on `params`, but only reads it", "declare Read()"),
     )
 
 
-def test_who_was_not_due_may_need_what_it_declares(audited):
+def test_callback_that_never_ran_is_not_reported(audited):
     audit = audited(lambda: every(Rarely(), steps=100), Waits)
     assert (audit.problems, audit.advice) == ([], [])
     assert audited(Waits).advice == []
@@ -107,7 +107,7 @@ class Norms(Callback):
         float(learner.step.loss)
 
 
-def test_reads_of_the_device(audited, advice):
+def test_device_reads_are_counted(audited, advice):
     audit = audited(Norms)
     assert audit.problems == []
     assert audit.syncs == {
@@ -119,9 +119,9 @@ def test_reads_of_the_device(audited, advice):
         audit,
         "Norms().show makes the host read `params` from the device, 2 times in 2 calls, at StepEnd x TrainingPhase.\n"
         "  where: Norms.show  <@norms>\n"
-        "  why:   at such a step the device waits for the host, and runs no steps ahead\n"
+        "  why:   at each of these steps, the device waits for the host instead of running ahead\n"
         "  fix:   run it less often: `every(Norms(...), steps=100)`\n"
-        "     or: compute in a traced handler what it needs of them, and read that",
+        "     or: compute the values that it needs in a traced handler, and read only those",
     )
     assert audited(lambda: every(Norms(), steps=2)).advice == []
 
@@ -135,20 +135,20 @@ class Ends(Callback):
         raise CancelFitting("enough")
 
 
-def test_a_training_that_ends_early_is_told(audited, advice):
+def test_early_end_of_training_is_reported(audited, advice):
     advice(
         audited(Ends),
-        "The training ended after 1 of 2 steps: enough.\n  why:   what would have come then was not audited",
+        "The training ended after 1 of 2 steps: enough.\n  why:   the remaining steps were not audited",
     )
 
 
-def test_a_hyperparameter_that_is_only_read(audited):
+def test_hyperparameter_that_is_only_read_is_reported(audited):
     access = {"hyperparams": {"learning_rate": Write()}}
     audit = audited(
         lambda: CustomCallback(lambda learner: float(learner.hyperparams.learning_rate), EpochEnd, access=access),
         optimizer=inject(optax.sgd, learning_rate=0.5),
     )
     assert [text.splitlines()[0] for text in audit.advice] == [
-        "CustomCallback(<lambda>, EpochEnd) declares Write() on `hyperparams.learning_rate`, and only reads it in 2 "
+        "CustomCallback(<lambda>, EpochEnd) declares Write() on `hyperparams.learning_rate`, but only reads it in 2 "
         "steps."
     ]

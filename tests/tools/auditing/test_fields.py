@@ -1,4 +1,4 @@
-"""The audit of callbacks' fields: state that is not saved is found, and what is no state is let be; copies of lists."""
+"""The audit of callback fields finds state that is not saved, and ignores other fields."""
 
 import io
 import sys
@@ -15,7 +15,7 @@ from fluxcb.events import FitBegin, FitEnd, StepEnd
 from fluxcb.phases import Phase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
-RESUMED = "a training that goes on from a checkpoint would differ from one that was never interrupted"
+RESUMED = "a run that resumes from a checkpoint would differ from an uninterrupted run"
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ class UnloadableCounter(SavedCounter):
 
 
 class Keeps(Callback):
-    """Keep plain data of all kinds, and a class's own default."""
+    """Keep plain data of all kinds, and a class attribute."""
 
     best = None
 
@@ -68,7 +68,7 @@ class Keeps(Callback):
 
 
 @pytest.mark.parametrize("wrap", [lambda callback: callback, lambda callback: every(callback, steps=1)])
-def test_a_field_that_changes_and_is_not_saved(audited, problems, wrap):
+def test_unsaved_field_is_reported(audited, problems, wrap):
     label = repr(wrap(Counter()))
     problems(
         audited(lambda: wrap(Counter())),
@@ -80,17 +80,18 @@ def test_a_field_that_changes_and_is_not_saved(audited, problems, wrap):
     )
 
 
-def test_a_field_that_is_saved_is_in_order(audited):
+def test_saved_field_is_accepted(audited):
     assert audited(SavedCounter).problems == []
 
 
-def test_what_does_not_come_back_is_told(audited, problems):
+def test_incomplete_load_state_dict_is_reported(audited, problems):
     problems(
         audited(HalfSavedCounter),
-        "CheckError: `load_state_dict` of HalfSavedCounter() does not bring back what its `state_dict` gave.\n"
+        "CheckError: `load_state_dict` of HalfSavedCounter() does not restore the values that its `state_dict` "
+        "returns.\n"
         "  where: HalfSavedCounter.load_state_dict  <@half-saved-counter>\n"
         f"  why:   {RESUMED}\n"
-        "  fix:   assign there whatever `state_dict` returns",
+        "  fix:   assign all values that `state_dict` returns",
         "CheckError: HalfSavedCounter() changes its field `steps` during training (from 0 to 2), and does not save "
         "it.\n"
         "  where: HalfSavedCounter.load_state_dict  <@half-saved-counter>\n"
@@ -105,7 +106,7 @@ def test_what_does_not_come_back_is_told(audited, problems):
     )
 
 
-def test_plain_data_of_all_kinds_count_as_state(audited):
+def test_all_kinds_of_plain_data_are_state(audited):
     changes = "Keeps() changes its field `{}` during training (from {} to {}), and does not save it."
     assert [problem.what for problem in audited(Keeps).problems] == [
         changes.format("losses", "[]", "[1, 2]"),
@@ -115,7 +116,7 @@ def test_plain_data_of_all_kinds_count_as_state(audited):
 
 
 class Table:
-    """Like tables and tensors of other libraries, it compares element by element, and has no truth value."""
+    """Compare element by element and have no truth value, like tables and tensors of other libraries."""
 
     dtype = "theirs"
 
@@ -126,7 +127,7 @@ class Table:
 
 
 class Meter:
-    """An object of the user's: what it holds is its own affair."""
+    """A user object whose contents are not inspected."""
 
     def __init__(self):
         self.value = 0
@@ -142,12 +143,12 @@ class Objects(Callback):
         self.meter.value += 1
 
 
-def test_objects_are_not_looked_into():
+def test_objects_are_not_inspected():
     assert audit_learner(lambda: testlearner(Objects())).problems == []
 
 
 class Handles(Callback):
-    """Its fields change, and none is state: clocks, a file, a lock, objects that hold such things."""
+    """Keep changing fields that are not state: clocks, a file, a lock, and objects that hold them."""
 
     def __init__(self):
         self.began = 0.0
@@ -167,14 +168,14 @@ class Handles(Callback):
         self.ended = time.time_ns()
 
 
-def test_clocks_files_and_locks_are_no_state(audited):
+def test_clocks_files_and_locks_are_not_state(audited):
     assert audited(Handles).problems == []
 
 
 # -- copies ------------------------------------------------------------------------------------------------------------
 
 
-def test_copies_of_a_list_leave_the_list_as_it_was():
+def test_copying_list_does_not_change_it():
     shared = {"hits": []}
     first, second = Counter(), Keeps()
     first.shared = second.shared = shared
@@ -196,7 +197,7 @@ def test_copies_of_a_list_leave_the_list_as_it_was():
     assert one.shared == shared
 
 
-def test_what_cannot_be_copied_is_shared():
+def test_uncopyable_fields_are_shared():
     callback = Counter()
     callback.open = [sys.stdout, {"lock": threading.Lock()}]
     callback.pair = (callback, np.zeros(2))

@@ -1,4 +1,4 @@
-"""The audit of order and windows: what they change is found, and not confused with anything else."""
+"""The audit finds results that depend on the list order or on windows, and nothing else."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from fluxcb.testing import EventLog, testlearner
 
 
 class Places(Callback):
-    """Multiply the gradients by its place among all that note theirs: Append() says that places do not matter."""
+    """Multiply the gradients by the position of the callback, although it declares Append(), which ignores order."""
 
     def stateaccess(self):
         return {"step": {"grads": Write()}, "cbstate": {"places": Append()}}
@@ -41,34 +41,34 @@ class Notes(Callback):
 
 
 ORDER_FIXES = (
-    "  why:   what the callbacks compute hangs on their places in the list, and nothing declares that\n"
-    "  fix:   state the order: `in_order(first, second)` or `runafter`\n"
-    "     or: declare in `stateaccess` what they share, and keep it in `learner.cbstate`\n"
-    "     or: give each callback of a class that draws random numbers a `name` of its own"
+    "  why:   the results of the callbacks depend on their order in the list, and nothing declares this order\n"
+    "  fix:   declare the order with `in_order(first, second)` or `runafter`\n"
+    "     or: keep shared state in `learner.cbstate`, and declare it in `stateaccess`\n"
+    "     or: if several callbacks of one class draw random numbers, give each its own `name`"
 )
 
 
-def test_a_result_that_hangs_on_the_order_of_the_list(audited, problems):
+def test_result_that_depends_on_list_order_is_reported(audited, problems):
     problems(
         audited(Places, Notes),
-        "CheckError: The train state after 2 steps is another one with the callbacks list turned round.\n"
+        "CheckError: The train state after 2 steps differs with the callbacks list reversed.\n"
         "  where: ['params']['b'], ['params']['w']\n"
         f"{ORDER_FIXES}",
     )
 
 
-def test_an_order_that_only_rotating_changes(audited, problems):
+def test_order_changed_only_by_rotation_is_reported(audited, problems):
     # Turned round, the one in the middle stays there.
     problems(
         audited(Notes, Places, EventLog, EventLog, Notes),
-        "CheckError: The train state after 2 steps is another one with the callbacks list rotated.\n"
+        "CheckError: The train state after 2 steps differs with the callbacks list rotated.\n"
         "  where: ['params']['b'], ['params']['w']\n"
         f"{ORDER_FIXES}",
     )
 
 
 class FirstWins(Callback):
-    """Scale the gradients by what the first of its kind has put into `cbstate`, in the carry or on the host."""
+    """Scale the gradients by the value that the first instance has put into `cbstate`, in the carry or on the host."""
 
     def __init__(self, scale, *, traced):
         self.scale, self.traced, self.name = scale, traced, f"wins {scale}"
@@ -91,10 +91,10 @@ class FirstWins(Callback):
 
 
 @pytest.mark.parametrize("traced", [True, False])
-def test_who_creates_shared_state_first_is_part_of_the_order(audited, traced):
+def test_creation_order_of_shared_state_is_part_of_order(audited, traced):
     audit = audited(lambda: FirstWins(2.0, traced=traced), lambda: FirstWins(3.0, traced=traced))
     assert [problem.what for problem in audit.problems] == [
-        "The train state after 2 steps is another one with the callbacks list turned round."
+        "The train state after 2 steps differs with the callbacks list reversed."
     ]
     assert audited(*[lambda: FirstWins(2.0, traced=traced)] * 2).problems == []
 
@@ -116,14 +116,14 @@ class Shifts(Halves):
         return grad + 1
 
 
-def test_a_stated_order_is_kept():
+def test_declared_order_is_kept():
     assert audit_learner(lambda: testlearner(in_order(Places(), Notes()))).problems == []
     # The pair moves as a whole; only within it does order matter.
     assert audit_learner(lambda: testlearner(EventLog(), in_order(Halves(), Shifts()), Recorder())).problems == []
 
 
 class Noise(Callback):
-    """Add noise to the gradients; sums come in any order, but the keys are those of the first, and of the second."""
+    """Add noise to the gradients. The order of the sums does not matter, but the order of the keys does."""
 
     def __init__(self, scale, name=None):
         self.scale, self.name = scale, name
@@ -140,13 +140,13 @@ class Noise(Callback):
         learner.step.grads = {**learner.step.grads, "w": learner.step.grads["w"] + noise}
 
 
-def test_two_of_one_class_that_draw_random_numbers_need_names(audited):
+def test_two_random_instances_of_one_class_need_names(audited):
     assert len(audited(lambda: Noise(1.0), lambda: Noise(0.0)).problems) == 1
     assert audited(lambda: Noise(1.0, "loud"), lambda: Noise(0.0, "quiet")).problems == []
 
 
 class AddsOne(Callback):
-    """Set up twice, it does what it did a second time: another law, which order has nothing to do with."""
+    """Run differently after a second `init`, which violates another law but does not depend on order."""
 
     def stateaccess(self):
         return {"params": Write()}
@@ -155,12 +155,12 @@ class AddsOne(Callback):
         learner.params = jax.tree.map(lambda p: p + 1, learner.params)
 
 
-def test_an_init_that_does_not_like_a_second_time_is_not_taken_for_order(audited):
+def test_failing_second_init_is_not_reported_as_order(audited):
     assert audited(AddsOne, EventLog).problems == []
 
 
 class FailsBehind(Callback):
-    """Fails behind another callback, for a reason that nobody declares."""
+    """Fail after another callback for an undeclared reason."""
 
     def stateaccess(self):
         return {"cbstate": {"places": Append()}}
@@ -171,17 +171,17 @@ class FailsBehind(Callback):
         learner.cbstate.places = []
 
 
-def test_a_set_that_another_order_breaks(audited, problems):
+def test_error_in_other_order_is_reported(audited, problems):
     problems(
         audited(FailsBehind, Notes),
-        "CheckError: Building the Learner with the callbacks list turned round, which went well otherwise, raised "
+        "CheckError: Building the Learner with the callbacks list reversed, which succeeded otherwise, raised "
         "RuntimeError: too late\n"
         "  where: init  <@too-late>\n"
         "         raised in the `init` of FailsBehind()",
     )
 
 
-def test_a_training_that_differs_each_time_says_nothing_about_order(advice):
+def test_nondeterministic_training_is_not_reported_as_order(advice):
     draw = np.random.default_rng(0)  # goes on from Learner to Learner
 
     def make():
@@ -190,10 +190,10 @@ def test_a_training_that_differs_each_time_says_nothing_about_order(advice):
 
     advice(
         audit_learner(make),
-        "The same training of 2 steps ends in another train state each time.\n"
+        "The same training of 2 steps ends with a different train state each time.\n"
         "  where: ['params']['b'], ['params']['w']\n"
-        "  why:   so nothing can be said about the order of the callbacks and about windows\n"
-        "  fix:   seed what shuffles the data, and what initialises the model",
+        "  why:   the audit therefore cannot check the order of the callbacks and the windows\n"
+        "  fix:   seed the shuffling of the data and the initialization of the model",
     )
 
 
@@ -201,7 +201,7 @@ def test_a_training_that_differs_each_time_says_nothing_about_order(advice):
 
 
 class Source:
-    """Batches of a size that somebody may change meanwhile."""
+    """Yield batches whose size may change during the pass."""
 
     scale = 1.0
 
@@ -211,7 +211,7 @@ class Source:
 
 
 class Shrinks(Callback):
-    """Change the data source behind the Learner's back."""
+    """Change the data source without declaring it."""
 
     def __init__(self, source):
         self._source = [source]
@@ -222,7 +222,7 @@ class Shrinks(Callback):
 
 
 class ShrinksBySight(Shrinks):
-    """The same, declared: windows wait for it."""
+    """Change the data source with a declaration, so that windows wait."""
 
     def stateaccess(self):
         return {"data": {"training": Write()}}
@@ -240,18 +240,19 @@ def shrinking(cls):
     return audit_learner(make)
 
 
-def test_a_result_that_hangs_on_windows(problems, no_clock):
+def test_result_that_depends_on_windows_is_reported(problems, no_clock):
     problems(
         shrinking(Shrinks),
-        "CheckError: The train state after 3 steps is another one if 2 of them run in one window.\n"
+        "CheckError: The train state after 3 steps differs if 2 of them run in one window.\n"
         "  where: ['params']['b'], ['params']['w']\n"
-        "  why:   in a window the device is ahead of the handlers, which must not reach around their declarations\n"
-        "  fix:   read and write through the handler's `learner` alone, and declare it in `stateaccess`",
+        "  why:   the device runs ahead of the handlers in a window, so undeclared access uses the state of another "
+        "step\n"
+        "  fix:   use only the handler's `learner` to read and write state, and declare the access in `stateaccess`",
     )
     assert shrinking(ShrinksBySight).problems == []
 
 
-def test_the_learners_steps_run_in_windows_once_and_one_by_one_once(no_clock):
+def test_steps_run_once_in_windows_and_once_individually(no_clock):
     learners = []
 
     def make():
@@ -260,7 +261,7 @@ def test_the_learners_steps_run_in_windows_once_and_one_by_one_once(no_clock):
 
     assert audit_learner(make).problems == []
     ran = [
-        (learner.step, learner._parts.engine.steps(learner.phases[0]).windows, len(learner.callbacks))
+        (learner.step, learner._core.engine.step_loop(learner.phases[0]).windows, len(learner.callbacks))
         for learner in learners
     ]
     # As it is; turned round, which for two is also rotated; one by one, beside a callback that may cancel; in windows.

@@ -1,4 +1,4 @@
-"""The audit of whole sets: those in order, those that do not train, and those that are not made anew."""
+"""The audit of whole sets: valid sets, sets that do not train, and sets that are not created anew."""
 
 import io
 
@@ -34,19 +34,19 @@ def builtins():
     ]
 
 
-def test_a_large_set_of_built_in_callbacks_is_in_order():
+def test_large_set_of_built_in_callbacks_passes():
     audit = audit_learner(lambda: testlearner(*builtins()))
     assert (audit.problems, audit.advice) == ([], [])
     assert audit.syncs["Metrics(mean, smooth_loss).end_epoch at EpochEnd x TrainingPhase"] == {"cbstate.metrics_now": 1}
 
 
 @pytest.mark.parametrize("makers", [(), (EventLog,), (EventLog, Recorder, Metrics)])
-def test_small_sets_are_in_order(audited, makers):
+def test_small_sets_pass(audited, makers):
     audit = audited(*makers)
     assert (audit.problems, audit.advice) == ([], [])
 
 
-def test_a_training_has_as_many_steps_as_asked_for_and_its_validation_no_more():
+def test_audit_runs_requested_number_of_steps():
     logs = []
 
     def make():
@@ -59,7 +59,7 @@ def test_a_training_has_as_many_steps_as_asked_for_and_its_validation_no_more():
     assert logs[0].names("validation") == ["EpochBegin", *["StepBegin", "StepEnd"] * 3, "EpochEnd"]
 
 
-def test_handlers_see_the_whole_validation_data(audited):
+def test_handlers_see_all_validation_data(audited):
     seen = set()
     look = CustomCallback
     access = {"data": {"validation": Read()}}
@@ -70,7 +70,7 @@ def test_handlers_see_the_whole_validation_data(audited):
     assert (audit.problems, seen) == ([], {7})
 
 
-def test_the_learner_that_was_built_first_is_built_as_the_user_builds_it():
+def test_learner_trained_by_factory_passes():
     def make():
         learner = testlearner(EventLog())
         learner.fit(1)  # a factory may train, or load a state
@@ -91,12 +91,12 @@ class Undeclared(Callback):
         learner.params  # noqa: B018 - the read is the test
 
 
-def test_an_undeclared_access_is_told_in_its_own_words(audited, problems):
+def test_undeclared_access_is_reported_with_its_message(audited, problems):
     problems(
         audited(Undeclared),
         "AccessError: Undeclared() may not read `params`: its `stateaccess` does not declare it.\n"
         "  where: Undeclared.stateaccess  <@undeclared>\n"
-        "  why:   order, conflicts and what leaves the device are derived from what is declared\n"
+        "  why:   declared access determines order, conflicts and device-to-host transfers\n"
         '  fix:   add `{"params": Read()}` to `stateaccess`',
     )
 
@@ -124,7 +124,7 @@ class FailsToBegin(Callback):
         {}["key"]  # fails-to-begin
 
 
-def test_an_error_of_a_handler_is_told_with_the_line_that_raised_it_and_its_notes(audited, problems):
+def test_handler_error_is_reported_with_line_and_notes(audited, problems):
     audit = audited(Fails)
     problems(
         audit,
@@ -136,7 +136,7 @@ def test_an_error_of_a_handler_is_told_with_the_line_that_raised_it_and_its_note
     assert isinstance(audit.problems[0].__cause__, ValueError)
 
 
-def test_all_errors_at_the_end_of_the_fit_are_told(audited, problems):
+def test_all_errors_at_end_of_fit_are_reported(audited, problems):
     problems(
         audited(lambda: FailsAtTheEnd(1), lambda: FailsAtTheEnd(2)),
         *(
@@ -149,7 +149,7 @@ def test_all_errors_at_the_end_of_the_fit_are_told(audited, problems):
     )
 
 
-def test_an_error_while_the_learner_is_built(audited, problems):
+def test_error_while_building_learner_is_reported(audited, problems):
     problems(
         audited(FailsToBegin),
         "CheckError: Building the Learner raised KeyError: 'key'\n"
@@ -167,7 +167,7 @@ class FailsInTheStep(Callback):
         learner.step.grads = jnp.zeros(2) + jnp.zeros(3)  # fails-in-the-step
 
 
-def test_an_error_of_jax_is_told_with_the_users_line(audited, problems):
+def test_jax_error_is_reported_with_user_line(audited, problems):
     problems(
         audited(FailsInTheStep),
         "CheckError: Building the Learner raised TypeError: add got incompatible shapes for broadcasting: (2,), (3,).\n"
@@ -194,7 +194,7 @@ class Doubles(Callback):
         learner.step.grads = jax.tree.map(lambda g: g * 2, learner.step.grads)
 
 
-def test_all_problems_of_the_graph_are_told_each_by_itself(audited):
+def test_graph_problems_are_reported_separately(audited):
     audit = audited(Halves, Doubles)
     assert [(type(p).__name__, p.what) for p in audit.problems] == [
         ("ConflictError", "Halves() and Doubles() both write `step.grads` and no order is declared."),
@@ -202,7 +202,7 @@ def test_all_problems_of_the_graph_are_told_each_by_itself(audited):
     ]
 
 
-def test_an_error_of_the_factory_itself(problems):
+def test_error_in_factory_is_reported(problems):
     def make():
         raise FileNotFoundError("data.npz")  # factory
 
@@ -212,7 +212,7 @@ def test_an_error_of_the_factory_itself(problems):
     )
 
 
-def test_an_interrupt_is_no_finding():
+def test_keyboard_interrupt_propagates():
     def make():
         raise KeyboardInterrupt
 
@@ -223,15 +223,15 @@ def test_an_interrupt_is_no_finding():
 # -- what is not made anew ---------------------------------------------------------------------------------------------
 
 
-ANEW = "declare a function that builds the callbacks, the model and the Learner anew each time it is called"
-COMPARES = "an audit trains several Learners and compares them; it trains none that others use"
+ANEW = "declare a function that builds new callbacks, a new model and a new Learner at each call"
+COMPARES = "an audit trains and compares several Learners, none of which other code uses"
 
 
-def test_a_learner_that_is_kept_is_refused_and_not_trained(problems):
+def test_factory_returning_same_learner_is_rejected(problems):
     learner = testlearner(EventLog())
     problems(
         audit_learner(lambda: learner),
-        "DeclarationError: This Learner is made once and kept, so it cannot be audited.\n"
+        "DeclarationError: The set is a single Learner, so it cannot be audited.\n"
         f"  why:   {COMPARES}\n"
         f"  fix:   {ANEW}\n"
         "     or: check it at level `trace`",
@@ -239,11 +239,12 @@ def test_a_learner_that_is_kept_is_refused_and_not_trained(problems):
     assert learner.step == 0
 
 
-def test_callbacks_that_are_kept_are_told(problems):
+def test_factory_returning_same_callbacks_is_reported(problems):
     kept = EventLog()
     problems(
         audit_learner(lambda: testlearner(kept)),
-        "CheckError: Building the Learner anew, which went well the first time, raised DeclarationError: EventLog() "
+        "CheckError: Building the Learner a second time, which succeeded the first time, raised DeclarationError: "
+        "EventLog() "
         "already belongs to another Learner.\n"
         "  why:   a callback's own state would mix the two trainings\n"
         "  fix:   construct a new instance for each Learner\n"
@@ -251,11 +252,11 @@ def test_callbacks_that_are_kept_are_told(problems):
     )
 
 
-def test_a_factory_whose_sets_differ_is_told(problems):
+def test_factory_returning_different_sets_is_reported(problems):
     sets = iter([[EventLog()], [EventLog(), Recorder()]])
     problems(
         audit_learner(lambda: testlearner(*next(sets))),
-        "DeclarationError: Built anew, the Learner has other callbacks: [EventLog, Recorder] instead of [EventLog].\n"
+        "DeclarationError: The second Learner has different callbacks: [EventLog, Recorder] instead of [EventLog].\n"
         f"  why:   {COMPARES}\n"
         f"  fix:   {ANEW}",
     )

@@ -1,4 +1,4 @@
-"""Callback sets that are broken, each in its own way."""
+"""Callback sets with different errors."""
 
 from fluxcb import Callback, Read, Write, on
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd

@@ -1,4 +1,4 @@
-"""A module that cannot be imported, because something it needs is not installed."""
+"""A module that cannot be imported because a dependency is not installed."""
 
 import a_tool_that_is_not_installed  # tool
 

@@ -1,4 +1,4 @@
-"""Callback sets that are in order."""
+"""Valid callback sets."""
 
 from fluxcb import Callback, Read, Write, every, in_order, on
 from fluxcb.callbacks import ClipGradients, Metrics, ParameterEMA, Recorder

@@ -1,0 +1,297 @@
+"""Errors in calls of users' code: notes on exceptions of models and loss functions, and mistakes of handlers."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluxcb._compile.arrays import describe
+from fluxcb._declare.access import Append, Write
+from fluxcb._declare.declared import BoundHandler
+from fluxcb._declare.events import StepBegin, StepEnd
+from fluxcb._errors import DeclarationError, TraceError
+
+__all__ = [
+    "NEEDS_VALUE",
+    "batch_loss_advice",
+    "host_returned",
+    "model_advice",
+    "noted",
+    "noting",
+    "shapes",
+    "traced_needs_value",
+    "traced_returned",
+]
+
+# Messages of JAX for a collective outside of its axis, and of Python for a call without a required argument.
+_UNBOUND_AXIS = re.compile(r"unbound axis name: (\w+)")
+_MISSING = re.compile(r"missing \d+ required (positional|keyword-only) argument")
+
+# What JAX and Optax say about labels that do not fit the loss function.
+_NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
+_TOO_MANY_AXES = "indices and arr must have the same number of dimensions"
+_NO_BROADCASTING = "Incompatible shapes for broadcasting"
+
+NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.UnexpectedTracerError,
+)
+"""Errors that JAX raises when Python code needs the value of a tracer."""
+
+_SHOWN = 6  # maximum number of parts of a container that a note lists
+
+
+@contextlib.contextmanager
+def noting(called: str, *args: Any, advice: Callable[[Exception], str | None] = lambda _: None) -> Iterator[None]:
+    """Add a note to an exception: `while calling the model on float32[32, 10]`.
+
+    Args:
+        called: What was called, e.g. `the model`.
+        *args: The arguments whose shapes the note lists.
+        advice: Returns the text of a second note that suggests a fix, or None.
+    """
+    try:
+        yield
+    except Exception as error:
+        # A new exception would hide the type of the original one, which the user may want to catch.
+        error.add_note(f"while calling {called} on {', '.join(map(shapes, args))}")
+        if sentence := advice(error):
+            error.add_note(f"fix: {sentence}")
+        raise
+
+
+def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
+    """Return the advice for exceptions of a call of the model.
+
+    Args:
+        xs: The inputs that the model was called with.
+        batch: The batch that they are from.
+    """
+
+    def advice(error: Exception) -> str | None:
+        axis = _UNBOUND_AXIS.search(str(error))
+        if axis:
+            return (
+                f'if "{axis[1]}" is the axis of the examples of an Equinox module, pass '
+                f'`fluxcb.models.equinox(model, axis_name="{axis[1]}")` to the Learner. Otherwise remove the '
+                "collective: the step computes with the whole batch, on all devices"
+            )
+        if _MISSING.search(str(error)):
+            return (
+                "fluxcb calls the model with one argument, the inputs. For a model with other arguments, write "
+                "`def loss_fn(model, batch, *, key, train):`, and call the model in it with all of them"
+            )
+        # If the model did not get the whole batch, the split of the batch is not the problem.
+        if xs is not batch or not isinstance(batch, Mapping | tuple | list) or not batch:
+            return _unequal(error)
+        names = [repr(name) for name in batch] if isinstance(batch, Mapping) else [str(i) for i in range(len(batch))]
+        targets = f" and `targets=lambda batch: batch[{names[-1]}]`" if len(names) > 1 else ""
+        return (
+            f"the model got the whole batch, a {type(batch).__name__}. To pass a part of it, give the Learner, for "
+            f"example, `inputs=lambda batch: batch[{names[0]}]`{targets}, or write `def loss_fn(model, batch):`"
+        )
+
+    return advice
+
+
+def _outputs_loss_advice(error: Exception, args: tuple[Any, ...]) -> str | None:
+    """Return the advice for an exception of `loss_fn(outputs, ys)`."""
+    if "object is not callable" in str(error) or "string indexing" in str(error):  # the function used `ys` as a dict
+        return "to get the model instead of its outputs, call the first parameter of the loss function `model`"
+    if len(args) == 2 and args[1] is None:
+        return (
+            "the batch has no targets, because it is not a pair `(xs, ys)`. If `data` holds arrays of all examples, "
+            "pass `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`. Otherwise, give the Learner `targets=`, a "
+            "function that returns them, or write `def loss_fn(model, batch):`"
+        )
+    return (_label_advice(error, *args) if len(args) == 2 else None) or _loss_advice(error)
+
+
+def _label_advice(error: Exception, outputs: Any, ys: Any) -> str | None:
+    """Return the advice for labels whose shape or dtype does not fit a cross-entropy loss."""
+    if not all(hasattr(array, "shape") and hasattr(array, "dtype") for array in (outputs, ys)):
+        return None
+    text, integers = str(error), np.issubdtype(ys.dtype, np.integer)
+    shape, classes = outputs.shape[:-1], outputs.shape[-1:]
+    if _NOT_INTEGERS in text or _TOO_MANY_AXES in text:
+        if ys.shape == outputs.shape:
+            return (
+                "for one-hot labels or probabilities, use `optax.softmax_cross_entropy(outputs, ys)`. This loss takes "
+                "class numbers: write e.g. `ys.argmax(-1)`"
+            )
+        # Data sets often store labels as a column.
+        squeezed = ".squeeze(-1)" if ys.shape == (*shape, 1) else ""
+        if squeezed or ys.shape == shape:
+            converted = f"ys{squeezed}{'' if integers else '.astype(int)'}"
+            return f"pass class numbers, which are integers of shape {shape}: write `{converted}` in the loss function"
+    if _NO_BROADCASTING in text and integers and ys.shape == shape:
+        return (
+            "if the labels are class numbers, use `optax.softmax_cross_entropy_with_integer_labels(outputs, ys)`, or "
+            f"write `jax.nn.one_hot(ys, {classes[0]})`"
+        )
+    return None
+
+
+def batch_loss_advice(error: Exception, model: Any) -> str | None:
+    """Return the advice for an exception of `loss_fn(model, batch)` or `loss_fn(params, batch)`."""
+    found = _loss_advice(error)
+    # Compare names of modules, because importing Equinox for this check would be slow.
+    equinox = any(base.__module__.partition(".")[0] == "equinox" for base in type(model).__mro__)
+    if found is None and equinox and isinstance(error, TypeError | ValueError | IndexError | AssertionError):
+        return (
+            "if the exception is about shapes: an Equinox module takes one example, so map it over the batch, "
+            "`jax.vmap(model)(xs)`"
+        )
+    return found
+
+
+def _loss_advice(error: Exception) -> str | None:
+    axis = _UNBOUND_AXIS.search(str(error))
+    if axis:
+        return (
+            f'if a layer needs the axis, name it where you map the model: `jax.vmap(model, axis_name="{axis[1]}")`. '
+            "Otherwise remove the collective: the loss is computed from the whole batch, on all devices"
+        )
+    if _MISSING.search(str(error)):
+        return (
+            "pass the missing argument where the loss function calls the model. For a random key or the mode, write "
+            "`def loss_fn(model, batch, *, key, train):`"
+        )
+    if _NOT_INTEGERS in str(error):
+        return "if the loss is a cross-entropy, pass it class numbers, which are integers: write e.g. `ys.astype(int)`"
+    if _TOO_MANY_AXES in str(error):
+        return (
+            "if the loss is a cross-entropy, pass it class numbers, which have one axis fewer than the outputs: write "
+            "e.g. `ys.squeeze(-1)`"
+        )
+    return _unequal(error)
+
+
+def _unequal(error: Exception) -> str | None:
+    # The error of a JAX-internal loop over two lists. It does not mention shapes, so users cannot interpret it.
+    if "foreach() argument" not in str(error):
+        return None
+    return (
+        "JAX was given two lists of different lengths. Often, a layer got an array with another number of axes than it "
+        "takes: an Equinox module takes one example, and fluxcb maps it over the first axis of the inputs"
+    )
+
+
+def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss function whose exceptions carry notes with the shapes of the arguments, and what to do."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        shown = (*args, *kwargs.values())
+        with noting("the loss function", *shown, advice=lambda error: _outputs_loss_advice(error, args)):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def shapes(value: Any) -> str:
+    """Return the shapes in a pytree for messages: `(float32[32, 64], int32[32])`, `{"image": float32[8, 28, 28]}`."""
+    # These values are often flags or options, which matter more than their types.
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return repr(value)
+    if isinstance(value, Mapping):
+        parts = [f'"{key}": {shapes(part)}' for key, part in list(value.items())[:_SHOWN]]
+        return "{" + ", ".join(parts + ["..."] * (len(value) > _SHOWN)) + "}"
+    if hasattr(value, "_fields"):
+        parts = [f"{name}={shapes(getattr(value, name))}" for name in value._fields[:_SHOWN]]
+        return f"{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, tuple | list):
+        parts = [shapes(part) for part in value[:_SHOWN]] + ["..."] * (len(value) > _SHOWN)
+        inside = ", ".join(parts)
+        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return describe(value)
+    if not jax.tree_util.all_leaves([value]):
+        return f"{type(value).__name__}({', '.join(map(shapes, jax.tree.leaves(value)[:_SHOWN]))})"
+    return type(value).__name__
+
+
+# -- values that handlers return -------------------------------------------------------------------
+
+
+def host_returned(handler: BoundHandler, value: Any) -> DeclarationError:
+    """Return the error for a value that a host handler has returned."""
+    declare = handler.declared.how_to_declare
+    # In other libraries, a callback returns a bool to stop the training.
+    if _is_bool(value):
+        # At all other events, a Cancel needs no declaration.
+        at_step = issubclass(handler.event, StepBegin | StepEnd) and ("control",) not in handler.access
+        declared = f", and {declare(('control',), Append())}" if at_step else ""
+        fixes = [f'write `raise CancelFitting("reason")` instead, to end the fit{declared}']
+    else:
+        fixes = [
+            "write `learner.cbstate.value = ...` instead, here and in `init`, to share the value with other callbacks, "
+            f"and {declare(('cbstate', 'value'), Write())}",
+            'write `learner.cbstate.monitors.put_scalar("name", ...)` instead, to log a number, '
+            f"{declare(('cbstate', 'monitors'), Append())}, and add `Monitors(...)` to the callbacks",
+        ]
+    return DeclarationError(
+        _what("handler", handler, value),
+        where=handler.where,
+        why="a handler acts only through assignments, logged values and exceptions",
+        fix=[*fixes, "write `return` without a value"],
+    )
+
+
+def traced_returned(handler: BoundHandler, value: Any) -> TraceError:
+    """Return the error for a value that a traced handler has returned."""
+    return TraceError(
+        _what("traced handler", handler, value),
+        where=handler.where,
+        why="a value that a traced handler computes affects the step only if the handler assigns it",
+        fix=["assign it, e.g. `learner.step.grads = grads`", "write `return` without a value"],
+    )
+
+
+def _what(kind: str, handler: BoundHandler, value: Any) -> str:
+    label = handler.declared.label
+    return f"The {kind} {label}.{handler.name} returned {shapes(value)}, and return values of handlers have no effect."
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool) or (getattr(value, "dtype", None) == np.bool_ and np.shape(value) == ())
+
+
+# -- values that traced handlers need --------------------------------------------------------------
+
+
+def traced_needs_value(handler: BoundHandler, error: Exception) -> TraceError:
+    """Return the error for a traced handler that needs the value of a tracer."""
+    return TraceError(
+        f"The traced handler {handler.declared.label}.{handler.name} needs a value in Python: "
+        # Only the first line, because the advice of JAX that follows is for plain functions.
+        f"{str(error).splitlines()[0]}",
+        where=[handler.where, *_user_line(error, handler)],
+        why=f"{handler.event.__name__} handlers run while the step is traced, when values are not known yet",
+        fix=[
+            "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() or "
+            "format values",
+            "read the value in a host handler, at StepEnd",
+        ],
+    )
+
+
+def _user_line(error: BaseException, handler: BoundHandler) -> list[str]:
+    """Return the line of the handler's own file that caused the error."""
+    code = getattr(getattr(handler.function, "__func__", handler.function), "__code__", None)
+    # The innermost frame of the handler. Deeper frames belong to JAX or to functions that it calls.
+    line = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        if code is not None and traceback.tb_frame.f_code is code:
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return [f"line {line}"] if line else []

@@ -1,0 +1,191 @@
+"""Checks that a phase uses the values that handlers write to the loss and the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fluxcb._declare.declared import BoundHandler
+from fluxcb._declare.events import Event
+from fluxcb._declare.phases import Phase
+from fluxcb._errors import TraceError
+from fluxcb._typing import PyTree
+
+__all__ = ["GradWrites", "LossWrites", "independent_loss", "watched"]
+
+
+class LossWrites:
+    """The writes of handlers to `step.loss` while one step is traced.
+
+    Inside a gradient, the written loss passes through an identity function. JAX calls its backward rule if, and only
+    if, the differentiated value depends on it. Outside a gradient, a phase may use the loss in any way (evolution
+    strategies weight noise by it), so it only has to be read.
+
+    Args:
+        phase: The phase whose `step` is traced.
+
+    Attributes:
+        changed_by: The last handler that changed a value of the step inside the latest gradient, or None.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self.changed_by: BoundHandler | None = None
+        # Stacks, because a function that is differentiated may call `learner.grad` itself.
+        self._tokens: list[Any] = []
+        self._unfollowed: list[dict[object, tuple[Event, BoundHandler]]] = []
+        self._unread: tuple[Event, BoundHandler] | None = None
+
+    def open_gradient(self, token: Any) -> None:
+        """Begin a gradient closure. `token` is an additional argument that is differentiated.
+
+        With the token, the check also works for a loss that depends on no parameter.
+        """
+        if not self._tokens:
+            self.changed_by = None
+        self._tokens.append(token)
+        # Writes inside this gradient that its value does not depend on, as far as is known.
+        self._unfollowed.append({})
+
+    def close_gradient(self) -> None:
+        """End the innermost gradient closure, once its gradient has been taken.
+
+        Raises:
+            TraceError: The gradient does not depend on a loss that a handler has written inside the closure.
+        """
+        self._tokens.pop()
+        # JAX has run the backward pass, so the entries that remain belong to losses that it did not reach.
+        for event, handler in self._unfollowed.pop().values():
+            raise TraceError(
+                f"`{self._name}.step` takes a gradient that does not depend on the loss that "
+                f"{handler.declared.label} has replaced.",
+                where=[f"{self._name}.step", handler.where],
+                why=f"the value that the handler wrote to `step.loss` at {event!r} would be lost",
+                fix=[
+                    f"emit {event!r} in the function that is given to `learner.grad`, and return `learner.step.loss` "
+                    "from it",
+                    "combine several losses into one sum; use `jax.lax.stop_gradient` to keep a loss from changing "
+                    "a part",
+                ],
+            )
+
+    @property
+    def inside(self) -> bool:
+        """Whether a gradient closure is being traced."""
+        return bool(self._tokens)
+
+    def written(self, loss: Any, event: Event, handler: BoundHandler) -> Any:
+        """Return the loss to use after the handlers of an event. `handler` was the last to replace it."""
+        if not self._tokens:
+            self._unread = event, handler
+            return loss
+        # The rejected alternative compares the value that the phase returns with the loss by identity. It would reject
+        # sums of losses, and losses of events that are emitted in another closure.
+        unfollowed, entry = self._unfollowed[-1], object()
+        unfollowed[entry] = event, handler
+        # The identity adds no operation to the compiled step.
+        return watched((loss, self._tokens[-1]), lambda: unfollowed.pop(entry, None))[0]
+
+    def read(self) -> None:
+        """Record that the phase reads `step.loss`."""
+        self._unread = None
+
+    def finish(self) -> None:
+        """Check the writes outside of gradients at the end of the step.
+
+        Raises:
+            TraceError: The phase trains, and has not read the loss.
+        """
+        if self._unread is None or not type(self._phase).trains:
+            return
+        event, handler = self._unread
+        raise TraceError(
+            f"`{self._name}.step` emits {event!r} outside of its gradient, and does not use the loss that "
+            f"{handler.declared.label} has replaced.",
+            where=[f"{self._name}.step", handler.where],
+            why="the value that the handler wrote to `step.loss` would be lost",
+            fix=[
+                f"emit {event!r} in the function that is given to `learner.grad`, and return `learner.step.loss` "
+                "from it",
+                f"without `learner.grad`: compute the update from `learner.step.loss`, read after {event!r}",
+            ],
+        )
+
+    @property
+    def _name(self) -> str:
+        return type(self._phase).__name__
+
+
+class GradWrites:
+    """The writes of handlers to `step.grads` while one step is traced. The phase must update with these gradients.
+
+    Args:
+        phase: The phase whose `step` is traced.
+
+    Attributes:
+        changed_by: The last handler that replaced the gradients, or None.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._unread: tuple[Event, BoundHandler] | None = None
+        self.changed_by: BoundHandler | None = None
+
+    def written(self, event: Event, handler: BoundHandler) -> None:
+        """Record that a handler has replaced `step.grads`."""
+        self._unread, self.changed_by = (event, handler), handler
+
+    def read(self) -> None:
+        """Record that the phase reads `step.grads`."""
+        self._unread = None
+
+    def finish(self) -> None:
+        """Check at the end of the step that written gradients have been read.
+
+        Raises:
+            TraceError: The phase trains, and has not read them.
+        """
+        if self._unread is None or not type(self._phase).trains:
+            return
+        event, handler = self._unread
+        name = type(self._phase).__name__
+        raise TraceError(
+            f"`{name}.step` does not use the gradients that {handler.declared.label} has replaced at {event!r}.",
+            where=[f"{name}.step", handler.where],
+            why="the value that the handler wrote to `step.grads` would be lost",
+            fix=[
+                f"read `learner.step.grads` after {event!r}, and update with it: `learner.update(learner.step.grads)`",
+                "call `learner.apply_updates()`, which reads it",
+            ],
+        )
+
+
+def watched(tree: PyTree, reached: Callable[[], Any]) -> PyTree:
+    """Return the arrays unchanged. `reached()` is called when a gradient is taken that depends on one of them."""
+
+    # `jax.custom_jvp` would not work: its rule runs in the forward pass, for every value that is differentiated.
+    @jax.custom_vjp
+    def same(tree: PyTree) -> PyTree:
+        return tree
+
+    def backward(_: None, cotangents: PyTree) -> tuple[PyTree]:
+        reached()  # JAX calls this rule only if there is a cotangent
+        return (cotangents,)
+
+    same.defvjp(lambda tree: (tree, None), backward)
+    return same(tree)
+
+
+def independent_loss(wrt: str, phase: Phase) -> TraceError:
+    """Return the error for a loss that does not depend on what it is differentiated by."""
+    return TraceError(
+        f"The loss does not depend on `{wrt}`.",
+        where=f"{type(phase).__name__}.step",
+        why="its gradient is zero everywhere, so training would have no effect",
+        fix=[
+            "compute the loss from the model's outputs or from the parameters",
+            "if it already is: comparisons, `argmax`, `round` and `jax.lax.stop_gradient` block gradients",
+        ],
+    )

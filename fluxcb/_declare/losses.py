@@ -1,0 +1,100 @@
+"""The forms of loss functions. The signature of a function decides its form."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["MODEL_FORM", "OUTPUTS_FORM", "PARAMS_FORM", "batch_arguments", "fits_batch_form", "takes", "takes_model"]
+
+OUTPUTS_FORM = "loss_fn(outputs, ys)"
+"""The short form of `Learner(model, loss_fn)`."""
+
+MODEL_FORM = "loss_fn(model, batch, *, key, train)"
+"""The form of `Learner(model, loss_fn)` that receives the model itself; `key` and `train` are optional."""
+
+PARAMS_FORM = "loss_fn(params, batch, key)"
+"""The form of `Learner.from_loss`; `key` and the keywords `train` and `model_state` are optional."""
+
+_KEYWORDS = frozenset({"key", "train", "model_state"})
+_TARGETS = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
+"""Names of a third parameter that receives the targets of a batch. It must not receive the random key instead."""
+
+
+def takes_model(loss_fn: Callable[..., Any] | None) -> bool:
+    """Return whether a loss function has the form `loss_fn(model, batch, *, key, train)`.
+
+    This is true if its first parameter is called `model`, or if it requires a parameter called `key` or `train`. A
+    function whose first parameter is called `params` was written for `Learner.from_loss`.
+    """
+    parameters = _parameters(loss_fn) if loss_fn is not None else None
+    if not parameters:
+        return False
+    if parameters[0].name in ("model", "params"):
+        return parameters[0].name == "model"
+    return any(p.name in ("key", "train") and p.default is p.empty for p in parameters)
+
+
+def takes(loss_fn: Callable[..., Any], name: str) -> bool:
+    """Return whether a loss function has a parameter of this name that can be passed by keyword."""
+    return name in _spelled(_parameters(loss_fn) or [])
+
+
+def batch_arguments(
+    loss_fn: Callable[..., Any], first: Any, batch: Any, *, key: Any, **keywords: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call of a loss function that takes the model or the parameters, and the batch.
+
+    Args:
+        loss_fn: The loss function.
+        first: The model or the parameters.
+        batch: The batch.
+        key: The random key. If the function has no parameter called `key`, a third positional parameter gets it.
+        **keywords: Arguments that the function receives if it has a parameter of that name.
+
+    Returns:
+        The positional arguments, and the arguments passed by keyword.
+    """
+    parameters = _parameters(loss_fn)
+    if parameters is None:  # some functions written in C have no signature
+        return (first, batch, key), {}
+    spelled = _spelled(parameters)
+    named = {name: value for name, value in keywords.items() if name in spelled}
+    if "key" in spelled:
+        return (first, batch), {"key": key, **named}
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    third = by_position[2].name if len(by_position) > 2 else None
+    if (third is not None and third not in _KEYWORDS | _TARGETS) or (third is None and any_number):
+        return (first, batch, key), named
+    return (first, batch), named
+
+
+def fits_batch_form(loss_fn: Callable[..., Any], *names: str) -> bool:
+    """Return whether a loss function can be called with the model or the parameters, and the batch.
+
+    Args:
+        loss_fn: The loss function.
+        *names: The optional arguments that it may have besides `key`.
+    """
+    args, kwargs = batch_arguments(loss_fn, None, None, key=None, **dict.fromkeys(names))
+    try:
+        inspect.signature(loss_fn).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    except ValueError:
+        return True
+    return True
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _spelled(parameters: list[inspect.Parameter]) -> frozenset[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return _KEYWORDS & {p.name for p in parameters if p.kind in kinds}

@@ -1,0 +1,398 @@
+"""Checking and converting the arguments of a Learner, and initializing the optimizer."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+
+from fluxcb._compile.arrays import describe, is_key, own_copy
+from fluxcb._compile.leaves import check_leaves
+from fluxcb._compile.named_optimizers import NamedOptimizers
+from fluxcb._declare.batch_parts import BatchParts
+from fluxcb._declare.losses import MODEL_FORM, OUTPUTS_FORM, PARAMS_FORM, fits_batch_form, takes, takes_model
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import accepts, runs_later
+from fluxcb._errors import DataError, DeclarationError
+from fluxcb._interruptions import is_interruption
+from fluxcb._typing import Batch, LossFn, PyTree
+
+__all__ = [
+    "FIT_FIXES",
+    "LEARNER_FIXES",
+    "as_key",
+    "as_list_of_phases",
+    "as_loss",
+    "as_optimizer",
+    "as_parts",
+    "check_params",
+    "colocate_carry",
+    "compiled_opt_state",
+    "copy_params",
+    "data_sources",
+    "zeros_of_batch",
+]
+
+# Names that other libraries use, and that their users try first.
+_VALIDATION = ("validation_data", "val_data", "valid_data", "val_loader", "validation_loader", "val_dataloaders")
+_ARRAYS = ("x", "y", "xs", "ys", "batch_size", "batchsize")
+
+LEARNER_FIXES = {
+    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "n_epochs"), "pass the epochs to `fit`: `learner.fit(10)`"),
+    **dict.fromkeys(("steps", "num_steps", "max_steps"), "pass the steps to `fit`: `learner.fit(steps=1000)`"),
+    **dict.fromkeys(_VALIDATION, "pass it with the training data: `data=(training, validation)`"),
+    **dict.fromkeys(_ARRAYS, "pass a loader of batches: `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"),
+    **dict.fromkeys(
+        ("learning_rate", "lr"), "pass it to the optimizer: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
+    ),
+    **dict.fromkeys(("metrics", "metric"), "add the metrics to the callbacks: `callbacks=[Metrics(accuracy)]`"),
+    **dict.fromkeys(
+        ("logger", "loggers"), 'add `Monitors` to the callbacks: `callbacks=[Monitors(CSVBackend("log.csv"))]`'
+    ),
+    "params": "write `Learner.from_loss(params, loss_fn, optimizer)`",
+    "model": "write `Learner(model, loss_fn, optimizer)`",
+}
+"""The fixes for arguments that a Learner does not have."""
+
+_DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))`, then write `learner.fit(10)`"
+
+FIT_FIXES = {
+    **dict.fromkeys(("data", "train_data", "training_data", "train_loader", "train_dataloaders", "datamodule"), _DATA),
+    **dict.fromkeys((*_VALIDATION, *_ARRAYS, "*"), _DATA),
+    "callbacks": "pass the callbacks to the Learner: `Learner(..., callbacks=[...])`",
+    "verbose": "leave it out; `Learner(..., default_callbacks=False)` prints nothing",
+    "ckpt_path": "write `resume=True`; the `Checkpointer` among the callbacks knows the folder",
+}
+"""The fixes for arguments that `Learner.fit` does not have."""
+
+_LONGEST = 60  # maximum length of a value in a message (characters)
+
+_SEEDED = {"threefry2x32": 1, "rbg": 2, "unsafe_rbg": 2}
+"""The number of times that an implementation of random keys repeats the two words of a seed."""
+
+
+def as_optimizer(optimizer: Any, what: str = "optimizer") -> Any:
+    """Return the optimizer, or the `NamedOptimizers` for a mapping of names to optimizers.
+
+    Raises:
+        DeclarationError: It is not an optimizer.
+    """
+    if isinstance(optimizer, Mapping):
+        if not optimizer or not all(isinstance(name, str) and name for name in optimizer):
+            raise DeclarationError(
+                f"`optimizer` must map names to optax optimizers, not be {dict(optimizer)!r}.",
+                fix='e.g. `optimizer={"generator": optax.adam(1e-4), "discriminator": optax.adam(4e-4)}`',
+            )
+        return NamedOptimizers({name: as_optimizer(tx, f"optimizer[{name!r}]") for name, tx in optimizer.items()})
+    # By its functions and not by its class, so that users can write their own transformations.
+    if all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        return optimizer
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    # By name, because Flax may not be installed.
+    if any(cls.__module__.startswith("flax.nnx") and cls.__name__ == "Optimizer" for cls in kind.__mro__):
+        raise DeclarationError(
+            f"`{what}` must be an optax optimizer, not an `nnx.Optimizer`.",
+            why="an `nnx.Optimizer` holds the optimizer state itself, and fluxcb keeps this state on its own",
+            fix="pass the optax transformation, for example `optax.adam(1e-3)`, not the `nnx.Optimizer` around it",
+        )
+    shown = repr(optimizer) if optimizer is None or isinstance(optimizer, str | int | float) else ""
+    if not shown or len(shown) > _LONGEST:
+        shown = f"the class `{kind.__name__}`" if kind is optimizer else f"an object of type `{kind.__name__}`"
+    raise DeclarationError(
+        f"`{what}` must be an optax optimizer, not {shown}.",
+        fix="write e.g. `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+    )
+
+
+def as_key(key: Any) -> Any:
+    """Return the typed key of the run for a seed or a random key.
+
+    Raises:
+        DeclarationError: It is neither.
+    """
+    # A bool is an int for Python, but `key=True` is a mistake.
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        try:
+            return _seeded(np.int64(int(key)), jax.config.jax_default_prng_impl)  # pyright: ignore[reportAttributeAccessIssue]
+        except OverflowError:
+            raise DeclarationError(
+                f"`key` must be a seed of at most 64 bits, not {key}.", fix="write `key=0` or `key=jax.random.key(0)`"
+            ) from None
+    if isinstance(key, jax.Array) and is_key(key) and key.shape == ():
+        return jnp.copy(key)
+    # Much code still uses keys without a type.
+    if _is_raw_key(key):
+        return jax.random.wrap_key_data(jnp.array(key, copy=True))
+    raise DeclarationError(
+        f"`key` must be an int or one random key, not {key!r}.", fix="write `key=0` or `key=jax.random.key(0)`"
+    )
+
+
+def _is_raw_key(key: Any) -> bool:
+    """Return whether a value is a raw key of `jax.random.PRNGKey` for JAX's default implementation."""
+    # Shapes only, because creating a key would compile a program.
+    words = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+    return isinstance(key, jax.Array | np.ndarray) and (key.shape, key.dtype) == (words.shape, words.dtype)
+
+
+def _seeded(seed: np.int64, impl: str) -> jax.Array:
+    """Return `jax.random.key(seed)`. For JAX's own implementations, NumPy computes it, without compiling (30 ms)."""
+    if impl not in _SEEDED:
+        return jax.random.key(seed)
+    # As in JAX, a negative seed is its two's complement.
+    high, low = divmod(int(seed) % 2**64, 2**32)
+    if not jax.config.jax_enable_x64:  # pyright: ignore[reportAttributeAccessIssue]
+        high = 0  # JAX uses only the lower half
+    words = np.array([high, low] * _SEEDED[impl], np.uint32)
+    return jax.random.wrap_key_data(jax.device_put(words), impl=impl)
+
+
+def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> LossFn | None:
+    """Return the loss function.
+
+    Args:
+        loss_fn: The user's argument.
+        form: The form in which the library's phases call it, unless its signature determines another form:
+            `OUTPUTS_FORM` for a Learner with a model, or `PARAMS_FORM`.
+        phases: The user's phases, or None. The signature is checked only without them, because a user's phase may call
+            the function in any form.
+        model_state: The user's initial state, for `PARAMS_FORM`.
+
+    Raises:
+        DeclarationError: It is not a loss function, or its signature fits no form.
+    """
+    if loss_fn is None:
+        return None
+    # The signature decides, so that users need no argument for it.
+    form = MODEL_FORM if form == OUTPUTS_FORM and callable(loss_fn) and takes_model(loss_fn) else form
+    if not callable(loss_fn):
+        raise DeclarationError(
+            f"`loss_fn` must be a function, not {type(loss_fn).__name__} {loss_fn!r}.",
+            why="it is called while the step is traced",
+            fix=f"write a function `{form}` that returns a number",
+        )
+    # Async functions and generators return without running their body.
+    if later := runs_later(loss_fn):
+        raise DeclarationError(
+            f"`loss_fn` is {later}; it must return the loss.",
+            why="calling it would return immediately, without running its body",
+            fix=f"write a plain function `{form}`, without `async` and `yield`",
+        )
+    if phases is not None:
+        return loss_fn
+    if not (accepts(loss_fn, 2) if form == OUTPUTS_FORM else fits_batch_form(loss_fn, "train", "model_state")):
+        other = [f"to get the model itself, write `def {MODEL_FORM}:`"] if form == OUTPUTS_FORM else []
+        raise DeclarationError(
+            f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{form}`.",
+            why="`Learner` calls it with outputs and targets, or with the model and the batch; `Learner.from_loss` "
+            "calls it with parameters and batch",
+            fix=[f"write `def {form}:`", *other],
+        )
+    if form == PARAMS_FORM and takes(loss_fn, "model_state") and model_state is None:
+        raise DeclarationError(
+            "`loss_fn` takes `model_state`, and `Learner.from_loss` was not given any.",
+            why="the loss function gets the state that its last call returned, and the first call needs one",
+            fix="pass it: `Learner.from_loss(params, loss_fn, optimizer, model_state=...)`",
+        )
+    if form == PARAMS_FORM and model_state is not None and not takes(loss_fn, "model_state"):
+        raise DeclarationError(
+            "`model_state` was given, and `loss_fn` does not take it.",
+            why="only the loss function reads and changes it",
+            fix="write `def loss_fn(params, batch, key, *, model_state):`, and return `loss, new_model_state` "
+            "or `loss, aux, new_model_state`",
+        )
+    return loss_fn
+
+
+def as_parts(inputs: Any, targets: Any) -> BatchParts:
+    """Return the object that splits batches into inputs and targets.
+
+    Raises:
+        DeclarationError: `inputs` or `targets` is not a function.
+    """
+    for name, function in (("inputs", inputs), ("targets", targets)):
+        if function is not None and not (callable(function) and accepts(function, 1)):
+            shown = inspect.signature(function) if callable(function) else f"{type(function).__name__} {function!r}"
+            raise DeclarationError(
+                f"`{name}` must be a function of a batch, not {shown}.",
+                fix=f'e.g. `{name}=lambda batch: batch["{"image" if name == "inputs" else "label"}"]`',
+            )
+    return BatchParts(inputs, targets)
+
+
+def as_list_of_phases(phases: Any) -> Iterable[Any]:
+    """Return the argument `phases` if it is iterable.
+
+    Raises:
+        DeclarationError: It is not iterable.
+    """
+    # A string is iterable, but its letters are no phases.
+    if isinstance(phases, Iterable) and not isinstance(phases, str):
+        return phases
+    raise DeclarationError(
+        f"`phases` must be a list of phase instances, not {phases!r}.", fix="write e.g. `phases=[TrainingPhase()]`"
+    )
+
+
+def copy_params(params: PyTree) -> PyTree:
+    """Return a copy of the parameters.
+
+    Raises:
+        DeclarationError: A leaf is not an array.
+    """
+    try:
+        check_leaves(params, "`params`", "params", DeclarationError)
+    except DeclarationError as error:
+        module = _equinox_module_in(params)
+        if module is not None:
+            # A module can have functions as leaves, so the general message would not show the cause.
+            error.why = f"the Equinox module `{type(module).__name__}` has leaves that are not arrays"
+            error.fix = (
+                "pass the module as a model: `Learner(model, loss_fn, optimizer)` with `def loss_fn(model, batch):`",
+                "pass only its arrays: `params, static = eqx.partition(model, eqx.is_inexact_array)`, and begin the "
+                "loss function with `model = eqx.combine(params, static)`",
+            )
+        raise
+    return own_copy(params)
+
+
+def _equinox_module_in(params: PyTree) -> Any:
+    def is_module(value: Any) -> bool:  # by name, because Equinox may not be installed
+        return any(base.__name__ == "Module" and base.__module__.startswith("equinox.") for base in type(value).__mro__)
+
+    try:
+        return next(filter(is_module, jax.tree.leaves(params, is_leaf=is_module)), None)
+    except (ValueError, TypeError):  # keys of a dict that cannot be sorted
+        return None
+
+
+def compiled_opt_state(optimizer: Any, params: PyTree) -> tuple[PyTree] | None:
+    """Return the initial state of an optimizer in new arrays, or None if a program cannot compute it.
+
+    `optimizer.init` runs as one program. Called directly, it would compile a program for each shape (20 to 30 ms each,
+    jax 0.10.2, CPU): for Adam and a network of two layers, one program takes 60 ms instead of 155 ms. The program is
+    cached by its jaxpr, because each Learner has another optimizer object. If parameters are committed to devices,
+    `init` has to be called directly, because a program would choose the placement of its results.
+    """
+    leaves = jax.tree.leaves(params)
+    # Committed arrays have a placement that `init` must see.
+    if not any(leaf.committed for leaf in leaves):
+        try:
+            traced = jax.jit(lambda params: optimizer.init(params)).trace(params)
+            structure, closed = jax.tree.structure(traced.out_info), traced.jaxpr
+            if structure.num_leaves:
+                # A program with constants, which can be large, is not cached.
+                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else _program(_Jaxpr.of(closed))
+                return (jax.tree.unflatten(structure, program(*leaves)),)
+        except Exception as error:
+            if is_interruption(error):
+                raise
+            # `init` needs concrete values, or does not return arrays. Other errors are raised again when it is called
+            # directly.
+    return None
+
+
+@dataclass(frozen=True)
+class _Jaxpr:
+    """A closed jaxpr without constants, which is equal to any jaxpr with the same text and types."""
+
+    text: str
+    takes: tuple[Any, ...]  # the types, because the text does not show weak types
+    returns: tuple[Any, ...]
+    closed: ClosedJaxpr = field(compare=False)
+
+    @classmethod
+    def of(cls, closed: ClosedJaxpr) -> _Jaxpr:
+        return cls(str(closed.jaxpr), tuple(closed.in_avals), tuple(closed.out_avals), closed)
+
+
+# Bounded, because a sweep over architectures would keep a program for each of them.
+@functools.lru_cache(maxsize=16)
+def _program(jaxpr: _Jaxpr) -> Any:
+    return jax.jit(jaxpr_as_fun(jaxpr.closed))
+
+
+def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
+    """Return the data sources by phase name.
+
+    Raises:
+        DataError: A name is not the name of a phase, or the data is a pair of inputs and targets.
+    """
+    if data is None:
+        return {}
+    names = {type(p).name for p in phases}
+    if isinstance(data, Mapping):
+        for name in data:
+            if name not in names:
+                raise DataError(
+                    f"`data` has {name!r}, but no phase has this name.",
+                    fix=f"use {' or '.join(map(repr, sorted(names)))}",
+                )
+        return dict(data)
+    # Only a tuple is a pair of sources, because a list of two is one source with two batches.
+    if isinstance(data, tuple) and len(data) == 2:
+        # `(xs, ys)` is the most common mistake. A source is never an array in practice, so the error loses nothing.
+        if all(isinstance(source, np.ndarray | jax.Array) for source in data):
+            raise DataError(
+                "`data` is a pair of arrays, which is not a pair of data sources.",
+                why="`data=(training, validation)` takes two things that yield batches",
+                fix=[
+                    "for inputs and targets, write `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
+                    'for arrays of batches, write `data={"training": a, "validation": b}`',
+                ],
+            )
+        return {
+            name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
+        }
+    return {"training": data}
+
+
+def zeros_of_batch(batch: Batch) -> Batch:
+    """Return zeros with the shapes of a batch, because models are initialized from shapes and not from values."""
+
+    def zeros(x: Any) -> Any:
+        if is_key(x) or getattr(x, "committed", False):  # keep the placement, which determines that of the model
+            return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.zeros_like(x)
+        # NumPy, because `jnp.zeros` would compile a program for each shape (20 to 100 ms).
+        return jax.device_put(np.zeros(x.shape, x.dtype))
+
+    return jax.tree.map(zeros, jax.tree.map(lambda x: x if hasattr(x, "dtype") else np.asarray(x), batch))
+
+
+def check_params(params: PyTree) -> None:
+    """Check that there are parameters, and that all of them are floating-point.
+
+    Raises:
+        DeclarationError: There are none, or one is not floating-point.
+    """
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    if not leaves:
+        raise DeclarationError("The model has no parameters.", fix="check what its `init` returns")
+    for path, leaf in leaves:
+        # Complex parameters are allowed, because they have gradients.
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            raise DeclarationError(
+                f"The parameter `params{jax.tree_util.keystr(path)}` is {describe(leaf)}; it must be floating-point.",
+                why="there is no gradient with respect to an integer",
+                fix="keep it in the model state, or in a closure of the model or the loss function",
+            )
+
+
+def colocate_carry(carry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the carry with counters and `cbstate` on the devices of the parameters, which callbacks can change."""
+    # A program takes all its arguments on the same devices, so any parameter shows which.
+    params = jax.tree.leaves(carry["params"])[0]
+    if not params.committed or params.devices() == carry["counters"].devices():
+        return dict(carry)
+    place = params.sharding
+    # Counters and `cbstate` are replicated over the mesh; they have no axis to split.
+    if isinstance(place, jax.sharding.NamedSharding):
+        place = jax.sharding.NamedSharding(place.mesh, jax.sharding.PartitionSpec())
+    return {**carry, **{name: jax.device_put(carry[name], place) for name in ("counters", "cbstate")}}

@@ -1,0 +1,449 @@
+"""Data sources as streams of batches that never lose a batch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluxcb._compile.arrays import spec_of
+from fluxcb._compile.leaves import check_examples, check_leaves, is_suspect
+from fluxcb._errors import DataError, FluxcbError
+from fluxcb._interruptions import is_interruption
+from fluxcb._run.batch_placement import BatchPlacement
+from fluxcb._run.stream_marks import Mark, StreamMarks
+from fluxcb._typing import Batch, PyTree
+from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
+
+__all__ = ["BatchStream", "expected_steps", "pull_batches", "return_batches"]
+
+
+class BatchStream:
+    """The batches of one data source, epoch after epoch.
+
+    NumPy batches are transferred without a copy and read later. The batches of a source that may reuse its buffers are
+    therefore copied. Lists, tuples, and sources with `fresh_batches = True` are not copied.
+
+    Args:
+        source: An iterable of batches, or a function that returns one.
+        name: The name of the source in messages, e.g. `data.training`.
+        placement: Places batches on a mesh, or None.
+
+    Attributes:
+        marks_positions: Whether to record the position of iterators with `get_state` before each window. It takes time,
+            so it is on only if a callback saves checkpoints.
+
+    Raises:
+        DataError: The source cannot be iterated.
+    """
+
+    def __init__(self, source: Any, name: str, placement: BatchPlacement | None = None) -> None:
+        source = FunctionSource.of(source, f"`{name}`")
+        self.source = source
+        self.name = name
+        innermost = source
+        while isinstance(innermost, MappedSource | PlacedSource):  # these do not make an iterator repeatable
+            innermost = innermost.source
+        self._innermost = innermost
+        self._spec: PyTree | None = None
+        self._one_shot = isinstance(innermost, Iterator)
+        self._exhausted = False
+        self._iterator: Iterator[Batch] | None = None
+        self._passes = 0
+        self._pulled = 0
+        self._buffered: deque[Batch] = deque()
+        self._failure: BaseException | None = None
+        self._total_pulled = 0  # over all passes
+        self._dropped = 0  # batches of this pass that the devices cannot divide
+        self._marks = StreamMarks()
+        # State of `continue_pass`, which runs after a rewind.
+        self._ahead_of_epochs, self._keeps_pass, self._skips_rest = 0, False, False
+        self.marks_positions = False
+        in_memory = isinstance(source, Sequence)
+        self._copies = not (in_memory or getattr(source, "fresh_batches", False))
+        # A string is iterable, but it is never a data source.
+        if not hasattr(source, "__iter__") or isinstance(source, type | str | bytes):
+            raise DataError(
+                f"`{name}` is {type(source).__name__}, which "
+                + ("yields no batches." if isinstance(source, str | bytes) else "cannot be iterated."),
+                fix="give a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
+            )
+        if in_memory and len(source) == 0:
+            raise _empty_error(name)
+        self._placement = placement
+        # The same, expected for a whole pass.
+        self._drops = placement.check_source(source) if placement is not None else 0
+
+    def spec(self) -> PyTree:
+        """Return the specs of a batch, from the source's own spec, its first item, or a batch that is buffered."""
+        if self._spec is None:
+            self._spec = self._find_spec()
+        return self._spec
+
+    def _find_spec(self) -> PyTree:
+        spec = getattr(self.source, "element_spec", None)
+        in_memory = isinstance(self.source, Sequence)
+        if spec is None:
+            batch = self.source[0] if in_memory else self.peek()
+            if batch is None:
+                raise self._none_error()
+            self._check(batch, 1)
+            if not in_memory:
+                # `peek` has placed the batch on the mesh, so its spec is already that of the mesh.
+                return spec_of(batch)
+            spec = spec_of(batch)
+        else:
+            self._check(spec, 1)
+        return spec if self._placement is None else self._placement.spec(spec)
+
+    def _check(self, batch: Batch, number: int) -> None:
+        check_leaves(batch, f"A batch of `{self.name}`", "batch", DataError, lists=False)
+        check_examples(batch, f"Batch {number} of `{self.name}`")
+
+    def adopt(self, other: BatchStream) -> None:
+        """Continue where another stream of the same one-shot iterator stopped, with its buffered batches."""
+        # Assigning the same iterator again must not lose the batches that were pulled but not consumed.
+        if self._one_shot and self._innermost is other._innermost:
+            self._buffered.extend(other._buffered)
+
+    def peek(self) -> Batch:
+        """Return the next batch without consuming it."""
+        if not self._buffered:
+            if self._iterator is None:
+                self._begin_pass()
+            batch = self._pull()
+            if batch is None:
+                raise _empty_error(self.name)
+            self._buffered.append(batch)
+        return self._buffered[0]
+
+    def begin_epoch(self, epoch: int, *, continues_stream: bool) -> None:
+        """Start an epoch.
+
+        Args:
+            epoch: The number of the epoch, which is passed to `set_epoch` of shuffling sources.
+            continues_stream: Whether the epoch continues the previous pass (`steps_per_epoch`).
+
+        Raises:
+            DataError: A one-shot iterator is used up.
+        """
+        number = epoch + self._ahead_of_epochs
+        # Looking at the first batch for its shape has begun the pass. It is used, because a source may be expensive to
+        # start.
+        begun_by_peeking = 0 < len(self._buffered) == self._pulled and self._passes == number
+        stays, self._keeps_pass = self._keeps_pass or continues_stream or self._one_shot or begun_by_peeking, False
+        if self._iterator is not None and stays and not self._exhausted:
+            return
+        if self._exhausted and self._buffered:  # a stopped window returned these batches
+            return
+        # What is left of the previous pass. An iterator would not yield these batches again.
+        if not self._one_shot:
+            self._buffered.clear()
+        self._begin_pass(number)
+
+    def _begin_pass(self, epoch: int | None = None) -> Iterator[Batch]:
+        if self._exhausted:
+            raise DataError(
+                f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}), and it is used up.",
+                why="an epoch iterates its data source again, and an iterator yields nothing the second time",
+                fix="give something that can be iterated again: a list, a dataset, a class with `__iter__`",
+            )
+        self._passes = epoch if epoch is not None else self._passes + 1
+        self._failure = None  # belongs to an earlier pass
+        set_epoch = getattr(self.source, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(self._passes)
+        self._pulled, self._dropped = len(self._buffered), 0
+        self._add_mark(self._total_pulled - len(self._buffered), 0, None)
+        # Data on the device is passed as row numbers, and the window program gathers the rows.
+        resident = getattr(self.source, "resident", False) is True and hasattr(self.source, "iter_rows")
+        resident = resident and self._placement is None  # arrays of one device, which a program on a mesh cannot read
+        iterator = self._iterator = self.source.iter_rows() if resident else iter(self.source)
+        return iterator
+
+    def next(self, *, continues_stream: bool) -> Batch | None:
+        """Return the next batch, or None at the end of the epoch's data.
+
+        Raises:
+            DataError: The source has no batches at all.
+        """
+        # After a rewind, the run may resume in an epoch whose data is already used up.
+        if self._skips_rest and not continues_stream:
+            return None
+        if self._buffered:
+            return self._buffered.popleft()
+        # A failure is raised only after the batches that were pulled before it.
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        try:
+            batch = self._pull()
+            # An epoch of `steps_per_epoch` steps can need several passes over the data.
+            if batch is None and continues_stream and not self._one_shot:
+                self._begin_pass()
+                batch = self._pull()
+        except BaseException as error:
+            # Errors of fluxcb already name the source.
+            if not isinstance(error, FluxcbError):
+                error.add_note(f"raised by `{self.name}`, when a batch was pulled from it")
+            raise
+        return batch
+
+    def _pull(self) -> Batch | None:
+        batch = self._read()
+        if self._placement is None or batch is None:
+            return batch
+        placed = self._placement.place(batch)
+        while placed is None:  # the devices cannot divide the batch evenly, and it is left out
+            self._pulled, self._total_pulled = self._pulled - 1, self._total_pulled - 1
+            self._dropped += 1
+            batch = self._read()
+            if batch is None:
+                return None
+            placed = self._placement.place(batch)
+        return placed
+
+    def _read(self) -> Batch | None:
+        iterator = self._iterator or self._begin_pass()
+        try:
+            batch = next(iterator)
+        except StopIteration:
+            if self._pulled == 0:
+                raise _empty_error(self.name) from None
+            # A second iteration of a used-up iterator would be an empty epoch, so `_begin_pass` refuses it.
+            self._exhausted = self._one_shot
+            self._drops = max(self._drops, self._dropped)  # some sizes are known only now
+            return None
+        if batch is None:
+            raise self._none_error()
+        # A complete check of every batch would be too slow, so only batches that fail a cheap test are checked.
+        if is_suspect(batch):
+            self._check(batch, self._pulled + 1)
+        self._pulled += 1
+        self._total_pulled += 1
+        return _copy_arrays(batch) if self._copies else batch
+
+    def _none_error(self) -> DataError:
+        return DataError(
+            f"`{self.name}` yields None, which is no batch.",
+            why="a batch is a pytree of arrays",
+            fix="leave out what has no batch; an iterator ends by StopIteration",
+        )
+
+    def end_epoch(self, *, continues_stream: bool) -> None:
+        """End the epoch, and drop the rest of the pass unless the next epoch continues it."""
+        over, self._skips_rest = self._skips_rest, False
+        if not (continues_stream or self._one_shot or over):
+            self._iterator = self._failure = None
+            self._buffered.clear()
+
+    def continue_pass(self, epoch: int, *, is_current: bool, over: bool) -> None:
+        """Continue the current pass after a rewind has lowered the epoch counter.
+
+        Args:
+            epoch: The number of the last epoch, as it is counted after the rewind.
+            is_current: Whether the run resumes within that epoch.
+            over: Whether the rest of that epoch has no batches, because the current pass belongs to a later epoch.
+        """
+        if self._iterator is not None and not self._one_shot:
+            try:
+                # Pulling one batch is the only way to learn whether the pass has ended. It is put back below.
+                batch = self.next(continues_stream=False)
+            except Exception as error:
+                if is_interruption(error):
+                    raise
+                self.fail_later(error)
+            else:
+                if batch is None:
+                    self._iterator = None
+                else:
+                    self.push_back([batch])
+        self._skips_rest = is_current and (over or self._iterator is None)
+        following = self._passes + (self._iterator is None)
+        # The data must not repeat, so later epochs use pass numbers that are higher than their epoch numbers.
+        self._ahead_of_epochs = following - (epoch if is_current and not self._skips_rest else epoch + 1)
+        self._keeps_pass = not is_current or self._skips_rest
+
+    # -- positions --------------------------------------------------------------------------
+
+    def mark(self) -> None:
+        """Record the position of the source, if its iterator knows it. Called before a window's batches are pulled."""
+        # Sources without positions are read again from the beginning of the pass.
+        iterator: Any = self._iterator
+        if not self.marks_positions or not hasattr(iterator, "get_state"):
+            return
+        self._add_mark(self._total_pulled, self._pulled, iterator.get_state())
+
+    def _add_mark(self, total_pulled: int, pulled: int, state: Any) -> None:
+        self._marks.add(Mark(total_pulled, self._passes, pulled, state), self._total_pulled - len(self._buffered))
+
+    def position(self) -> dict[str, Any]:
+        """Return the position of the next batch, in the form that `seek` accepts.
+
+        Returns:
+            `open`: whether a pass has begun. `pass`: its number. `consumed`: batches of the pass that steps have used.
+            `state`, `ahead`: iterator state, and batches to skip after restoring it. `total`: batches consumed in all
+            passes. `rewound`: see `continue_pass`.
+        """
+        consumed = self._total_pulled - len(self._buffered)
+        position = {"open": self._iterator is not None, "pass": self._passes, "consumed": 0, "total": consumed}
+        position |= {"state": None, "ahead": 0, "rewound": [self._ahead_of_epochs, self._keeps_pass, self._skips_rest]}
+        return position | self._marks.position(consumed)
+
+    def seek(self, position: Mapping[str, Any]) -> int:
+        """Move to the position of another stream of the same source.
+
+        Args:
+            position: A return value of `position`.
+
+        Returns:
+            The number of batches that had to be pulled and discarded.
+
+        Raises:
+            DataError: The source ends before the position.
+        """
+        self._skips_rest = False  # otherwise `next` would yield no batches to skip
+        replayed = self._continue_iterator(position) if self._one_shot else self._restart(position)
+        self._ahead_of_epochs, self._keeps_pass, self._skips_rest = position["rewound"]
+        return replayed
+
+    def make_undo(self) -> Callable[[], None]:
+        """Return a function that restores the current position, for a `seek` that fails.
+
+        A one-shot iterator is restored if it has `get_state` and `set_state`. Otherwise, the batches that it has
+        yielded since are lost.
+        """
+        iterator: Any = self._iterator
+        before = {**vars(self), "_buffered": deque(self._buffered), "_marks": self._marks.copy()}
+        # Other sources are iterated again, so their old iterator can simply be put back.
+        state = iterator.get_state() if self._one_shot and hasattr(iterator, "get_state") else None
+
+        def go_back() -> None:
+            vars(self).update(before)
+            if state is not None:
+                iterator.set_state(state)
+            elif hasattr(self.source, "set_epoch"):
+                self.source.set_epoch(self._passes)
+
+        return go_back
+
+    def _restart(self, position: Mapping[str, Any]) -> int:
+        self._buffered.clear()
+        self._marks.clear()
+        self._iterator, self._exhausted, self._failure = None, False, None
+        self._passes, self._total_pulled = position["pass"], position["total"] - position["consumed"]
+        if not position["open"]:
+            return 0
+        iterator = self._begin_pass(position["pass"])
+        return self._skip(iterator, position, position["consumed"])
+
+    def _continue_iterator(self, position: Mapping[str, Any]) -> int:
+        """Continue a one-shot iterator of which only buffered batches have been pulled."""
+        iterator = self._iterator or self._begin_pass(position["pass"])
+        if position["state"] is not None:
+            self._buffered.clear()
+        replayed = self._skip(iterator, position, position["total"] - self._total_pulled + len(self._buffered))
+        self._passes = position["pass"]
+        return replayed
+
+    def _skip(self, iterator: Any, position: Mapping[str, Any], count: int) -> int:
+        # The iterator's own state is exact and avoids pulling the skipped batches.
+        if position["state"] is not None and hasattr(iterator, "set_state"):
+            iterator.set_state(position["state"])
+            count = position["ahead"]
+            self._total_pulled = position["total"] - count
+            self._pulled = position["consumed"] - count
+            self._add_mark(self._total_pulled, self._pulled, position["state"])
+        if count < 0:
+            raise DataError(
+                f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}) and is {-count} batches past "
+                "the position of the checkpoint.",
+                why="an iterator cannot go back",
+                fix="give something that can be iterated again, or a Grain iterator, which knows its position",
+            )
+        for done in range(count):
+            if self.next(continues_stream=False) is None:
+                raise DataError(
+                    f"`{self.name}` ends after {done} of the {count} batches that came before the checkpoint.",
+                    why="the run continues with the batches after them",
+                    fix="give the data that the run began with",
+                )
+        # Skipping is free for data in memory and for a source with its own position, so it is not reported.
+        return 0 if isinstance(self.source, Sequence) or position["state"] is not None else count
+
+    @property
+    def batches(self) -> int | None:
+        """The number of batches of a pass, without those that are expected to be dropped; None if it is unknown."""
+        length = length_of(self.source)
+        return None if length is None else length - self._drops
+
+    @property
+    def has_buffered(self) -> bool:
+        """Whether pulled batches wait to be consumed."""
+        return bool(self._buffered)
+
+    def fail_later(self, error: BaseException) -> None:
+        """Raise an error of the source after the batches that were pulled before it."""
+        self._failure = error
+
+    def push_back(self, batches: Sequence[Batch]) -> None:
+        """Put batches that were pulled but not consumed back at the front."""
+        self._buffered.extendleft(reversed(batches))
+
+
+def _empty_error(name: str) -> DataError:
+    return DataError(
+        f"`{name}` yields no batches.",
+        why="an epoch without a step has no loss and no metrics",
+        fix="check its length and filters; with `drop_last=True`, the batch size may exceed the data",
+    )
+
+
+def _copy_arrays(batch: Batch) -> Batch:
+    return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
+
+
+def pull_batches(stream: BatchStream, length: int, continues_stream: bool, *, seconds: float) -> list[Batch]:
+    """Pull the batches of a window: `length` of them, or as many as arrive within some seconds (s).
+
+    Raises:
+        Exception: An error of the source, if no batch precedes it; otherwise it is stored and raised later.
+    """
+    batches: list[Batch] = []
+    stream.mark()
+    until = time.perf_counter() + seconds
+    try:
+        while len(batches) < length:
+            batch = stream.next(continues_stream=continues_stream)
+            if batch is None:
+                break
+            batches.append(batch)
+            # A slow source must not keep the device idle, or delay a signal.
+            if time.perf_counter() > until:
+                break
+    except BaseException as error:
+        if is_interruption(error):
+            stream.push_back(batches)
+            raise
+        if not batches:
+            raise
+        stream.fail_later(error)
+    return batches
+
+
+def return_batches(stream: BatchStream | None, batches: list[Batch]) -> None:
+    """Put batches that were not consumed back, except those of a single step outside an epoch."""
+    if stream is not None and batches:
+        stream.push_back(batches)
+
+
+def expected_steps(stream: BatchStream, limit: int | None, continues_stream: bool) -> int:
+    """Return the expected number of steps of an epoch, or 0 if it is unknown."""
+    length = stream.batches or 0
+    if continues_stream and limit is not None:
+        return limit
+    return min(length, limit) if limit is not None and length else length or limit or 0

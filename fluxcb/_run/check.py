@@ -1,0 +1,51 @@
+"""`fluxcb.check`: the static check without a Learner and without JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from fluxcb._calls import entry_point
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.preflight import checked_graph
+from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
+from fluxcb._declare.turns import InTurn
+from fluxcb.callbacks import with_defaults
+
+__all__ = ["check"]
+
+
+@entry_point
+def check(
+    callbacks: Iterable[Any],
+    *,
+    phases: Iterable[Phase | InTurn | type[Phase]] = (TrainingPhase, ValidationPhase),
+    default_callbacks: bool = True,
+) -> CallbackGraph:
+    """Check a set of callbacks in the same way as a Learner, before anything is computed.
+
+    Args:
+        callbacks: Callback instances, and `in_order(...)` groups of them.
+        phases: The phases in which they will run (classes, instances, or `InTurn`).
+        default_callbacks: Whether to add the default callbacks, as `Learner` does.
+
+    Returns:
+        The graph: `order(event, phase)`, `edges`, and `digraph` for networkx.
+
+    Raises:
+        DeclarationError: A declaration is invalid on its own.
+        CheckError: The set does not fit together; all problems are reported at once.
+
+    Example:
+        >>> import fluxcb
+        >>> from fluxcb.callbacks import CustomCallback, Metrics
+        >>> from fluxcb.events import EpochEnd
+        >>> from fluxcb.phases import TrainingPhase
+        >>> access = {"cbstate": {"metrics_epoch": fluxcb.Read()}}
+        >>> show = CustomCallback(print, EpochEnd, access=access)
+        >>> graph = fluxcb.check([show, Metrics()], default_callbacks=False)
+        >>> graph.order(EpochEnd, TrainingPhase)
+        [Metrics(), CustomCallback(print, EpochEnd)]
+    """
+    # The same function that a Learner calls, so that both report the same problems.
+    return checked_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)

@@ -1,0 +1,189 @@
+"""The train state of a hand-written loop, in the form that callbacks use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fluxcb._compile.arrays import copy_tree
+from fluxcb._compile.carry_paths import root_of
+from fluxcb._errors import DeclarationError
+from fluxcb._run.host_backend import HostBackend
+from fluxcb._run.train_state import TrainState
+from fluxcb._typing import PyTree, StatePath
+
+__all__ = ["TREES", "ExternalTrainState", "ExternalTree", "LoopBackend"]
+
+TREES = ("params", "model_state", "opt_state")
+"""The state paths that the pytree of a loop provides."""
+
+_BY_INDEX = ("params", "opt_state")
+
+
+class ExternalTree:
+    """A loop's own pytree, split into `params`, `opt_state` and `model_state`.
+
+    Entries and fields are found by name. A tuple or list has `params` first and `opt_state` second. Everything else is
+    `model_state`. A pytree without a `params` entry and without positions is all `params`.
+
+    Args:
+        get: Returns the loop's pytree.
+        put: Takes a new pytree, or None if callbacks cannot change it.
+
+    Attributes:
+        put: See the argument.
+    """
+
+    def __init__(self, get: Callable[[], PyTree], put: Callable[[PyTree], None] | None) -> None:
+        self._get, self.put = get, put
+        self._parts: dict[str, PyTree] | None = None
+        self._changed = False
+        self._names: list[str] = []
+        self._structure: Any = None
+        self.previous: PyTree = None
+
+    def read_again(self) -> None:
+        """Forget the pytree, because the loop has run a step."""
+        self._parts = None
+
+    def keep(self) -> None:
+        """Keep the arrays of the pytree, in case a callback skips the update of the next step."""
+        self.previous = jax.tree.map(lambda leaf: leaf, self._get())  # the loop may change its containers in place
+
+    def undo(self) -> None:
+        """Return the pytree from `keep` to the loop.
+
+        Raises:
+            DeclarationError: The loop's step has donated its arrays.
+        """
+        self.require_kept()
+        if self.put is not None:
+            self.put(self.previous)
+        self._parts = None
+
+    def require_kept(self) -> None:
+        """Check that the arrays of the pytree before the step still exist.
+
+        Raises:
+            DeclarationError: The loop's step has donated them.
+        """
+        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in jax.tree.leaves(self.previous)):
+            raise DeclarationError(
+                "A callback can skip the update of a step, but the loop has donated the state before the update.",
+                why="the hook returns the previous state to the loop when `step.skip` is true",
+                fix="compile the step without `donate_argnums` and `donate_argnames`, or leave the callback out",
+            )
+
+    @property
+    def parts(self) -> dict[str, PyTree]:
+        """The parts by state path, all leaves as JAX arrays."""
+        if self._parts is None:
+            self._parts = self._split(self._get())
+        return self._parts
+
+    def replace(self, name: str, value: PyTree) -> None:
+        """Replace a part; `write_back` passes the whole tree to the loop."""
+        self._parts = {**self.parts, name: value}
+        self._changed = True
+
+    def write_back(self) -> None:
+        """Pass the pytree to the loop if a callback has changed it."""
+        if not self._changed:
+            return
+        parts, self._changed = self.parts, False  # a failing `set_state` is not called again
+        if self.put is not None:
+            self.put(self._joined(parts))
+
+    def _split(self, tree: PyTree) -> dict[str, PyTree]:
+        found, self._structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+        # One level of the tree is enough: the names identify the entries, and their content stays as it is.
+        entries = [path[0] if path else None for path, _ in found]
+        self._names = [_name_of(entry) for entry in entries]
+        if "params" not in self._names:
+            self._names, found = [], [((), tree)]
+            return {"params": _arrays(tree), "opt_state": {}, "model_state": {}}
+        children = dict(zip(self._names, (child for _, child in found), strict=True))
+        rest = {name: child for name, child in children.items() if name not in _BY_INDEX}
+        # A single entry `model_state` is the model state itself and not a mapping with it.
+        model_state = rest["model_state"] if set(rest) == {"model_state"} else rest
+        parts = {"params": children["params"], "opt_state": children.get("opt_state", {}), "model_state": model_state}
+        return {name: _arrays(part) for name, part in parts.items()}
+
+    def _joined(self, parts: dict[str, PyTree]) -> PyTree:
+        if not self._names:
+            return parts["params"]
+        named = {name for name in self._names if name not in _BY_INDEX}
+        rest = {"model_state": parts["model_state"]} if named == {"model_state"} else parts["model_state"]
+        return self._structure.unflatten({**rest, **parts}[name] for name in self._names)
+
+
+def _name_of(entry: Any) -> str:
+    if isinstance(entry, jax.tree_util.SequenceKey | jax.tree_util.FlattenedIndexKey):
+        index = entry.idx if isinstance(entry, jax.tree_util.SequenceKey) else entry.key
+        return _BY_INDEX[index] if index < len(_BY_INDEX) else str(index)
+    return str(getattr(entry, "name", getattr(entry, "key", "")))
+
+
+def _arrays(tree: PyTree) -> PyTree:
+    # A loop may hold NumPy arrays and numbers, and handlers get JAX arrays as in a Learner.
+    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
+
+
+class ExternalTrainState(TrainState):
+    """The train state of a Learner whose parameters, model state and optimizer state belong to a loop.
+
+    The carry has the state that traced handlers keep between steps. It has no parameters.
+
+    Args:
+        key: The run's random key.
+        loop: The loop's pytree, or None if callbacks do not see it.
+    """
+
+    def __init__(self, key: Any, loop: ExternalTree | None) -> None:
+        super().__init__(key)
+        self.loop = loop
+
+    def of_loop(self, root: StatePath) -> bool:
+        """Return whether a part of the train state belongs to the loop."""
+        return self.loop is not None and root[0] in TREES
+
+    def live(self, root: StatePath) -> PyTree:
+        """Return a part of the train state itself."""
+        if self.loop is not None and root[0] in TREES:
+            return self.loop.parts[root[0]]
+        return super().live(root)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a traced handler has skipped the update of the last step; waits for the device."""
+        return bool(np.asarray(super().live(("model_state",))["skipped"]))
+
+    def copy_of(self, root: StatePath) -> PyTree:
+        """Return a copy of a part of the train state, shared by the readers of a moment."""
+        if not self.of_loop(root):
+            return super().copy_of(root)
+        if root not in self.copies:  # a copy, because the loop's next step may donate its arrays
+            self.copies[root] = copy_tree(self.live(root))
+        return self.copies[root]
+
+    def replace(self, root: StatePath, value: PyTree) -> None:
+        """Replace a part of the train state."""
+        if self.loop is None or root[0] not in TREES:
+            super().replace(root, value)
+            return
+        self.copies.pop(root, None)  # later handlers of the moment see the new value
+        self.loop.replace(root[0], value)
+
+
+class LoopBackend(HostBackend):
+    """The backend of one callback, for which the train state belongs to the loop."""
+
+    _train: ExternalTrainState
+
+    def _value_in_window(self, path: StatePath) -> tuple[Any] | None:
+        """Return the window's value of a part of the carry; a window has no value of the loop's state."""
+        return None if self._train.of_loop(root_of(path)) else super()._value_in_window(path)

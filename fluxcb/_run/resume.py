@@ -1,0 +1,222 @@
+"""Restoring a Learner from a checkpoint on disk, and locking its directory."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from fluxcb._declare.callback import unwrap
+from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError, ResumeError
+from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained
+from fluxcb._run.switches import restored_switches, set_disabled
+from fluxcb._terminal import escape_line
+from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb.checkpoints.agreement import Agreement
+from fluxcb.checkpoints.reading import FolderCheckpoint, array_differences, read_found
+from fluxcb.checkpoints.run_folder import ResumeWarning
+from fluxcb.checkpoints.savers import RunLock, RunSaver, StoredCheckpoint
+from fluxcb.checkpoints.snapshot import Snapshot
+
+__all__ = ["lock_run", "restore_checkpoint", "restore_run", "resume_run", "run_savers", "unlock_run"]
+
+T = TypeVar("T")
+
+
+def lock_run(core: LearnerCore) -> None:
+    """Lock the directories of all checkpoints until `unlock_run`.
+
+    A run locks them before it restores a checkpoint and before any handler of FitBegin runs. Otherwise a second start
+    of a running program would truncate its logs and delete its files before it is refused.
+
+    Raises:
+        CheckpointError: Another run writes to one of the directories, or it cannot be written to.
+    """
+    try:
+        for locked in _callbacks_of(core, RunLock):
+            locked.lock()
+    except BaseException:
+        unlock_run(core)
+        raise
+
+
+def unlock_run(core: LearnerCore) -> None:
+    """Release the locks of `lock_run`."""
+    for locked in _callbacks_of(core, RunLock):
+        locked.unlock()
+
+
+def resume_run(core: LearnerCore, *, allow: Collection[str] = (), of_hook: bool = False) -> None:
+    """Lock the run and restore the newest good checkpoint of its `RunSaver`, if there is one.
+
+    Args:
+        core: The core of the Learner, or of the hook.
+        allow: The allowed differences; see `run_changes`.
+        of_hook: Whether a hook of `callbacks_as_hook` resumes, for the message of an error.
+
+    Raises:
+        CheckpointError: The run cannot be locked, there is not exactly one `RunSaver`, or all checkpoints are damaged.
+        ResumeError: The checkpoint belongs to another run.
+    """
+    # Under the lock, no other run can delete the checkpoint that is read.
+    lock_run(core)
+    try:
+        _restore_newest(core, allow, of_hook)
+    except BaseException:
+        unlock_run(core)
+        raise
+
+
+def _restore_newest(core: LearnerCore, allow: Collection[str], of_hook: bool) -> None:
+    if core.state.fit.restored:  # `learner.restore` was called, and nothing has been trained since
+        if allow:
+            raise DeclarationError(
+                "`fit` was given `allow` after `learner.restore`, which has already compared the program with the run.",
+                fix=f"pass it to `restore`: `learner.restore(path, allow={tuple(allow)!r})`",
+            )
+        return
+    savers = run_savers(core)
+    if len(savers) != 1:  # with two savers, it is unclear from which checkpoint the run continues
+        count = len(savers) or "none"
+        fix = "keep one Checkpointer in the callbacks" if savers else 'add `Checkpointer("runs/1")` to the callbacks'
+        if of_hook:
+            raise CheckpointError(
+                f"A hook resumes the run of a Checkpointer, and the callbacks of this hook contain {count}.", fix=fix
+            )
+        raise CheckpointError(
+            f"`fit(resume=True)` continues the run of a Checkpointer, and this Learner has {count}.",
+            fix=[fix, "to continue from an existing checkpoint, call `learner.restore(path)` before `fit`"],
+        )
+    # The saver verifies checksums and skips damaged checkpoints.
+    newest = savers[0].newest_checkpoint()
+    if newest is not None:
+        restore_checkpoint(core, newest, allow=allow)
+        # Tells the saver which checkpoint the run continues from, so that it can retire later ones.
+        savers[0].resumed_from(newest)
+
+
+def run_savers(core: LearnerCore) -> list[RunSaver]:
+    """Return the callbacks whose checkpoints can be restored. Resuming and rewinding need exactly one."""
+    return _callbacks_of(core, RunSaver)
+
+
+def _callbacks_of(core: LearnerCore, kind: type[T]) -> list[T]:
+    # A wrapper such as `every(Checkpointer(...), epochs=2)` does not have the saver's methods.
+    # Savers are recognized by a protocol and not by their class, so that the engine does not import the library, and
+    # savers of third parties can resume and rewind.
+    return [c for d in core.graph.declared if isinstance(c := unwrap(d.callback), kind) and not d.disabled]
+
+
+def restore_run(core: LearnerCore, path: str | os.PathLike[str], allow: Collection[str]) -> None:
+    """Verify and restore a checkpoint.
+
+    Args:
+        core: The core of the Learner.
+        path: The directory of a run, or that of one checkpoint.
+        allow: The allowed differences; see `run_changes`.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or all checkpoints are damaged.
+        ResumeError: The checkpoint belongs to another run.
+    """
+    check_allowed(allow, 'learner.restore(path, allow=("data",))')
+
+    def read(checkpoint: FolderCheckpoint) -> tuple[StoredCheckpoint, Snapshot, list[Change]]:
+        return checkpoint, *_read(core, checkpoint, allow, path)
+
+    _put_back(core, *read_found(path, read, together=True), allow, ())
+
+
+def restore_checkpoint(
+    core: LearnerCore, checkpoint: StoredCheckpoint, *, allow: Collection[str] = (), staying: Collection[str] = ()
+) -> None:
+    """Restore a checkpoint that a saver has returned.
+
+    Args:
+        core: The core of the Learner.
+        checkpoint: The checkpoint.
+        allow: The allowed differences; see `run_changes`.
+        staying: Names of data sources that keep their position.
+
+    Raises:
+        CheckpointError: The checkpoint cannot be read.
+        ResumeError: The checkpoint belongs to another run.
+    """
+    snapshot, changes = _read(core, checkpoint, allow, str(checkpoint))
+    _put_back(core, checkpoint, snapshot, changes, allow, staying)
+
+
+def _read(
+    core: LearnerCore, checkpoint: StoredCheckpoint, allow: Collection[str], path: str | os.PathLike[str]
+) -> tuple[Snapshot, list[Change]]:
+    """Return the contents of a checkpoint, and how this program differs from its run; `path` is for messages."""
+    # The description of the run is compared before any array is read. All differences are then reported together, and
+    # the shapes of the arrays are known from the Learner and not only from the file.
+    snapshots = core.snapshots
+    trees = snapshots.trees()
+    wrong, changes = snapshots.differences(checkpoint.about, allow)
+    fix = ["build the Learner as it was when the run began"]
+    if not snapshots.other_phases(checkpoint.about):  # counters and metrics of other phases do not fit
+        allowed = f"`learner.restore({str(path)!r}, allow=(...))`, with names from {DIFFERENCES}"
+        fix.append(f"allow intended differences: {allowed}")
+    fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
+    # Shapes and dtypes only; the arrays are read after all checks.
+    saved = checkpoint.arrays()
+    wrong += array_differences(saved, _compared(saved, trees, allow))
+    if wrong:
+        raise ResumeError(
+            f"{checkpoint} is a checkpoint of a different run.",
+            where=[escape_line(line) for line in wrong],
+            why="a run that continued from it would match neither of the two runs",
+            # `learner.restore` and `load_params` read the folders of `Checkpointer` only.
+            fix=fix if isinstance(checkpoint, FolderCheckpoint) else fix[:1],
+        )
+    snapshot = Agreement().on_all(lambda: checkpoint.read(trees))  # otherwise, some processes would wait for the others
+    missing = snapshots.missing(snapshot.host, allow)
+    if missing:
+        raise CheckpointCorruptError(
+            f"{checkpoint} lacks a part of the state: {', '.join(missing)}.",
+            where=str(checkpoint),
+            why="restoring only the rest would mix two states",
+            fix="restore another checkpoint",
+        )
+    return snapshot, changes
+
+
+def _put_back(
+    core: LearnerCore,
+    checkpoint: StoredCheckpoint,
+    snapshot: Snapshot,
+    changes: list[Change],
+    allow: Collection[str],
+    staying: Collection[str],
+) -> None:
+    # A rewind keeps the switches, because the plan of a running fit is fixed.
+    disabled = restored_switches(core, snapshot.host) if not core.fitting else None
+    names = [c.path.removeprefix("hyperparams.") for c in changes if c.path.startswith("hyperparams.")]
+    changed = [name for name in names if allows(allow, f"hyperparams.{name}")]
+    # Other checkpoints may keep the arrays that they return.
+    owned = isinstance(checkpoint, FolderCheckpoint)
+    lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed)
+    if disabled is not None:
+        set_disabled(core, disabled)
+    # These differences are warnings and not errors: a run must be able to continue after an upgrade or on another
+    # machine. An allowed difference is no surprise.
+    unexpected = [change for change in changes if not allows(allow, change.path)]
+    if lines or unexpected:
+        text = f"The run resumes from {checkpoint} with differences:"
+        text += f" {escape_line('; '.join(lines))}" if lines else ""
+        text += f"\n{explained(unexpected)}" if unexpected else ""
+        warnings.warn(text, ResumeWarning, stacklevel=stacklevel_of_user())
+
+
+def _compared(
+    saved: Mapping[str, Mapping[str, str]], trees: Mapping[str, Any], allow: Collection[str]
+) -> dict[str, Any]:
+    """Return the trees that must match the checkpoint, without entries of callbacks that may differ."""
+    if not any(name.partition(".")[0] == "callbacks" for name in allow):
+        return dict(trees)
+    names = {name.split(".")[0] for name in saved["cbstate"]}
+    return {**trees, "cbstate": {name: entry for name, entry in trees["cbstate"].items() if name in names}}

@@ -1,0 +1,83 @@
+"""Access to the state from outside handlers: detected writes into returned copies, and refusals during a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from fluxcb._errors import AccessError, DeclarationError
+from fluxcb._typing import PyTree
+
+__all__ = ["ReturnedCopies", "read_ahead", "used_while_running"]
+
+_AHEAD = "the device runs ahead of the handlers, so the train state is not that of the handler's step"
+
+
+class ReturnedCopies:
+    """The copies of the train state that the Learner has returned since it last trained.
+
+    `learner.params` is a plain pytree with the structure that `jax.tree` and optax expect, so it cannot refuse
+    `learner.params["w"] = w` itself. Each copy is therefore kept until the Learner is used again, and then compared. A
+    copy is a second set of arrays, so none is kept while the Learner trains.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[str, PyTree, list[Any], Any]] = []
+
+    def add(self, name: str, tree: PyTree) -> PyTree:
+        """Register a copy, and return it.
+
+        Args:
+            name: The name of the property.
+            tree: The copy.
+        """
+        leaves, structure = jax.tree.flatten(tree)
+        # A single array is immutable.
+        if not jax.tree_util.treedef_is_leaf(structure):
+            self._copies.append((name, tree, leaves, structure))
+        return tree
+
+    def forget(self) -> None:
+        """Forget the copies."""
+        self._copies = []
+
+    def verify(self) -> None:
+        """Check the copies for changes, and forget them.
+
+        Raises:
+            AccessError: A copy was changed.
+        """
+        # Forgotten first, so that one mistake is reported once.
+        copies, self._copies = self._copies, []
+        for name, tree, leaves, structure in copies:
+            now, now_structure = jax.tree.flatten(tree)
+            if now_structure == structure and all(a is b for a, b in zip(now, leaves, strict=True)):
+                continue
+            raise AccessError(
+                f"A container that `learner.{name}` returned was changed, which does not change the Learner.",
+                why=f"`learner.{name}` returns a copy",
+                fix=[
+                    f"assign the changed container: `{name} = learner.{name}`, then change it, "
+                    f"then `learner.{name} = {name}`",
+                    f"to change a container for another purpose: `{name} = jax.tree.map(lambda x: x, learner.{name})`",
+                ],
+            )
+
+
+def used_while_running(what: str) -> DeclarationError:
+    """Return the error for a change of the state during a running epoch or fit."""
+    return DeclarationError(
+        f"`learner.{what}` was used while this Learner is running.",
+        why=_AHEAD,
+        fix="change state in a handler that declares it, or between two calls of `fit`",
+    )
+
+
+def read_ahead(what: str) -> DeclarationError:
+    """Return the error for a handler that reads the state without having declared it, while the device is ahead."""
+    return DeclarationError(
+        f"A step's handler reads `learner.{what}` from the Learner itself, not from its argument `learner`.",
+        why=_AHEAD,
+        fix="declare it in `stateaccess`, and read it from the handler's argument",
+    )

@@ -1,0 +1,104 @@
+"""Assigning parts of the train state between two fits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluxcb._compile.arrays import describe, differences, placed_as, with_numbers_as
+from fluxcb._compile.hyperparams import overflow
+from fluxcb._compile.leaves import is_number
+from fluxcb._errors import DeclarationError
+from fluxcb._run.state import HostState
+from fluxcb._typing import PyTree, StatePath
+
+__all__ = ["set_hyperparam", "set_key", "set_part", "set_state"]
+
+
+def set_state(state: HostState, value: PyTree) -> None:
+    """Replace the whole train state and the counters of the host; see `TrainState.assign`."""
+    # The last counter is `stopped`, which has no meaning between two fits.
+    step, epoch, step_in_epoch, _ = state.train.assign(value)
+    state.progress.replace(step=step, epoch=epoch, step_in_epoch=step_in_epoch)
+
+
+def set_part(state: HostState, name: str, value: PyTree) -> None:
+    """Replace a part of the carry, such as `params`, by copies of other arrays.
+
+    Raises:
+        DeclarationError: The arrays have another structure, or other shapes or dtypes.
+    """
+    old = state.train.live((name,))
+    wrong = differences(old, value := with_numbers_as(old, value))
+    if wrong:
+        raise DeclarationError(
+            f"The assigned `{name}` does not fit the Learner: {wrong[0]}.",
+            where=wrong[1:5],
+            why="the carry of a compiled step keeps its structure, shapes and dtypes",
+            fix=f"assign a value with the structure of `learner.{name}`",
+        )
+    state.train.replace((name,), placed_as(old, value))  # the compiled programs expect the devices of the old arrays
+
+
+def set_key(state: HostState, key: Any) -> None:
+    """Use another random key from the next step on.
+
+    Raises:
+        DeclarationError: The key has another implementation.
+    """
+    old, new = jax.random.key_impl(state.train.run_key), jax.random.key_impl(key)
+    if old != new:
+        raise DeclarationError(
+            f"The assigned key has the implementation {new}, but the Learner's key has {old}.",
+            why="the compiled step takes keys of one implementation",
+            fix=f"assign `jax.random.key(seed, impl={str(old)!r})`",
+        )
+    state.train.run_key = key
+    # Programs take the key from the carry, where its words are in the array of the counters.
+    if state.train.built:
+        state.train.set_counters(state.progress)
+
+
+def set_hyperparam(state: HostState, name: str, value: Any) -> float:
+    """Set a hyperparameter between two fits, and return its new value.
+
+    Raises:
+        MissingStateError: The optimizer has no hyperparameter of this name, or sets it itself.
+        DeclarationError: The value is not a number, has another shape, or is not finite in the dtype.
+    """
+    opt_state = state.train.live(("opt_state",))
+    # The same errors as for a callback, with an assignment as the fix.
+    state.train.hyperparams.require(name, writing=True, declared=_ASSIGNMENT, where="")
+    old = state.train.hyperparams.get(opt_state, name)
+    if found := overflow(value, old.dtype):
+        shown, why = found
+        raise DeclarationError(
+            f"`learner.hyperparams.{name}` was assigned {shown}.",
+            why=why,
+            fix=f"assign a smaller number, e.g. `learner.hyperparams[{name!r}] = 1e-3`",
+        )
+    # An array would broadcast and change the shapes of the carry.
+    if not is_number(value) or np.shape(value) != old.shape:
+        raise DeclarationError(
+            f"`learner.hyperparams.{name}` is {describe(old)}, and {describe(value)} was assigned.",
+            fix="assign a number",
+        )
+    state.train.replace(("opt_state",), state.train.hyperparams.set(opt_state, name, value))
+    if state.progress.step == 0:  # the program assigns it before it trains or resumes, so the run begins with it
+        state.train.given_hyperparams = state.train.hyperparams.numbers(state.train.live(("opt_state",)))
+    return float(state.train.hyperparams.get(state.train.live(("opt_state",)), name))
+
+
+class _Assignment:
+    """Stands for the callback in errors about a hyperparameter that the user assigns."""
+
+    label = "The assignment"
+
+    def how_to_declare(self, path: StatePath, permission: Any) -> str:
+        """Return the fix: an assignment that works."""
+        return f"assign `learner.hyperparams[{path[1]!r}]`"
+
+
+_ASSIGNMENT = _Assignment()

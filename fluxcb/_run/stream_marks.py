@@ -1,0 +1,76 @@
+"""The recorded positions of a data source, from which the position in a checkpoint is computed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Mark", "StreamMarks"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A position of a source.
+
+    Attributes:
+        total_pulled: Batches pulled in all passes.
+        number: Number of the pass.
+        pulled: Batches pulled in this pass.
+        state: The state of its iterator, or None.
+    """
+
+    total_pulled: int
+    number: int
+    pulled: int
+    state: Any
+
+
+class StreamMarks:
+    """The marks that a checkpoint may still need, oldest first.
+
+    When a checkpoint is saved, the iterator is ahead of the steps, so asking it for its state then would be too late.
+    Its states are therefore recorded as marks while batches are pulled.
+    """
+
+    def __init__(self, marks: Iterable[Mark] = ()) -> None:
+        self._marks = deque(marks)
+
+    def copy(self) -> StreamMarks:
+        """Return a copy that later marks do not change."""
+        return StreamMarks(self._marks)
+
+    def clear(self) -> None:
+        """Drop all marks."""
+        self._marks.clear()
+
+    def add(self, mark: Mark, consumed: int) -> None:
+        """Add a mark.
+
+        Args:
+            mark: The mark.
+            consumed: Batches that steps have used in all passes.
+        """
+        # Marks before the next unconsumed batch are no longer needed.
+        while len(self._marks) > 1 and self._marks[1].total_pulled <= consumed:
+            self._marks.popleft()
+        self._marks.append(mark)
+
+    def position(self, consumed: int) -> dict[str, Any]:
+        """Return the entries of `BatchStream.position` that follow from the marks; empty if there is no mark.
+
+        Args:
+            consumed: Batches that steps have used in all passes.
+        """
+        position: dict[str, Any] = {}
+        # The last mark at or before the next batch gives the shortest way to it.
+        for mark in self._marks:
+            if mark.total_pulled > consumed:
+                break
+            position |= {"pass": mark.number, "consumed": mark.pulled + consumed - mark.total_pulled}
+            if mark.state is not None:
+                position |= {"state": mark.state, "ahead": consumed - mark.total_pulled}
+            elif mark.pulled == 0:  # a new pass began, so the state of the previous one leads nowhere
+                position |= {"state": None, "ahead": 0}
+        return position

@@ -1,0 +1,288 @@
+"""Validating the requirements of callbacks that need a Learner or its state, beyond the checks of the graph."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from fluxcb._check.graph import CallbackGraph
+from fluxcb._check.metric_names import MetricNames
+from fluxcb._compile.arrays import leaves_of
+from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._declare.access import Write, overlap, writes
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.events import TracedEvent, is_concrete
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.state import PROVIDERS, emits
+from fluxcb._declare.uncalled_methods import unmarked
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb.callbacks import Monitors, StopOnNaNLoss
+
+__all__ = [
+    "carried_entries",
+    "check_hyperparams",
+    "check_watched_data",
+    "refuse_shared",
+    "refuse_shared_names",
+    "require_created",
+    "require_used",
+    "traced_entries",
+    "warn_empty_log",
+    "warn_inert",
+    "warn_uncalled",
+]
+
+
+def refuse_shared(graph: CallbackGraph, owner: object) -> None:
+    """Check that no callback belongs to another Learner than `owner`.
+
+    Raises:
+        DeclarationError: A callback belongs to another Learner.
+    """
+    for declared in graph.declared:
+        # A weak reference, so that a callback does not keep its old Learner alive.
+        reference = getattr(unwrap(declared.callback), "_fluxcb_owner", None)
+        if reference is not None and reference() not in (None, owner):
+            gc.collect()  # an unreachable Learner may still wait for garbage collection
+        if reference is not None and reference() not in (None, owner):
+            raise DeclarationError(
+                f"{declared.label} already belongs to another Learner.",
+                why="a callback's own state would mix the two trainings",
+                fix=[
+                    "construct a new instance for each Learner",
+                    "free it first: `other.callbacks.remove(callback)`",
+                ],
+            )
+
+
+def refuse_shared_names(phases: Sequence[Phase]) -> None:
+    """Check that all phases have different names.
+
+    Raises:
+        DeclarationError: Two phases have the same name.
+    """
+    by_name: dict[str, Phase] = {}
+    for phase in phases:
+        name = type(phase).name
+        # The same instance may appear twice; it has one set of data and metrics.
+        other = by_name.setdefault(name, phase)
+        if other is not phase:
+            raise DeclarationError(
+                f"`phases` contains {other!r} and {phase!r}, which have the same `name`, {name!r}.",
+                where=f"{type(phase).__module__}.{type(phase).__qualname__}",
+                why="the name selects the data and the metrics of a phase, so the two would share them",
+                fix=f'give each class a name of its own: `name = "{name}_2"` in the body of `{type(phase).__name__}`'
+                if type(phase) is not type(other)
+                else f'derive a class with another name: `class Second({type(phase).__name__}): name = "{name}_2"`',
+            )
+
+
+def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> None:
+    """Check that the optimizer has the hyperparameters that callbacks declare.
+
+    Raises:
+        FluxcbError: A hyperparameter is missing.
+    """
+    for declared in graph.declared:
+        for path, permission in declared.access.items():
+            if path[0] == "hyperparams" and len(path) > 1:
+                writing = isinstance(permission, Write)
+                hyperparams.require(path[1], writing=writing, declared=declared, where=declared.where)
+
+
+def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
+    """Check that the metrics that callbacks watch belong to phases with data, if the Learner has any data.
+
+    Args:
+        graph: The graph.
+        has_data: Names of the phases that have data.
+
+    Raises:
+        CheckError: A phase has no data, and no callback can assign its data.
+    """
+    if not has_data:
+        return  # a hand-written loop provides its own batches
+    written = [path for d in graph.declared for path, permission in d.access.items() if writes(permission)]
+    names = {phase.name for phase in graph.phases}
+    # A callback that may assign the data of a phase can provide it later.
+    filled = {name for name in names if any(overlap(path, ("data", name)) for path in written)}
+    # All problems at once, as in the check of the graph.
+    problems = list(MetricNames(graph.declared, graph.phases).without_data(has_data, filled))
+    if problems:
+        raise CheckError.of(problems)
+
+
+def warn_empty_log(graph: CallbackGraph) -> None:
+    """Warn if a `Monitors` has backends, but no callback logs anything."""
+    for declared in graph.declared:
+        monitors = unwrap(declared.callback)
+        # Without backends, a `Monitors` only keeps values in memory, so an empty one is no mistake.
+        if not isinstance(monitors, Monitors) or not monitors.backends:
+            continue
+        others = [d for d in graph.declared if d is not declared]
+        if any(
+            writes(permission) and overlap(path, ("cbstate", "monitors"))
+            for other in others
+            for path, permission in other.access.items()
+        ):
+            continue
+        _warn(
+            f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
+            "Add `LogMetrics()` to the callbacks."
+        )
+
+
+def warn_inert(graph: CallbackGraph) -> None:
+    """Warn about callbacks that do nothing, and about methods that look like handlers but are never called."""
+    for declared in graph.declared:
+        callback = unwrap(declared.callback)
+        cls = type(callback)
+        # An instance that chooses its handlers may deliberately have none.
+        if _chooses_handlers(cls):
+            continue
+        # A warning and not an error, because the method may be a helper that other code calls.
+        if forgotten := unmarked(cls):
+            for name in (function.__name__ for function in forgotten):
+                _warn(
+                    f"`{cls.__name__}.{name}` has the parameters of a handler, but it is not marked with `@on`, so "
+                    f"fluxcb does not call it. Write e.g. `@on(StepEnd, TrainingPhase)` above `def {name}`. If other "
+                    "code calls it, annotate the parameter: `event: Event`."
+                )
+        # A callback can act without handlers, for example by its `init`.
+        elif not callback.handlers() and all(getattr(cls, name) is getattr(Callback, name) for name in _EFFECTS):
+            _warn(
+                f"{declared.label} has no handlers, so it does nothing. Mark a method with `@on`, e.g. "
+                "`@on(StepEnd, TrainingPhase)` above `def act(self, event, phase, learner):`."
+            )
+
+
+def warn_uncalled(graph: CallbackGraph) -> None:
+    """Warn about callbacks whose traced handlers are for events that no phase emits, such as a `Scheduler`."""
+    for declared in graph.declared:
+        if isinstance(unwrap(declared.callback), StopOnNaNLoss):  # one of the defaults, which suit most phases
+            continue
+        for entry in declared.handlers:
+            phases = [phase for phase in graph.phases if issubclass(phase, entry.phase)]
+            # A handler of a base class, such as `TracedEvent`, is for whatever is emitted.
+            if not entry.traced or not is_concrete(entry.event) or any(emits(entry.event, p) for p in phases):
+                continue
+            # Without such a phase, the callback is prepared for other Learners, which is no mistake.
+            if phases:
+                names = " and ".join(phase.__name__ for phase in phases)
+                event = entry.event.__name__
+                _warn(
+                    f"fluxcb does not call {declared.label}.{entry.name}, because no phase emits {event}. Call "
+                    f"`emit({event}())` in the `step` of {names}, and add {event} to `provides`."
+                )
+
+
+_EFFECTS = (
+    *("init", "runafter", "resolveconflict", "state_dict", "output_locations", "validates_with", "measured_with"),
+    *("provided_metrics", "metric_phases", "watched_metrics", "logged_names"),
+)
+"""Methods through which a callback without handlers can affect the Learner or other callbacks."""
+
+
+def _chooses_handlers(cls: type[Callback]) -> bool:
+    return cls.handlers is not Callback.handlers
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=stacklevel_of_user())
+
+
+def require_created(graph: CallbackGraph, exists: Collection[str]) -> None:
+    """Check that the `cbstate` entries that callbacks declare exist, once all have been initialized.
+
+    Raises:
+        MissingStateError: An entry does not exist.
+    """
+    for declared in graph.declared:
+        for path, permission in declared.access.items():
+            # The handlers of an optional read check for the entry themselves.
+            if getattr(permission, "optional", False):
+                continue
+            if path[0] == "cbstate" and len(path) > 1 and path[1] not in exists:
+                # Suggest the callbacks that declare to write the entry; otherwise the reader itself.
+                writers = dict.fromkeys(
+                    d.label
+                    for d in graph.declared
+                    for p, granted in d.access.items()
+                    if writes(granted) and (p[:2] == path[:2] or p == ("cbstate",))
+                )
+                init = f"assign `learner.cbstate.{path[1]}` in the `init` of {' or '.join(writers or [declared.label])}"
+                known = PROVIDERS.get(path[1])
+                raise MissingStateError(
+                    f"{declared.label} declares `cbstate.{path[1]}`, which no callback's `init` creates."
+                    f"{did_you_mean(path[1], exists)}",
+                    where=declared.where,
+                    why="shared state must exist before the first handler runs",
+                    fix=f"add `{known}()` to the callbacks, which creates it" if known else init,
+                )
+
+
+def require_used(graph: CallbackGraph, carried_entries: Collection[str], exists: Collection[str]) -> None:
+    """Check that the `cbstate` entries that phases use exist and are made of JAX arrays.
+
+    Raises:
+        MissingStateError: An entry does not exist, or is not made of JAX arrays.
+    """
+    for phase, name in _used_by_phases(graph):
+        if name in carried_entries:
+            continue
+        assign = f"assign `learner.cbstate.{name}` in the `init` of a callback that declares to write it"
+        known = PROVIDERS.get(name)
+        missing, fix = "no callback's `init` creates", f"add `{known}()` to the callbacks" if known else assign
+        # The step is traced with arrays, so a Python object in the entry cannot be used.
+        if name in exists:
+            missing, fix = (
+                "is not made of JAX arrays",
+                f"create it as arrays: `learner.cbstate.{name} = jnp.zeros(...)`",
+            )
+        hint = did_you_mean(name, exists) if name not in exists else ""
+        raise MissingStateError(
+            f"`{phase.__name__}` uses `cbstate.{name}`, which {missing}.{hint}",
+            where=f"{phase.__module__}.{phase.__qualname__}.uses",
+            why="the compiled step takes the entry as arrays, from its first call on",
+            fix=fix,
+        )
+
+
+def _used_by_phases(graph: CallbackGraph) -> list[tuple[type[Phase], str]]:
+    """Return the phases that use entries of `cbstate`, each with the name of one entry."""
+    return [(phase, path.partition(".")[2]) for phase in graph.phases for path in phase.uses]
+
+
+def carried_entries(graph: CallbackGraph, cbstate: Mapping[str, Any]) -> list[str]:
+    """Return the `cbstate` entries that belong in the carry: JAX arrays that a traced handler or a phase declares."""
+    declared = traced_entries(graph)
+    return [
+        name
+        for name, value in cbstate.items()
+        if (name in declared or "*" in declared)
+        and (leaves := leaves_of(value))
+        # Tracing would turn a Python number into an array, so an entry with one stays on the host.
+        and all(isinstance(leaf, jax.Array) for leaf in leaves)
+    ]
+
+
+def traced_entries(graph: CallbackGraph) -> set[str]:
+    """Return the `cbstate` entries that a traced handler or a phase declares. `*` stands for all entries."""
+    # Found by the declared access, so a callback needs no declaration beyond `stateaccess`.
+    declared = {name for _, name in _used_by_phases(graph)}
+    for (event, _), handlers in graph.orders.items():
+        # Host handlers can read an entry from the carry as well, so they do not decide.
+        if not issubclass(event, TracedEvent):
+            continue
+        for handler in handlers:
+            for path in handler.access:
+                if path[0] == "cbstate" and len(path) > 1:
+                    declared.add(path[1])
+                elif path in (("cbstate",), ("*",)):
+                    declared.add("*")
+    return declared

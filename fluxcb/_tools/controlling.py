@@ -1,0 +1,35 @@
+"""`fluxcb control`: a command to a running training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fluxcb._terminal import escape_block
+from fluxcb._tools.commands import UsageError
+from fluxcb.callbacks.system.run_control import RunControl
+
+__all__ = ["control"]
+
+
+def control(run: Path, action: str, name: str | None, value: float | None, *, wait: float) -> int:
+    """Send a command, and show after which step the training has obeyed it.
+
+    Raises:
+        UsageError: The arguments do not fit the action.
+        FluxcbError: The training refuses the command, or does not answer.
+    """
+    if action == "set":
+        if name is None or value is None:
+            raise UsageError("`set` takes a hyperparameter and a value: `fluxcb control RUN set learning_rate 1e-4`")
+    elif name is not None:
+        raise UsageError(f"`{action}` takes no further arguments: `fluxcb control RUN {action}`")
+    training = RunControl(run, wait=wait)
+    if action == "set":
+        step, done = training.set(name or "", value or 0.0), f"{name} is {value:g}"
+    elif action == "save":
+        step, done = training.save(), "the state is saved as it is"
+    else:
+        step, done = training.stop(), "the fit ends"
+    sys.stdout.write(escape_block(f"{done} after step {step}\n" if step is not None else "sent\n"))
+    return 0

@@ -1,0 +1,1 @@
+"""Callbacks that mix examples or smooth labels."""

@@ -1,0 +1,1 @@
+"""Callbacks that change gradients, updates or parameters."""

@@ -1,0 +1,123 @@
+"""`AccumulateGradients`, which makes one update from the gradients of several batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from fluxcb._declare.access import Append, Read, Write
+from fluxcb._declare.callback import Callback
+from fluxcb._declare.events import BackwardEnd, Event
+from fluxcb._declare.handlers import on
+from fluxcb._declare.learner_view import LearnerView
+from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.schedules import positive
+from fluxcb._errors import TraceError
+from fluxcb.callbacks.metrics.recorder import leading_axis
+
+__all__ = ["AccumulateGradients"]
+
+
+class AccumulateGradients(Callback):
+    """Update the parameters once every `steps` steps, with the mean gradient over the examples of these batches.
+
+    If the loss is a mean over examples, the update equals that of one large batch, even if batch sizes differ.
+    `ClipGradients` and `GradientNoise` see the mean. A skipped step (`step.skip`) adds nothing and does not count
+    toward `steps`. Gradients that are left over at the end of an epoch are carried into the next epoch.
+
+    Counters and schedules inside the optimizer count updates, as do averages of the parameters. `progress.step` counts
+    steps, so a `Scheduler` advances `steps` times per update by default. `model_state` changes at every step.
+
+    Args:
+        steps: Number of steps per update, at least 1.
+
+    Access:
+        step.batch, step.skip: Read.
+        step.grads: Write.
+        step.hold: Append.
+        params: Read.
+        cbstate.accumulation: Write. `grads` (sums, weighted by examples), `examples`, `steps`, and `updates` so far.
+
+    Runs:
+        BackwardEnd x AbstractTrainingPhase (traced).
+
+    Cost:
+        A copy of the gradients in the carry, in float32 or higher precision. The optimizer runs at every step, but its
+        result is used only once per `steps`. Does not shorten windows.
+
+    Raises:
+        DeclarationError: `steps` is not an integer of at least 1.
+        TraceError: A phase emits BackwardEnd with the gradients of only some of the parameters (when the Learner is
+            built).
+
+    Example:
+        >>> from fluxcb.callbacks import AccumulateGradients
+        >>> from fluxcb.testing import testlearner
+        >>> learner = testlearner(AccumulateGradients(4), batch_size=8)
+        >>> history = learner.fit(3)
+        >>> learner.step, learner.cbstate["accumulation"]["updates"].item()
+        (12, 3)
+
+    Source:
+        `optax.MultiSteps`, which wraps an optimizer. It gives batches of different sizes the same weight, and with it,
+        `ClipGradients` clips the gradient of each batch instead of the mean.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = positive(steps, "`steps` of AccumulateGradients")
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return the paths that the callback reads and writes."""
+        step = {"batch": Read(), "skip": Read(), "grads": Write(), "hold": Append()}
+        return {"step": step, "params": Read(), "cbstate": {"accumulation": Write()}}
+
+    def init(self, learner: LearnerView) -> None:
+        """Create `cbstate.accumulation`."""
+        import jax
+        import jax.numpy as jnp
+
+        if "accumulation" not in learner.cbstate:
+            learner.cbstate.accumulation = {
+                "grads": jax.tree.map(
+                    lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), learner.params
+                ),
+                **{name: jnp.zeros((), jnp.int32) for name in ("examples", "steps", "updates")},
+            }
+
+    @on(BackwardEnd, AbstractTrainingPhase)
+    def add(self, event: Event, phase: Phase, learner: LearnerView) -> None:
+        """Add the gradients to the sums, write their mean, and hold the update unless the sums are complete."""
+        import jax
+        import jax.numpy as jnp
+
+        old, grads = learner.cbstate.accumulation, learner.step.grads
+        if jax.tree.structure(grads) != jax.tree.structure(old["grads"]):
+            raise TraceError(
+                f"{self!r} got gradients of only some of the parameters from `{type(phase).__name__}`.",
+                why="it sums the gradients of all parameters, once per step",
+                fix="in the step of the phase, assign the gradients of all parts to `learner.step.grads`, with the "
+                "structure of `params`, and emit BackwardEnd once",
+            )
+        size = leading_axis(learner.step.batch)
+        new = {
+            "grads": jax.tree.map(lambda s, g: s + size * g.astype(s.dtype), old["grads"], grads),
+            "examples": old["examples"] + size,
+            "steps": old["steps"] + 1,
+        }
+        if "skip" in learner.step:
+            new = jax.tree.map(functools.partial(jnp.where, learner.step.skip), {name: old[name] for name in new}, new)
+        complete = new["steps"] == self.steps
+        # If the first step is skipped, no examples are counted. The update is not applied, but 0 / 0 would be NaN.
+        examples = jnp.maximum(new["examples"], 1)
+        learner.step.grads = jax.tree.map(
+            lambda s, g: (s / examples.astype(s.dtype)).astype(g.dtype), new["grads"], grads
+        )
+        learner.step.hold = ~complete
+        learner.cbstate.accumulation = {
+            **jax.tree.map(lambda x: jnp.where(complete, jnp.zeros_like(x), x), new),
+            "updates": old["updates"] + complete,
+        }
+
+    def __repr__(self) -> str:
+        return f"AccumulateGradients({self.steps})"

@@ -1,0 +1,1 @@
+"""Callbacks that run the model on other data during training."""

@@ -1,0 +1,1 @@
+"""Callbacks that inspect a running fit."""

@@ -1,0 +1,1 @@
+"""Callbacks that log values, and `Monitors`, which sends the values to backends."""

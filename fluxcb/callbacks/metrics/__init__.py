@@ -1,0 +1,1 @@
+"""Metrics of training and validation, and the callbacks that compute and record them."""

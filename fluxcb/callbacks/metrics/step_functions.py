@@ -1,0 +1,116 @@
+"""Functions of step values, which users pass to metrics: checking and calling them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import accepts
+from fluxcb._errors import DeclarationError
+from fluxcb.callbacks.arguments import require
+
+__all__ = ["StepFunction", "needs_of", "options_shown", "phase_classes", "step_function", "weight_function"]
+
+
+@dataclass(frozen=True)
+class StepFunction:
+    """A function, and the names of the step values to pass to it.
+
+    Attributes:
+        fn: The function.
+        needs: The names of the step values, in the order of the parameters.
+    """
+
+    fn: Callable[..., Any]
+    needs: tuple[str, ...]
+
+    def __call__(self, step: Any) -> Any:
+        """Call the function with the values of a step."""
+        return self.fn(*[getattr(step, name) for name in self.needs])
+
+    def __repr__(self) -> str:
+        name = getattr(self.fn, "__name__", "")
+        return name if name.isidentifier() else "..."
+
+
+def step_function(fn: Callable[..., Any], needs: Any, what: str, owner: str, argument: str = "needs") -> StepFunction:
+    """Check a function against the names of the step values to pass to it, and return both as a `StepFunction`.
+
+    Args:
+        fn: The function.
+        needs: The names of the step values.
+        what: The name of the function in messages, e.g. "The function of the metric `kl`".
+        owner: The name of the class in messages.
+        argument: The name of the constructor argument with `needs`.
+
+    Raises:
+        DeclarationError: `needs` is not a tuple of names, or the function does not take that number of arguments.
+    """
+    fits = isinstance(needs, tuple | list) and bool(needs) and all(isinstance(need, str) for need in needs)
+    example = 'needs=("outputs", "ys")' if argument == "needs" else f'{argument}=("batch",)'
+    require(fits, needs, f"`{argument}` of `{owner}`", "a tuple of names of step values", example)
+    if not accepts(fn, len(needs)):
+        raise DeclarationError(
+            f"{what} takes {inspect.signature(fn)}, but is called with {', '.join(needs)}.",
+            fix=f"change the parameters of the function, or pass the names of its arguments as `{argument}=`",
+        )
+    return StepFunction(fn, tuple(needs))
+
+
+def weight_function(weight: Any, needs: Any, metric: str, owner: str) -> StepFunction | None:
+    """Return the function that computes the weights of a metric, or None if it has none.
+
+    Args:
+        weight: The function, or None.
+        needs: The names of the step values to pass to it.
+        metric: The name of the metric in messages.
+        owner: The name of the class in messages.
+
+    Raises:
+        DeclarationError: `weight` is not a function, or does not take the values in `needs`.
+    """
+    if weight is None:
+        return None
+    example = 'weight=lambda batch: batch["mask"]'
+    require(callable(weight), weight, f"`weight` of `{owner}`", "a function of step values", example)
+    return step_function(weight, needs, f"The weight of the metric `{metric}`", owner, "weight_needs")
+
+
+def needs_of(*functions: StepFunction | None) -> tuple[str, ...]:
+    """Return the names of the step values that the functions need, without duplicates."""
+    return tuple(dict.fromkeys(name for function in functions if function is not None for name in function.needs))
+
+
+def phase_classes(phase: Any, owner: str, example: str) -> tuple[type[Phase], ...]:
+    """Return the phase classes in a `phase` argument: a phase, a phase class, or a tuple of these.
+
+    Args:
+        phase: The argument.
+        owner: The name of the class in messages.
+        example: The first argument of that class in the suggested fix.
+
+    Raises:
+        DeclarationError: `phase` is something else.
+    """
+    members = phase if isinstance(phase, tuple) else (phase,)
+    classes = tuple(type(member) if isinstance(member, Phase) else member for member in members)
+    fits = bool(classes) and all(isinstance(member, type) and issubclass(member, Phase) for member in classes)
+    expected = "a phase class, or a tuple of phase classes"
+    require(fits, phase, f"`phase` of `{owner}`", expected, f"{owner}({example}, phase=ValidationPhase)")
+    return classes
+
+
+def options_shown(
+    phases: tuple[type[Phase], ...], default: tuple[type[Phase], ...], weight: StepFunction | None
+) -> list[str]:
+    """Return the keyword arguments of a metric as code for its repr, except those with default values."""
+    names = [phase.__name__ for phase in phases]
+    shown = names[0] if len(names) == 1 else f"({', '.join(names)})"
+    return [
+        *([] if phases == default else [f"phase={shown}"]),
+        *([] if weight is None else [f"weight={weight!r}"]),
+        *([] if weight is None or weight.needs == ("batch",) else [f"weight_needs={weight.needs!r}"]),
+    ]

@@ -1,0 +1,1 @@
+"""Callbacks that show how a fit is doing."""

@@ -1,0 +1,189 @@
+"""`FitSummary`: prints how a fit ended, which files were written, and what to do next."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fluxcb._declare.access import Read
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.events import FitBegin, FitEnd
+from fluxcb._declare.handlers import on
+from fluxcb._declare.learner_view import LearnerView
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import shown_path
+from fluxcb._errors import as_sentence
+from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb.callbacks.progress.console import console_for, show_block
+from fluxcb.callbacks.progress.printer import MetricsPrinter
+from fluxcb.callbacks.progress.progress import ProgressBar
+from fluxcb.checkpoints.savers import RunSaver
+from fluxcb.logging.consoles import text_file
+
+__all__ = ["FitSummary"]
+
+# `previous=True` means that the values come from earlier moments. The access covers all of `cbstate`, because the entry
+# `metrics_epoch` may be missing.
+_METRICS = {"cbstate": Read(previous=True)}
+
+
+class FitSummary(Callback):
+    """Print at the end of a fit why it ended, which files the callbacks have written, and what to do next.
+
+    A metric that was NaN or infinite in an epoch of the fit is named. If it is the loss of a phase, the callback also
+    issues a warning, because training continues after a validation loss that is not finite.
+
+    The files are those that callbacks return from `output_locations`. The last line is the advice of the callback that
+    ended the fit (`CancelFitting(reason, advice=...)`). Without such advice, it tells how to use the trained model or
+    continue the training.
+
+    Args:
+        file: Where to print; standard output by default.
+
+    Access:
+        callbacks: Read.
+        model: Read.
+        cbstate: Read (from an earlier moment). Only `cbstate.metrics_epoch` is used, if it exists.
+
+    Runs:
+        FitBegin, FitEnd x Phase (host).
+
+    Cost:
+        Prints up to four lines per fit. Fetches nothing, because `Metrics` keeps the values of epochs on the host.
+
+    Warns:
+        RuntimeWarning: A loss was NaN or infinite in an epoch of the fit.
+
+    Example:
+        >>> import io, jax.numpy as jnp, optax, fluxcb
+        >>> from fluxcb.callbacks import FitSummary
+        >>> learner = fluxcb.Learner.from_loss(
+        ...     {"w": jnp.ones(())},
+        ...     lambda params, batch, key: jnp.mean(params["w"] * batch),
+        ...     optax.sgd(0.1),
+        ...     data=[jnp.ones(2)] * 3,
+        ...     callbacks=[FitSummary(file := io.StringIO())],
+        ...     default_callbacks=False,
+        ... )
+        >>> history = learner.fit(2)
+        >>> print(file.getvalue().rstrip())
+        Training finished after epoch 2, step 6 (... s).
+        Next: `learner.params` has the trained parameters, `learner.fit(n)` trains further.
+    """
+
+    chief_only = True  # one process prints
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self.file = text_file(file, "FitSummary")
+        # At the beginning of the fit: the time (s), the finished steps, and the last epoch that has metrics.
+        self._began: tuple[float, int, int] | None = None
+
+    def stateaccess(self) -> Mapping[str, Any]:
+        """Return the declared access; see the class docstring."""
+        return {"callbacks": Read(), "model": Read(), **_METRICS}
+
+    def runafter(self) -> tuple[type[Callback], ...]:
+        """Return the other default callbacks that print, so that the summary is printed last."""
+        return (MetricsPrinter, ProgressBar)
+
+    @on(FitBegin, Phase, access=_METRICS)
+    def begin_fit(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
+        """Record the time."""
+        if self._began is None:  # FitBegin is emitted again when the run rewinds
+            known = max((epoch for _, pairs in _metrics(learner) for epoch, _ in pairs[-1:]), default=0)
+            self._began = time.monotonic(), learner.progress.step, known
+
+    @on(FitEnd, Phase)
+    def end_fit(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
+        """Print the summary."""
+        began = self._began
+        if event.outcome != "rewinding":
+            self._began = None
+        trained = began is not None and learner.progress.step > began[1]
+        seconds = time.monotonic() - began[0] if began is not None else 0.0
+        lines = [_ending(event, learner.progress, seconds, trained)]
+        # The message of an error before the first step already tells what to do.
+        not_finite = [] if began is None or event.outcome == "rewinding" else list(_not_finite(learner, began[2]))
+        lines += [f"Warning: {text}." for _, text in not_finite]
+        if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
+            locations = list(_locations(learner.callbacks)) if trained else []
+            lines += [f"Wrote {', '.join(locations)}."] if locations else []
+            lines.append(f"Next: {_advice(event, learner)}.")
+        show_block(console_for(self.file), lines)
+        if event.outcome in ("finished", "stopped"):
+            for name, text in not_finite:
+                if name.endswith("/loss"):
+                    warnings.warn(f"{text}.", RuntimeWarning, stacklevel=stacklevel_of_user())
+
+
+def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:
+    """Return how the fit ended, as one sentence."""
+    end = f"epoch {progress.epoch}, step {progress.step}"
+    if event.outcome == "finished":
+        return f"Training finished after {end} ({seconds:.1f} s)." if trained else f"Training was complete at {end}."
+    reason = (event.reason or "").partition("\n")[0].removesuffix(".")
+    if event.outcome == "failed" and not trained:
+        return as_sentence(f"Training failed before its first step: {reason}")
+    of = f" of {progress.epochs}" if progress.epochs else ""
+    where = f"in epoch {progress.epoch}{of}, after step {progress.step}"
+    if event.outcome == "stopped" and not trained:
+        return as_sentence(f"Training had stopped {where}: {reason}")
+    if event.outcome == "interrupted":
+        reason = {"KeyboardInterrupt": "Ctrl-C", "preempted": "SIGTERM"}.get(reason, reason)
+    verb = {"interrupted": "was interrupted", "rewinding": "rewinds"}.get(event.outcome, event.outcome)
+    return as_sentence(f"Training {verb} {where}: {reason}")
+
+
+def _metrics(learner: LearnerView) -> Iterator[tuple[str, list[tuple[int, float]]]]:
+    """Yield the name of each metric with its pairs of an epoch and a value, except metrics whose values are arrays.
+
+    An array may contain NaN for a reason: `PerClassAccuracy` has no value for a class without examples.
+    """
+    if "metrics_epoch" in learner.cbstate:
+        for phase, metrics in learner.cbstate.metrics_epoch.items():
+            for metric in metrics:
+                if isinstance(metrics[metric][-1][1], float):
+                    yield f"{phase}/{metric}", metrics[metric]
+
+
+def _not_finite(learner: LearnerView, known: int) -> Iterator[tuple[str, str]]:
+    """Yield the names of metrics that were not finite in an epoch after the known ones, each with a sentence."""
+    for name, pairs in _metrics(learner):
+        fitted = [(epoch, value) for epoch, value in pairs if epoch > known]
+        bad = [(epoch, value) for epoch, value in fitted if not math.isfinite(value)]
+        if len(bad) == 1:
+            yield name, f"{name} was {bad[0][1]} in epoch {bad[0][0]}"
+        elif bad:
+            yield name, f"{name} was not finite in {len(bad)} of {len(fitted)} epochs, first in epoch {bad[0][0]}"
+
+
+def _locations(callbacks: Any) -> Iterator[str]:
+    """Yield the locations that the callbacks have written to, without duplicates."""
+    seen: set[str] = set()
+    for callback in callbacks:
+        for location in callback.output_locations():
+            shown = shown_path(str(location)) if isinstance(location, Path) else location
+            if shown not in seen and (not isinstance(location, Path) or location.exists()):
+                seen.add(shown)
+                yield f"{shown} ({type(unwrap(callback)).__name__})"
+
+
+def _advice(event: FitEnd, learner: LearnerView) -> str:
+    """Return what to do next, as a clause without a period."""
+    if event.advice:
+        return event.advice
+    saves = any(isinstance(unwrap(callback), RunSaver) for callback in learner.callbacks)
+    if event.outcome in ("failed", "interrupted"):
+        if saves:
+            return "`learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process"
+        return (
+            "`learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
+            "`learner.fit(..., resume=True)` continues in a new one"
+        )
+    if learner.model is None:  # built with `Learner.from_loss`
+        return "`learner.params` has the trained parameters, `learner.fit(n)` trains further"
+    return "`learner.predict(data)` applies the model, `learner.fit(n)` trains further"

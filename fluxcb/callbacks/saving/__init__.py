@@ -1,0 +1,1 @@
+"""Callbacks that write checkpoints, arrays and images."""

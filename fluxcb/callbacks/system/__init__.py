@@ -1,0 +1,1 @@
+"""Callbacks for the machine: devices, memory and processes."""

@@ -1,0 +1,1 @@
+"""Callbacks that are built from functions, hooks or other callbacks."""

@@ -1,0 +1,149 @@
+"""`BackendGroup`: send logged values to backends. A failing backend cannot stop the training or other backends."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fluxcb._errors import DeclarationError, FluxcbError
+from fluxcb.logging.backend import LoggerBackend
+from fluxcb.logging.hub import Put
+
+__all__ = ["BackendGroup"]
+
+
+class BackendGroup:
+    """The backends of a run.
+
+    A backend that raises an error is disabled with one warning. The other backends continue, and all are closed at the
+    end. The only errors that are raised are those that require a decision by the user before the training begins, such
+    as a table with different columns. With several processes, only those of process 0 are opened.
+
+    Args:
+        backends: The backends.
+
+    Raises:
+        DeclarationError: One of them is not a backend, or two have the same name.
+    """
+
+    def __init__(self, backends: Iterable[LoggerBackend]) -> None:
+        self.backends = tuple(backends)
+        for backend in self.backends:
+            if not isinstance(backend, LoggerBackend):
+                given = f"the class {backend.__name__}" if isinstance(backend, type) else repr(backend)
+                raise DeclarationError(
+                    f"`Monitors` takes backends, not {given}.",
+                    fix='write e.g. `Monitors(JSONLinesBackend("log.jsonl"))`',
+                )
+        names = [backend.name for backend in self.backends]
+        for name in names:
+            if names.count(name) > 1:
+                raise DeclarationError(
+                    f"Two backends are called {name}.",
+                    why="they would write to the same place, and their states are stored by name",
+                    fix="remove one of them, or give it another place",
+                )
+        self._open: set[str] = set()
+        self._off: set[str] = set()
+        self._states: dict[str, dict[str, Any]] = {}
+        self._was_open = False
+        self._unfinished_epoch = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the backends have been opened."""
+        return bool(self._open)
+
+    def open(self, *, resumes: bool) -> None:
+        """Open the backends that are not open, in process 0.
+
+        Args:
+            resumes: Whether the fit resumes a run. A run also counts as resumed if the backends were open before or
+                their state was restored.
+
+        Raises:
+            FluxcbError: The user has to make a decision.
+        """
+        import jax
+
+        resumes = resumes or self._was_open
+        for backend in self.backends if jax.process_index() == 0 else ():
+            if backend.name in self._open or backend.name in self._off:
+                continue
+            try:
+                backend.open(resumes=resumes)
+            except FluxcbError:
+                raise
+            except Exception as error:
+                self._switch_off(backend, error)
+                with contextlib.suppress(Exception):  # the reason for the failure has already been reported
+                    backend.close()
+            else:
+                self._open.add(backend.name)
+        self._was_open = True
+
+    def send(self, puts: Sequence[Put]) -> None:
+        """Pass values to each backend, and flush it."""
+        if puts:
+            self._unfinished_epoch = True
+            self._each(lambda backend: _send(backend, puts))
+
+    def end_epoch(self, epoch: int) -> None:
+        """Report the end of an epoch to each backend, if values were logged since the last report."""
+        if self._unfinished_epoch:
+            self._unfinished_epoch = False
+            self._each(lambda backend: backend.end_epoch(epoch))
+
+    def close(self) -> None:
+        """Close all backends. `open` continues the same logs."""
+        self.state_dict()
+        for backend in self.backends:
+            if backend.name in self._open:
+                self._open.discard(backend.name)
+                try:
+                    backend.close()
+                except Exception as error:
+                    self._switch_off(backend, error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each backend, by name."""
+
+        def keep(backend: LoggerBackend) -> None:
+            self._states[backend.name] = backend.state_dict()
+
+        self._each(keep)
+        return {name: dict(state) for name, state in self._states.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of each backend. A backend removes later values when it is opened again."""
+        self.close()
+        self._states = {name: dict(saved) for name, saved in state.items()}
+        self._was_open = self._unfinished_epoch = True
+        for backend in self.backends:
+            backend.load_state_dict(self._states.get(backend.name, {}))
+
+    def _each(self, call: Callable[[LoggerBackend], None]) -> None:
+        for backend in self.backends:
+            if backend.name in self._open and backend.name not in self._off:
+                try:
+                    call(backend)
+                except Exception as error:
+                    self._switch_off(backend, error)
+
+    def _switch_off(self, backend: LoggerBackend, error: Exception) -> None:
+        if backend.name in self._off:
+            return
+        self._off.add(backend.name)
+        warnings.warn(
+            f"{backend.name} failed and is disabled for the rest of the fit: {type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+
+
+def _send(backend: LoggerBackend, puts: Sequence[Put]) -> None:
+    for name, loggable, step, epoch, seconds in puts:
+        if isinstance(loggable, backend.loggables):
+            backend.log(name, loggable, step=step, epoch=epoch, seconds=seconds)
+    backend.flush()

@@ -1,0 +1,66 @@
+"""If XLA rejects a compiler option, programs are compiled without it."""
+
+import jax
+import numpy as np
+import pytest
+
+from fluxcb._compile import program
+from fluxcb.testing import testlearner
+
+
+class Lowered:
+    """A lowered program that records the options of each compilation, and fails like XLA if one is in `refuses`."""
+
+    def __init__(self, refuses=()):
+        self.refuses, self.tried = set(refuses), []
+
+    def compile(self, compiler_options):
+        self.tried.append(compiler_options)
+        if self.refuses & set(compiler_options or ()):
+            raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
+        return "compiled"
+
+
+KNOWN = {"xla_cpu_copy_insertion_use_region_analysis": True}
+UNKNOWN = {"xla_was_renamed": True, "xla_was_removed": "VALUE"}
+
+
+def test_accepted_xla_options_are_used():
+    lowered = Lowered()
+    assert program._compiled(lowered, KNOWN) == "compiled"
+    assert lowered.tried == [KNOWN]
+
+
+def test_rejected_xla_options_are_dropped():
+    lowered = Lowered(refuses=UNKNOWN)
+    assert program._compiled(lowered, {**UNKNOWN, **KNOWN}) == "compiled"
+    assert lowered.tried == [{**UNKNOWN, **KNOWN}, KNOWN]
+
+
+def test_no_compiler_options_if_all_are_rejected():
+    lowered = Lowered(refuses=UNKNOWN)
+    assert program._compiled(lowered, UNKNOWN) == "compiled"
+    assert lowered.tried == [UNKNOWN, None]
+
+
+@pytest.mark.parametrize("options", [{}, KNOWN])
+def test_other_compile_errors_are_raised(options):
+    class Failing(Lowered):
+        def compile(self, compiler_options):
+            super().compile(compiler_options)
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    lowered = Failing()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"^RESOURCE_EXHAUSTED: Out of memory$"):
+        program._compiled(lowered, options)
+    assert lowered.tried == [options or None]
+
+
+def test_rejected_option_does_not_change_training(monkeypatch):
+    own, weights = program._options, []
+    for more in ({}, UNKNOWN):
+        monkeypatch.setattr(program, "_options", lambda *args, more=more, **options: {**own(*args, **options), **more})
+        learner = testlearner()
+        learner.fit(2)
+        weights.append(np.asarray(learner.params["w"]))
+    np.testing.assert_array_equal(*weights)

@@ -1,0 +1,263 @@
+"""The suggested fixes in the messages of Learners: arguments, data, and running handlers."""
+
+import pytest
+
+from fluxcb import AccessError, CheckpointError, DataError, TraceError
+from tests.fixes.programs import check_row, row
+
+ROWS = [
+    # the arguments of a Learner
+    row("which is not a phase instance", "learner(phases=[TrainingPhase])", "learner(phases=[TrainingPhase()])"),
+    row("`phases` must be a list", "learner(phases=TrainingPhase())", "learner(phases=[TrainingPhase()])"),
+    row(
+        "`optimizer` must be",
+        "learner(optimizer=0.1)",
+        "learner(optimizer=fluxcb.inject(optax.adam, learning_rate=1e-3))",
+    ),
+    row("`key` must be an int", "learner(key='0')", "learner(key=0), learner(key=jax.random.key(0))"),
+    row("`key` must be a seed", "learner(key=2**70)", "learner(key=0), learner(key=jax.random.key(0))"),
+    row(
+        "and is called as `loss_fn(outputs, ys)`",
+        "learner(loss_fn=lambda outputs: 0.0)",
+        """
+        def loss_fn(outputs, ys): return jnp.mean((outputs - ys) ** 2)
+        learner(loss_fn=loss_fn)
+        """,
+        """
+        def loss_fn(model, batch, *, key, train): return jnp.mean((model(batch[0]) - batch[1]) ** 2)
+        learner(loss_fn=loss_fn)
+        """,
+    ),
+    row(
+        "`loss_fn` must be a function",
+        "learner(loss_fn='mse')",
+        "loss = lambda outputs, ys: loss_fn(outputs, ys)  # loss(outputs, ys)\nlearner(loss_fn=loss)",
+    ),
+    row("`executor` must be an executor", "learner(executor=4)", "learner(executor=fluxcb.ThreadExecutor(4))"),
+    row("`program` is", "learner(program='fast')", "learner()"),
+    row("`steps_per_call` is", "learner(steps_per_call='all')", "learner(steps_per_call='auto')"),
+    row(
+        "it must be floating-point",
+        "learner(model=(lambda key, xs: {'w': jnp.zeros((1, 1)), 'n': jnp.zeros((), int)}, PAIR[1]))",
+        "n = 3; learner(model=(PAIR[0], lambda params, xs: n * PAIR[1](params, xs)))",
+    ),
+    row(
+        "`data` is a pair of arrays",
+        "learner(data=(XS, XS))",
+        "xs, ys = XS, XS; learner(data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32))",
+        'a, b = [(XS, XS)], [(XS, XS)]; learner(data={"training": a, "validation": b})',
+        kind=DataError,
+    ),
+    row(
+        "but no phase has this name",
+        "learner(data={'train': BATCHES})",
+        "learner(data={'training': BATCHES, 'validation': BATCHES})",
+        kind=DataError,
+    ),
+    # data
+    row(
+        "cannot be iterated",
+        "learner(data=3)",
+        "xs, ys = XS, XS; learner(data=BATCHES), learner(data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32))",
+        kind=DataError,
+    ),
+    row(
+        "yields no batches",
+        "fit(data=[])",
+        "fit(data=ArrayLoader((XS, XS), batch_size=4, drop_last=True))",
+        kind=DataError,
+    ),
+    row(
+        "differs from the one the step was compiled for",
+        "fit(data=[*BATCHES, (XS[:4].astype(np.float16), XS[:4])])",
+        "fit(data=[*BATCHES, (XS[:4].astype(np.float32), XS[:4])])",
+        kind=DataError,
+    ),
+    row(
+        "There is no data for ValidationPhase",
+        "learner().run_epoch(ValidationPhase())",
+        'batches = BATCHES; learner(data={"training": BATCHES, "validation": batches}).run_epoch(ValidationPhase())',
+        "learner(phases=[TrainingPhase()]).run_step(ValidationPhase(), BATCHES[0])",
+        kind=DataError,
+    ),
+    row(
+        "is not a phase instance",
+        "learner().run_epoch(ValidationPhase)",
+        "learner = learner(data=(BATCHES, BATCHES)); learner.run_epoch(ValidationPhase())",
+    ),
+    # callbacks of a Learner
+    row(
+        "This Learner has no Recorder",
+        "learner(Tick()).callbacks.get(Recorder)",
+        "learner = learner(Tick()); learner.callbacks.add(Recorder()); learner.callbacks.get(Recorder)",
+    ),
+    row(
+        "takes a callback class",
+        "learner(Recorder()).callbacks.get('Recorder')",
+        "learner = learner(Recorder()); learner.callbacks.get(Recorder)",
+    ),
+    row(
+        "takes a list of callback instances",
+        "learner().callbacks.set(Tick())",
+        "learner = learner(); learner.callbacks.set([Tick()]); learner.callbacks.add(Recorder())",
+    ),
+    row(
+        "`learner.callbacks.replace` takes",
+        "learner(Tick()).callbacks.replace(Tick)",
+        "learner = learner(Tick()); learner.callbacks.replace(Tick())",
+    ),
+    row(
+        "already belongs to another Learner",
+        "tick = Tick(); learner(tick), learner(tick)",
+        "learner(Tick()), learner(Tick())",
+        "callback = Tick(); other = learner(callback); other.callbacks.remove(callback); learner(callback)",
+    ),
+    row(
+        "cannot be replaced while it is fitting",
+        "made = learner(); made.callbacks.add(CustomCallback(lambda _: made.callbacks.add(Tick()), Trigger)); "
+        "made.fit(1)",
+        "made = learner(); made.fit(1); made.callbacks.add(Tick()); made.fit(1)",
+    ),
+    # a fit
+    row(
+        "`fit` takes exactly one of",
+        "learner().fit()",
+        "made = learner(); learner = made; learner.fit(10); learner.fit(steps=10_000)",
+    ),
+    row(
+        "continues the run of a Checkpointer",
+        "learner().fit(1, resume=True)",
+        'learner(Checkpointer("runs/1")).fit(1, resume=True)',
+        'fit(Checkpointer("a")); path, learner = "a", learner(Checkpointer("a")); learner.restore(path); '
+        "learner.fit(1)",
+        kind=CheckpointError,
+    ),
+    row(
+        "`allow` takes some of",
+        'fit(Checkpointer("a")).restore("a", allow="optimizer")',
+        'learner, path = fit(Checkpointer("a")), "a"; learner.restore(path, allow=("data",))',
+    ),
+    row(
+        "The assigned state does not fit",
+        "made = learner(); made.state = {}",
+        "learner = learner(); learner.state = jax.tree.map(lambda x: x, learner.state)",
+    ),
+    row(
+        "`learner.emit` emits host events",
+        "learner().emit(BackwardEnd(), TrainingPhase())",
+        "class Mine(TrainingPhase):\n    def step(self, learner, emit):\n        super().step(learner, emit)\n"
+        "learner(phases=[Mine()]).fit(1)",
+    ),
+    row(
+        "`learner.emit` emits host events",
+        "learner().emit(3, TrainingPhase())",
+        "class Saved(HostEvent): ...\nlearner().emit(Saved(), TrainingPhase())",
+    ),
+    row(
+        "no callback of this Learner keeps such an average",
+        "learner().model_for('x') if hasattr(learner(), 'model_for') else learner().predict(XS, average='x')",
+        "learner().predict(XS, average=None)",
+        'learner(ParameterEMA()).predict(XS, average="ema")',
+    ),
+    # handlers
+    row(
+        "without declaring `control`",
+        "class Ends(Callback):\n    @on\n    def end(self, event: StepEnd, phase: TrainingPhase, learner):\n"
+        "        raise CancelFitting\nfit(Ends())",
+        'class Ends(Callback):\n    def stateaccess(self): return {"control": Append()}\n    @on\n'
+        "    def end(self, event: StepEnd, phase: TrainingPhase, learner):\n        raise CancelFitting\nfit(Ends())",
+        kind=AccessError,
+    ),
+    # tracing
+    row(
+        "The loss must be one real floating-point number",
+        "fit(loss_fn=lambda outputs, ys: (outputs - ys)[:, 0])",
+        "fit(loss_fn=lambda outputs, ys: (loss := (outputs - ys)[:, 0], jnp.mean(loss))[1])",
+        kind=TraceError,
+    ),
+    row(
+        "`inject` takes a factory of optimizers",
+        "fluxcb.inject(optax.adam(1e-3))",
+        "# not fluxcb.inject(optax.adam(1e-3))\nfluxcb.inject(optax.adam, learning_rate=1e-3)",
+    ),
+    row(
+        "needs `learning_rate`, which was not passed to `inject`",
+        "fluxcb.inject(optax.adam)",
+        "fluxcb.inject(optax.adam, learning_rate=1e-3)",
+    ),
+    row(
+        "`inject` takes numbers and schedules",
+        "fluxcb.inject(optax.adam, learning_rate='fast')",
+        "import functools\nfactory, fast = optax.adam, 1e-3\n"
+        "fluxcb.inject(functools.partial(factory, b1=0.9), learning_rate=1e-3)\n"
+        "# functools.partial(factory, learning_rate='fast')",
+    ),
+    # stopping, plots, data
+    row("`n` of", "NumberSinceBest(0)", "NumberSinceBest(5)"),
+    row(
+        "`mode` of `NumberSinceBest`",
+        "NumberSinceBest(3, mode='maximum')",
+        'NumberSinceBest(3), NumberSinceBest(3, mode="max")',
+    ),
+    row("takes criteria, not", "Disjunction(3)", "Disjunction(GL(2), TimeLimit(60))"),
+    row("`value` of `Threshold`", "Threshold('low')", "Threshold(0.1)"),
+    row("`stopping_time` takes a criterion", "stopping_time(3, [1.0])", "stopping_time(NumberSinceBest(3), [1.0])"),
+    row(
+        "takes a list of losses",
+        "stopping_time(NumberSinceBest(3), 1.0)",
+        "stopping_time(NumberSinceBest(3), [3.0, 2.0, 2.5])",
+    ),
+    row("an int of 1 or more", "ArrayLoader((XS, XS), batch_size=0)", "ArrayLoader((XS, XS), batch_size=32)"),
+    row(
+        "The arrays do not have the same number",
+        "ArrayLoader((XS, XS[1:]), batch_size=4)",
+        "ArrayLoader((XS, XS), batch_size=4)",
+        kind=DataError,
+    ),
+    row(
+        "An epoch would have no batches",
+        "ArrayLoader((XS, XS), batch_size=32, drop_last=True)",
+        "batch_size = 16; ArrayLoader((XS, XS), batch_size=16, drop_last=True)",
+        "ArrayLoader((XS, XS), batch_size=32)",
+        kind=DataError,
+    ),
+    row(
+        "`fn` must be a function of a batch",
+        "fluxcb.data.map(BATCHES, lambda batch: batch)",
+        "fluxcb.data.map(lambda batch: batch, BATCHES)",
+    ),
+    row(
+        "`placement` must be a device",
+        "fluxcb.data.place(BATCHES, 0)",
+        "fluxcb.data.place(BATCHES, jax.devices()[0])",
+        'mesh, spec = jax.sharding.Mesh(np.array(jax.devices()[:1]), "d"), jax.sharding.PartitionSpec()\n'
+        "fluxcb.data.place(BATCHES, jax.sharding.NamedSharding(mesh, spec))",
+    ),
+    # logging
+    row("`Monitors` takes backends", "Monitors('log.jsonl')", 'Monitors(JSONLinesBackend("log.jsonl"))'),
+    row(
+        "Two backends are called",
+        "Monitors(JSONLinesBackend('a'), JSONLinesBackend('a'))",
+        "Monitors(JSONLinesBackend('a'), JSONLinesBackend('b'))",
+    ),
+    row(
+        "A value to log must be one number",
+        "Value([1, 2])",
+        "Value(1), Value(0.5)",
+    ),
+    row(
+        "An image has the shape",
+        "Image(np.zeros((2, 2, 2, 7)))",
+        "images = np.zeros((3, 8, 8)); Image(images[..., None])",
+    ),
+    row(
+        "An image is uint8",
+        "Image(np.zeros((2, 2), int))",
+        "import numpy\nimage = np.zeros((2, 2), int); Image(image.astype(numpy.uint8))",
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.says for row in ROWS])
+def test_each_fix_works(row, tmp_path):
+    check_row(row, tmp_path)

@@ -1,0 +1,228 @@
+import errno
+import os
+import warnings
+
+import pytest
+
+from fluxcb import DeclarationError
+from fluxcb._declare.extras import library
+from fluxcb.logging import Image, LoggerBackend, Text, Value, log_to
+from fluxcb.logging.backend_group import BackendGroup
+from fluxcb.logging.hub import Put
+
+
+class Notes(LoggerBackend):
+    """Note what is called; fail where told to."""
+
+    loggables = (Value,)
+
+    def __init__(self, name, failing=(), error=None):
+        self.name = name
+        self.calls = []
+        self.failing = failing
+        self.error = error or OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def note(self, what, *args):
+        self.calls.append((what, *args))
+        if what in self.failing:
+            raise self.error
+
+    def open(self, *, resumes):
+        self.note("open", resumes)
+
+    def log(self, name, loggable, *, step, epoch, seconds):
+        self.note("log", name, loggable.data, step, epoch, seconds)
+
+    def flush(self):
+        self.note("flush")
+
+    def end_epoch(self, epoch):
+        self.note("end_epoch", epoch)
+
+    def close(self):
+        self.note("close")
+
+    def state_dict(self):
+        self.note("state_dict")
+        return {"calls": len(self.calls)}
+
+    def load_state_dict(self, state):
+        self.note("load_state_dict", state)
+
+
+A = Put("a", Value(1.0), 3, 1, 9.0)
+
+
+def test_each_backend_gets_everything_of_its_kinds_in_order():
+    one, two = Notes("one"), Notes("two")
+    group = BackendGroup([one, two])
+    group.open(resumes=False)
+    group.open(resumes=False)
+    group.send([A, Put("note", Text("x"), 3, 1, 9.5), Put("b", Value(2.0), 4, 1, 10.0)])
+    group.send([])
+    group.end_epoch(1)
+    group.end_epoch(1)  # the fit's end: nothing came since
+    group.close()
+    group.close()
+    assert one.calls == two.calls
+    assert one.calls == [
+        ("open", False),
+        ("log", "a", 1.0, 3, 1, 9.0),
+        ("log", "b", 2.0, 4, 1, 10.0),
+        ("flush",),
+        ("end_epoch", 1),
+        ("state_dict",),
+        ("close",),
+    ]
+
+
+@pytest.mark.parametrize("failing", ["open", "log", "flush", "end_epoch", "state_dict", "close"])
+def test_a_backend_that_fails_warns_once_and_the_other_goes_on(failing):
+    bad, good = Notes("bad", {failing, "close"}), Notes("good")
+    group = BackendGroup([bad, good])
+
+    def run():
+        group.open(resumes=False)
+        for _ in range(2):
+            group.send([A])
+            group.end_epoch(1)
+            group.state_dict()
+        group.close()
+
+    with pytest.warns(UserWarning, match="^bad failed") as caught:
+        run()
+    assert [str(warning.message) for warning in caught] == [
+        "bad failed and is disabled for the rest of the fit: OSError: [Errno 28] No space left on device"
+    ]
+    assert len(good.calls) == 1 + 2 * 4 + 2
+    after = bad.calls[[call[0] for call in bad.calls].index(failing) + 1 :]
+    assert after == ([] if failing == "close" else [("close",)])  # nothing more is asked of it than to let go
+
+
+def test_what_the_user_has_to_decide_is_an_error():
+    bad = Notes("bad", {"open"}, DeclarationError("There is a log already."))
+    good = Notes("good")
+    group = BackendGroup([good, bad])
+    for _ in range(2):
+        with pytest.raises(DeclarationError, match="There is a log already"):
+            group.open(resumes=False)
+    bad.failing = ()
+    group.open(resumes=False)
+    assert good.calls == [("open", False)]
+    assert bad.calls == [("open", False)] * 3
+
+
+def test_interrupts_fly_through():
+    group = BackendGroup([Notes("bad", {"log"}, KeyboardInterrupt())])
+    group.open(resumes=False)
+    with pytest.raises(KeyboardInterrupt):
+        group.send([A])
+
+
+def test_opened_again_it_goes_on():
+    notes = Notes("notes")
+    group = BackendGroup([notes])
+    group.open(resumes=False)
+    group.close()
+    assert group.state_dict() == {"notes": {"calls": 2}}
+    group.open(resumes=False)
+    assert notes.calls == [("open", False), ("state_dict",), ("close",), ("open", True)]
+
+
+def test_states_go_to_the_backends_of_the_same_name():
+    notes, new = Notes("notes"), Notes("new")
+    group = BackendGroup([notes, new])
+    group.load_state_dict({"notes": {"calls": 7}, "gone": {"calls": 9}})
+    assert group.state_dict() == {"notes": {"calls": 7}, "gone": {"calls": 9}}
+    group.open(resumes=False)
+    assert notes.calls == [("load_state_dict", {"calls": 7}), ("open", True)]
+    assert new.calls == [("load_state_dict", {}), ("open", True)]
+
+
+@pytest.mark.parametrize(
+    ("backends", "message"),
+    [
+        (
+            ["log.jsonl"],
+            "`Monitors` takes backends, not 'log.jsonl'.\n"
+            '  fix:   write e.g. `Monitors(JSONLinesBackend("log.jsonl"))`',
+        ),
+        (
+            [Notes],
+            "`Monitors` takes backends, not the class Notes.\n"
+            '  fix:   write e.g. `Monitors(JSONLinesBackend("log.jsonl"))`',
+        ),
+        (
+            [Notes("a"), Notes("a")],
+            "Two backends are called a.\n"
+            "  why:   they would write to the same place, and their states are stored by name\n"
+            "  fix:   remove one of them, or give it another place",
+        ),
+    ],
+)
+def test_what_are_no_backends_is_refused(backends, message):
+    with pytest.raises(DeclarationError) as error:
+        BackendGroup(backends)
+    assert str(error.value) == message
+
+
+def test_log_to_logs_to_those_that_take_it(monkeypatch):
+    monkeypatch.setattr("time.time", lambda: 5.0)
+    one, two = Notes("one"), Notes("two")
+    log_to([one, two], "a", Value(1), step=3)
+    log_to(one, "b", Value(2), step=4, epoch=2)
+    log_to(one, "note", Text("x"), step=4)
+    assert one.calls == [("log", "a", 1.0, 3, 0, 5.0), ("log", "b", 2.0, 4, 2, 5.0)]
+    assert two.calls == [("log", "a", 1.0, 3, 0, 5.0)]
+    with pytest.raises(
+        DeclarationError, match=r"^`log_to` logs a Value, Text, Image or another loggable, not float 1\.0"
+    ):
+        log_to(one, "a", 1.0, step=1)
+    with pytest.raises(
+        DeclarationError,
+        match=r"^`log_to` logs to backends, but 3 is not a backend\.\n  fix:   write e\.g\. `JSON",
+    ):
+        log_to([one, 3], "a", Value(1), step=1)
+
+
+def test_with_opens_and_closes():
+    notes = Notes("notes")
+    with notes as backend:
+        assert backend is notes
+    assert notes.calls == [("open", False), ("flush",), ("close",)]
+
+
+def test_only_log_must_be_defined():
+    class Last(LoggerBackend):
+        loggables = (Image, Value)
+        name = "last"
+
+        def log(self, name, loggable, *, step, epoch, seconds):
+            self.seen = name
+
+    group = BackendGroup([backend := Last()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        group.open(resumes=False)
+        group.send([A])
+        group.end_epoch(1)
+        group.load_state_dict(group.state_dict())
+    assert backend.seen == "a"
+    with pytest.raises(TypeError, match="abstract"):
+        type("Nothing", (LoggerBackend,), {})()
+
+
+def test_a_library_that_is_missing_is_an_error_with_the_command(monkeypatch):
+    with pytest.raises(DeclarationError) as error:
+        library("no_such_library.part", extra="wandb", owner="WandbBackend")
+    assert str(error.value) == (
+        "`WandbBackend` needs the package `no_such_library`, which is not installed.\n"
+        "  fix:   `pip install 'fluxcb[wandb]'`"
+    )
+
+
+def test_a_library_that_misses_another_says_so(tmp_path, monkeypatch):
+    (tmp_path / "half_there.py").write_text("import no_such_library")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_library"):
+        library("half_there", extra="wandb", owner="WandbBackend")

@@ -1,0 +1,323 @@
+"""A run that is resumed by a program that has changed: what is reported, what is kept, and what `allow` changes."""
+
+import copy
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb import Callback, DeclarationError, EverySteps, Learner, every
+from fluxcb._declare.described import describe_value
+from fluxcb.callbacks import (
+    Checkpointer,
+    EarlyStopping,
+    HyperParamSetterWithFunc,
+    LearningRate,
+    Metrics,
+    ParameterEMA,
+    Scheduler,
+)
+from fluxcb.checkpoints import ResumeWarning
+
+STEPS = 4  # of an epoch
+
+
+def rates(learning_rate):
+    return fluxcb.inject(optax.sgd, learning_rate=learning_rate)
+
+
+def falling(*callbacks, optimizer, batches=STEPS):
+    """Return a Learner whose parameter falls by the learning rate at each step."""
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: params["w"] + 0 * jnp.sum(batch),
+        optimizer,
+        data=[np.zeros(1, np.float32)] * batches,
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+def warned_by(function):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        function()
+    assert all(warning.category is ResumeWarning for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+def rows_of(text):
+    """Return the rows of the table in a warning, by path: the saved value, that of the program, and which is used."""
+    lines = [line.split("  ") for line in text.splitlines() if line.startswith("  ")]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    return {row[0]: tuple(row[1:]) for row in cells[1:] if len(row) == 4}
+
+
+def test_new_learning_rate_is_reported_and_saved_one_kept(tmp_path):
+    falling(Checkpointer(tmp_path), optimizer=rates(0.5)).fit(1)
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(0.25))
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True))
+    assert warned == (
+        f"The run resumes from {tmp_path / '4'} with differences:\n"
+        "  path                       saved  program  used\n"
+        "  hyperparams.learning_rate  0.5    0.25     saved\n"
+        "  To use the program's value of a hyperparameter, pass e.g. `allow=('hyperparams.learning_rate',)`."
+    )
+    assert float(learner.params["w"]) == -(4 * 0.5 + 4 * 0.5)
+    assert learner.hyperparams["learning_rate"] == 0.5
+    # The checkpoint of step 8 belongs to a run that has begun with 0.5, so the difference is reported again.
+    again = falling(Checkpointer(tmp_path), optimizer=rates(0.25))
+    (warned,) = warned_by(lambda: again.fit(2, resume=True))
+    assert rows_of(warned) == {"hyperparams.learning_rate": ("0.5", "0.25", "saved")}
+
+
+@pytest.mark.parametrize("name", ["hyperparams.learning_rate", "hyperparams"])
+@pytest.mark.parametrize("restores", [False, True])
+def test_allowed_learning_rate_is_used_once(tmp_path, name, restores):
+    def program(learning_rate):
+        halves = HyperParamSetterWithFunc(LearningRate, lambda epoch, rate: rate / 2 if epoch == 2 else None)
+        return falling(halves, Checkpointer(tmp_path), optimizer=rates(learning_rate))
+
+    program(0.5).fit(1)
+    learner = program(0.25)
+    if restores:
+        learner.restore(tmp_path, allow=(name,))
+        learner.fit(1)
+    else:
+        learner.fit(2, resume=True, allow=(name,))
+    assert float(learner.params["w"]) == -(4 * 0.5 + 4 * 0.25)
+    assert learner.hyperparams["learning_rate"] == 0.125
+    # The same program again: the run began with 0.25, and goes on with the rate that the callback has set.
+    learner = program(0.25)
+    learner.fit(2 if restores else 3, resume=True, allow=(name,))  # after `restore`, a fit counts from there
+    assert float(learner.params["w"]) == -(4 * 0.5 + 4 * 0.25 + 4 * 0.125)
+
+
+def test_rate_that_program_assigns_before_it_resumes_is_its_rate(tmp_path):
+    def program():
+        learner = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+        learner.hyperparams["learning_rate"] = 0.25
+        return learner
+
+    program().fit(1)
+    learner = program()
+    learner.fit(2, resume=True)
+    assert float(learner.params["w"]) == -8 * 0.25
+    (warned,) = warned_by(lambda: falling(Checkpointer(tmp_path), optimizer=rates(0.5)).fit(3, resume=True))
+    assert rows_of(warned) == {"hyperparams.learning_rate": ("0.25", "0.5", "saved")}
+
+
+def test_rates_of_groups_are_compared_one_by_one(tmp_path):
+    def program(first, second):
+        parts = optax.named_chain(("first", rates(first)), ("second", rates(second)))
+        return falling(Checkpointer(tmp_path), optimizer=parts)
+
+    program(1.0, 0.5).fit(1)
+    learner = program(2.0, 0.25)
+    allow = ("hyperparams.second",)
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True, allow=allow))
+    assert rows_of(warned) == {"hyperparams.first.learning_rate": ("1", "2", "saved")}
+    assert dict(learner.hyperparams) == {"first.learning_rate": 1.0, "second.learning_rate": 0.25}
+
+
+CHANGES = {
+    "argument": (
+        lambda n: [Metrics(), EarlyStopping(n, metric="loss", phase=fluxcb.phases.TrainingPhase)],
+        {"callbacks.EarlyStopping.criteria[0]": ("3", "5", "program")},
+    ),
+    "schedule": (
+        lambda n: [Scheduler({LearningRate: optax.cosine_decay_schedule(0.5, 10 * n)})],
+        {"callbacks.Scheduler.schedules.LearningRate.decay_steps": ("30", "50", "program")},
+    ),
+    "schedule of a wrapper": (
+        lambda n: [every(Metrics(), steps=n)],
+        {"callbacks.Metrics.schedule.steps": ("3", "5", "program")},
+    ),
+    "argument in a wrapper": (
+        lambda n: [every(ParameterEMA(n / 10), steps=2, traced=True)],
+        {"callbacks.ParameterEMA.callback.decay": ("0.3", "0.5", "program")},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(CHANGES))
+def test_changed_callback_is_reported_and_program_used(tmp_path, kind):
+    callbacks, expected = CHANGES[kind]
+    falling(*callbacks(3), Checkpointer(tmp_path), optimizer=rates(0.5)).fit(1)
+    changed = falling(*callbacks(5), Checkpointer(tmp_path), optimizer=rates(0.5))
+    (warned,) = warned_by(lambda: changed.fit(2, resume=True))
+    assert rows_of(warned) == expected
+    same = falling(*callbacks(5), Checkpointer(tmp_path), optimizer=rates(0.5))
+    assert warned_by(lambda: same.fit(3, resume=True)) == []
+
+
+@pytest.mark.parametrize("allow", ["callbacks.Scheduler", "callbacks", "callbacks.Scheduler.schedules"])
+def test_allowed_change_of_callback_is_not_reported(tmp_path, allow):
+    def program(steps):
+        schedule = optax.linear_schedule(1.0, 0.0, steps)
+        return falling(Scheduler({LearningRate: schedule}), Checkpointer(tmp_path), optimizer=rates(1.0))
+
+    program(8).fit(1)  # with 1, 7/8, 6/8 and 5/8
+    learner = program(16)
+    learner.fit(2, resume=True, allow=(allow,))  # with 12/16, 11/16, 10/16 and 9/16
+    assert float(learner.params["w"]) == pytest.approx(-(26 / 8 + 42 / 16))
+
+
+def test_number_in_optimizer_is_reported_and_program_used(tmp_path):
+    falling(Checkpointer(tmp_path), optimizer=optax.sgd(0.5)).fit(1)
+    learner = falling(Checkpointer(tmp_path), optimizer=optax.sgd(0.25))
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True))
+    ((path, values),) = rows_of(warned).items()
+    assert path.startswith("optimizer.")
+    assert values == ("-0.5", "-0.25", "program")
+    assert float(learner.params["w"]) == -(4 * 0.5 + 4 * 0.25)
+
+
+def test_function_with_another_body_is_reported(tmp_path):
+    def program(function):
+        return falling(Scheduler({LearningRate: function}), Checkpointer(tmp_path), optimizer=rates(1.0))
+
+    program(lambda step: 0.5 + 0 * step).fit(1)
+    assert warned_by(lambda: program(lambda step: 0.5 + 0 * step).fit(2, resume=True)) == []
+    (warned,) = warned_by(lambda: program(lambda step: 0.25 + 0 * step).fit(3, resume=True))
+    assert list(rows_of(warned)) == ["callbacks.Scheduler.schedules.LearningRate.code"]
+
+
+def test_allow_names_single_callbacks_and_data(tmp_path):
+    falling(Checkpointer(tmp_path), optimizer=rates(0.5)).fit(1)
+    changed = [Metrics(), Checkpointer(tmp_path)]
+    with pytest.raises(fluxcb.ResumeError) as raised:
+        falling(*changed, optimizer=rates(0.5), batches=6).fit(2, resume=True, allow=("callbacks.Metrics",))
+    assert raised.value.where == ("data: training was 4, and is 6 now",)
+    learner = falling(Metrics(), Checkpointer(tmp_path), optimizer=rates(0.5), batches=6)
+    learner.fit(2, resume=True, allow=("callbacks.Metrics", "data.training"))
+    assert (learner.step, float(learner.params["w"])) == (4 + 6, -10 * 0.5)
+
+
+def test_failed_resume_changes_no_hyperparameter(tmp_path):
+    class Fails(Callback):
+        fails = False
+
+        def state_dict(self):
+            return {"x": 1}
+
+        def load_state_dict(self, state):
+            if self.fails:
+                raise ValueError("no")
+
+    falling(Fails(), Checkpointer(tmp_path), optimizer=rates(0.5)).fit(1)
+    learner = falling(Fails(), Checkpointer(tmp_path), optimizer=rates(0.25))
+    Fails.fails = True
+    with pytest.raises(fluxcb.ResumeError, match="no"):
+        learner.restore(tmp_path)
+    Fails.fails = False
+    assert learner.hyperparams["learning_rate"] == 0.25
+    (warned,) = warned_by(lambda: learner.restore(tmp_path))
+    assert rows_of(warned) == {"hyperparams.learning_rate": ("0.5", "0.25", "saved")}
+
+
+WRONG = {
+    "misspelled": (
+        ("hyperparams.learning_rat",),
+        "`allow` names `hyperparams.learning_rat`, which does not exist. "
+        "Did you mean `hyperparams.learning_rate`?\n"
+        '  fix:   write "hyperparams" to allow all of them',
+    ),
+    "another part": (
+        ("optimizer",),
+        "`allow` takes some of ('callbacks', 'data', 'hyperparams'), or parts of them such as "
+        "'hyperparams.learning_rate', not ('optimizer',).\n"
+        '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
+    ),
+    "a text": (
+        "hyperparams",
+        "`allow` takes some of ('callbacks', 'data', 'hyperparams'), or parts of them such as "
+        "'hyperparams.learning_rate', not 'hyperparams'.\n"
+        '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
+    ),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_wrong_allow_raises(tmp_path, case):
+    allow, message = WRONG[case]
+    falling(Checkpointer(tmp_path), optimizer=rates(0.5)).fit(1)
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(0.25))
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(2, resume=True, allow=allow)
+    assert str(raised.value) == message
+    assert learner.step == 0
+    learner.fit(2, resume=True, allow=("hyperparams",))
+
+
+def test_allow_without_resume_raises(tmp_path):
+    falling(Checkpointer(tmp_path), optimizer=rates(0.5)).fit(1)
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(0.25))
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(2, allow=("hyperparams",))
+    assert str(raised.value) == (
+        "`fit` was given `allow` without `resume=True`.\n"
+        "  why:   `allow` names differences from the run that is resumed\n"
+        "  fix:   write `learner.fit(..., resume=True, allow=('hyperparams',))`"
+    )
+    warned_by(lambda: learner.restore(tmp_path))
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(2, resume=True, allow=("hyperparams",))
+    assert str(raised.value) == (
+        "`fit` was given `allow` after `learner.restore`, which has already compared the program with the run.\n"
+        "  fix:   pass it to `restore`: `learner.restore(path, allow=('hyperparams',))`"
+    )
+    learner.restore(tmp_path, allow=("hyperparams",))
+    learner.fit(2, resume=True)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_copies_of_callbacks_have_arguments_of_original(tmp_path, copied):
+    falling(Checkpointer(tmp_path, keep_last=5), optimizer=rates(0.5)).fit(1)
+    learner = falling(copied(Checkpointer(tmp_path, keep_last=4)), optimizer=rates(0.5))
+    (warned,) = warned_by(lambda: learner.restore(tmp_path))
+    assert rows_of(warned) == {"callbacks.Checkpointer.keep_last": ("5", "4", "program")}
+
+
+# --- descriptions -----------------------------------------------------------------------------------------------------
+
+
+def recursive(depth):
+    def function(step):
+        return function(step - 1) if depth else step
+
+    return function
+
+
+DESCRIBED = [
+    (3, {"x": "3"}),
+    ((1, "a"), {"x[0]": "1", "x[1]": "'a'"}),
+    ({"a": {LearningRate: None}}, {"x": "dict", "x.a": "dict", "x.a.LearningRate": "None"}),
+    ({2, 1}, {"x": "set", "x[0]": "1", "x[1]": "2"}),
+    ([0.5, 1], {"x": "list", "x[0]": "0.5", "x[1]": "1"}),
+    ([object()], {"x": "list"}),  # a callback collects objects in it
+    (np.float32(0.5), {"x": "0.5"}),
+    (np.zeros((2, 3), np.float32), {"x": "float32[2, 3]"}),
+    (jnp.zeros(3), {"x": "float32[3]"}),
+    (EverySteps(7), {"x": "EverySteps", "x.steps": "7"}),
+    (object(), {"x": "object"}),
+    ("a" * 300, {"x": "'" + "a" * 99 + "... (302 characters, e3af4a2c)"}),
+]
+
+
+@pytest.mark.parametrize(("value", "expected"), DESCRIBED, ids=lambda value: type(value).__name__)
+def test_values_are_described_by_their_parts(value, expected):
+    assert describe_value(value, "x") == expected
+
+
+def test_function_is_described_by_code_defaults_and_closure():
+    found = describe_value(optax.exponential_decay(0.5, 100, 0.9), "x")
+    assert {"x.init_value": "0.5", "x.transition_steps": "100", "x.decay_rate": "0.9"}.items() <= found.items()
+    found = describe_value(recursive(3), "x")
+    assert found == {"x": "function", "x.code": found["x.code"], "x.depth": "3", "x.function": found["x"]}
+    assert describe_value(recursive(2), "x")["x.code"] == found["x.code"]
+    log = []
+    assert "x.log" not in describe_value(lambda step: log.append(step), "x")  # it would differ after the first fit

@@ -1,0 +1,658 @@
+"""Loss functions that take the model or the parameters, and the batch."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import fluxcb
+from fluxcb import DeclarationError, Learner, TraceError
+from fluxcb.callbacks import Checkpointer, Metrics, accuracy
+from fluxcb.phases import LossTrainingPhase, LossValidationPhase, TrainingPhase
+
+RNG = np.random.default_rng(0)
+XS = RNG.normal(size=(8, 5)).astype(np.float32)
+YS = (np.arange(8) % 3).astype(np.int32)
+BATCH = {"image": XS, "label": YS}
+RATE = 0.1
+
+
+def cross_entropy(outputs, ys):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean()
+
+
+def learner(model, loss_fn, *, data=None, **kwargs):
+    """Return a Learner with plain SGD."""
+    data = ([BATCH] * 3, [BATCH]) if data is None else data
+    kwargs = {"default_callbacks": False, **kwargs}
+    return Learner(model, loss_fn, optax.sgd(RATE), data=data, **kwargs)
+
+
+def evaluated(trained):
+    return trained.evaluate()["loss"]
+
+
+# -- the form ------------------------------------------------------------------------------------
+
+
+def pair(seed=0):
+    weights = jax.random.normal(jax.random.key(seed), (5, 3))
+    return (lambda key, xs: {"w": weights}), (lambda params, xs: xs @ params["w"])
+
+
+def named_model(model, batch):
+    return cross_entropy(model(batch["image"]), batch["label"])
+
+
+def takes_key(net, batch, *, key):
+    return cross_entropy(net(batch["image"]), batch["label"])
+
+
+def takes_train(net, batch, train):
+    return cross_entropy(net(batch["image"]), batch["label"])
+
+
+class Bound:
+    def loss(self, model, batch):
+        return cross_entropy(model(batch["image"]), batch["label"])
+
+
+@pytest.mark.parametrize("loss_fn", [named_model, takes_key, takes_train, Bound().loss])
+def test_loss_signatures_with_model(loss_fn):
+    trained = learner(pair(), loss_fn)
+    assert trained.phases == (LossTrainingPhase(), LossValidationPhase())
+    short = learner(pair(), cross_entropy, inputs=lambda batch: batch["image"], targets=lambda batch: batch["label"])
+    assert type(short.phases[0]) is TrainingPhase
+    trained.fit(1), short.fit(1)
+    np.testing.assert_array_equal(trained.params["w"], short.params["w"])
+
+
+def test_loss_signatures_with_outputs():
+    def optional(outputs, ys, key=None, train=True):
+        assert key is None
+        return cross_entropy(outputs, ys)
+
+    assert type(learner(pair(), optional, data=[(XS, YS)]).phases[0]) is TrainingPhase
+
+
+def test_loss_of_parameters_with_model_raises(refused):
+    with refused(
+        DeclarationError,
+        "`loss_fn` takes (params, batch, key), and is called as `loss_fn(outputs, ys)`.\n"
+        "  why:   `Learner` calls it with outputs and targets, or with the model and the batch; `Learner.from_loss` "
+        "calls it with parameters and batch\n"
+        "  fix:   write `def loss_fn(outputs, ys):`\n"
+        "     or: to get the model itself, write `def loss_fn(model, batch, *, key, train):`",
+    ):
+        learner(pair(), lambda params, batch, key: 0.0)
+
+
+def test_unknown_loss_signature_raises(refused):
+    # A third positional parameter gets the key, and a fourth gets nothing.
+    def four(model, batch, weight, other):
+        return 0.0
+
+    with refused(
+        DeclarationError,
+        "`loss_fn` takes (model, batch, weight, other), and is called as `loss_fn(model, batch, *, key, train)`.\n"
+        "  why:   `Learner` calls it with outputs and targets, or with the model and the batch; `Learner.from_loss` "
+        "calls it with parameters and batch\n"
+        "  fix:   write `def loss_fn(model, batch, *, key, train):`",
+    ):
+        learner(pair(), four)
+
+
+# -- what the loss can compute -------------------------------------------------------------------
+
+
+def test_l2_regularization():
+    """The parameters match the formula `w <- w - rate * (gradient + 2 * decay * w)` for three steps."""
+    decay = 0.01
+
+    def loss_fn(model, batch):
+        return cross_entropy(model(batch["image"]), batch["label"]) + decay * jnp.sum(model.params["w"] ** 2)
+
+    trained = learner(pair(), loss_fn)
+    trained.fit(1)
+    w = np.asarray(pair()[0](None, None)["w"], np.float64)
+    for _ in range(3):
+        scores = np.exp(XS @ w)
+        probabilities = scores / scores.sum(1, keepdims=True)
+        gradient = XS.T @ (probabilities - np.eye(3)[YS]) / len(XS)
+        w -= RATE * (gradient + 2 * decay * w)
+    np.testing.assert_allclose(trained.params["w"], w, rtol=1e-5)
+
+
+def test_aux_and_metrics_of_outputs():
+    def loss_fn(model, batch):
+        outputs = model(batch["image"])
+        return cross_entropy(outputs, batch["label"]), {"outputs": outputs, "ys": batch["label"], "norm": outputs.sum()}
+
+    trained = learner(pair(), loss_fn, callbacks=[Metrics(accuracy)])
+    trained.fit(1)
+    w = trained.params["w"]
+    expected = np.mean(np.argmax(XS @ w, -1) == YS)
+    assert trained.history["validation/accuracy"] == [pytest.approx(expected)]
+
+
+def test_metrics_of_missing_values_raise(refused):
+    with refused(
+        DeclarationError,
+        "The metric `accuracy` needs `step.outputs`, which LossTrainingPhase does not compute.\n"
+        "  why:   metrics are updated at the end of each step of every phase, from the step values in their `needs`\n"
+        '  fix:   return it from the loss function: `return loss, {"outputs": ...}`\n'
+        "     or: compute the metric only in other phases: `Metric(..., phase=...)`",
+    ):
+        learner(pair(), named_model, callbacks=[Metrics(accuracy)])
+
+
+def test_key_and_train_arguments():
+    """Each training step has its own key, and `train` is false in evaluation."""
+
+    def loss_fn(model, batch, *, key, train):
+        loss = cross_entropy(model(batch["image"]), batch["label"])
+        return loss, {"noise": jax.random.normal(key), "train": jnp.float32(train)}
+
+    step = fluxcb.callbacks.Metric
+    trained = learner(
+        pair(),
+        loss_fn,
+        callbacks=[
+            Metrics(
+                step(lambda aux: aux["train"], name="train", needs=("aux",)),
+                step(lambda aux: aux["noise"], name="noise", needs=("aux",)),
+            )
+        ],
+    )
+    trained.fit(1)
+    assert trained.history["training/train"] == [1.0]
+    assert trained.history["validation/train"] == [0.0]
+    assert len(set(trained.cbstate.metrics_step["training"].values["noise"])) == 3
+
+
+class LinenVAE(nn.Module):
+    def setup(self):
+        self.encoder = nn.Dense(4)
+        self.decoder = nn.Dense(5)
+
+    def encode(self, xs):
+        return jnp.split(self.encoder(xs), 2, axis=-1)
+
+    def decode(self, z):
+        return self.decoder(z)
+
+
+def test_vae_loss():
+    """The loss calls two methods of a Linen module instead of its `__call__`."""
+
+    def vae_loss(mean, log_variance, noise, decode, xs):
+        z = mean + jnp.exp(0.5 * log_variance) * noise
+        kl = -0.5 * jnp.sum(1 + log_variance - mean**2 - jnp.exp(log_variance), -1)
+        return jnp.mean(jnp.sum((decode(z) - xs) ** 2, -1) + kl)
+
+    class VAE(LinenVAE):
+        def __call__(self, xs):
+            return self.decode(self.encode(xs)[0])
+
+    def loss_fn(model, xs):
+        mean, log_variance = model.encode(xs)
+        return vae_loss(mean, log_variance, jnp.ones_like(mean), lambda z: model(z, method="decode"), xs)
+
+    trained = learner(VAE(), loss_fn, data=[XS])
+    assert sorted(trained.params) == ["decoder", "encoder"]
+
+    def plain(params):
+        def dense(part, xs):
+            return xs @ params[part]["kernel"] + params[part]["bias"]
+
+        mean, log_variance = jnp.split(dense("encoder", XS), 2, axis=-1)
+        return vae_loss(mean, log_variance, jnp.ones_like(mean), lambda z: dense("decoder", z), XS)
+
+    before = trained.params
+    trained.fit(1)
+    expected = jax.tree.map(lambda w, g: w - RATE * g, before, jax.grad(plain)(before))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), trained.params, expected)
+    assert trained.model(XS).shape == XS.shape
+
+
+# -- sowed variables -----------------------------------------------------------------------------
+
+
+class LinenSows(nn.Module):
+    @nn.compact
+    def __call__(self, xs, mask):
+        hidden = nn.Dense(4)(xs) * mask
+        self.sow("losses", "activity", jnp.mean(hidden**2))
+        return nn.Dense(3)(hidden)
+
+
+class Activity(nnx.Variable):
+    pass
+
+
+class NNXSows(nnx.Module):
+    def __init__(self, rngs):
+        self.first, self.second = nnx.Linear(5, 4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs)
+
+    def __call__(self, xs, mask):
+        hidden = self.first(xs) * mask
+        self.sow(Activity, "activity", jnp.mean(hidden**2))
+        return self.second(hidden)
+
+
+MASK = np.float32([1, 0, 1, 1])
+
+
+def linen_activity(model, batch):
+    outputs = model(batch["image"], MASK)
+    return cross_entropy(outputs, batch["label"]) + 0.5 * sum(jax.tree.leaves(model.variables["losses"]))
+
+
+def nnx_activity(model, batch):
+    outputs, sown = nnx.capture(model, Activity)(batch["image"], MASK)
+    return cross_entropy(outputs, batch["label"]) + 0.5 * sum(jax.tree.leaves(sown))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_fn", "layers"),
+    [(LinenSows(), linen_activity, ("Dense_0", "Dense_1")), (NNXSows(nnx.Rngs(0)), nnx_activity, ("first", "second"))],
+    ids=["linen", "nnx"],
+)
+def test_sowed_losses(model, loss_fn, layers):
+    """The sowed value is part of the loss, is not kept as state, and does not accumulate over steps."""
+    trained = learner(model, loss_fn)
+    assert jax.tree.leaves(trained.state["model_state"]) == []
+
+    def plain(params):
+        first, second = (params[name] for name in layers)
+        hidden = (XS @ first["kernel"] + first["bias"]) * MASK
+        return cross_entropy(hidden @ second["kernel"] + second["bias"], YS) + 0.5 * jnp.mean(hidden**2)
+
+    assert evaluated(trained) == pytest.approx(float(plain(trained.params)), rel=1e-5)
+    trained.fit(2)
+    assert evaluated(trained) == pytest.approx(float(plain(trained.params)), rel=1e-5)
+
+
+def test_sowed_collection_is_not_state_with_outputs_loss():
+    class Sows(nn.Module):
+        @nn.compact
+        def __call__(self, xs):
+            self.sow("losses", "activity", jnp.mean(xs))
+            self.variable("statistics", "count", lambda: jnp.float32(0)).value += 1
+            return nn.Dense(3)(xs)
+
+    trained = learner(Sows(), cross_entropy, data=[(XS, YS)])
+    trained.fit(3)
+    assert jax.tree.map(float, trained.state["model_state"]) == {"statistics": {"count": 4.0}}  # `init` counts 1
+
+
+# -- batch normalization, dropout ----------------------------------------------------------------
+
+
+class LinenNorm(nn.Module):
+    @nn.compact
+    def __call__(self, xs, train):
+        hidden = nn.BatchNorm(use_running_average=not train, momentum=0.9)(xs)
+        hidden = nn.Dropout(0.5, deterministic=not train)(hidden)
+        return nn.Dense(3)(hidden)
+
+
+class NNXNorm(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(5, momentum=0.9, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.dense = nnx.Linear(5, 3, rngs=rngs)
+
+    def __call__(self, xs):
+        return self.dense(self.dropout(self.norm(xs)))
+
+
+class EquinoxNorm(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    dropout: eqx.nn.Dropout
+    dense: eqx.nn.Linear
+
+    def __init__(self, key):
+        self.norm = eqx.nn.BatchNorm(5, "batch", momentum=0.9, mode="ema")
+        self.dropout = eqx.nn.Dropout(0.5)
+        self.dense = eqx.nn.Linear(5, 3, key=key)
+
+    def __call__(self, x, state, *, key):
+        x, state = self.norm(x, state)
+        return self.dense(self.dropout(x, key=key)), state
+
+
+def stateful_pair():
+    def init(key, xs):
+        return {"w": jnp.ones((5, 3))}, {"mean": jnp.zeros(5)}
+
+    def apply(params, state, xs, *, key, train):
+        if not train:
+            return (xs - state["mean"]) @ params["w"], state
+        kept = jax.random.bernoulli(key, 0.5, xs.shape)
+        mean = xs.mean(0)
+        return jnp.where(kept, xs - mean, 0) * 2 @ params["w"], {"mean": 0.9 * state["mean"] + 0.1 * mean}
+
+    return fluxcb.models.pair(init, apply, stateful=True)
+
+
+def linen_norm(model, batch, *, train):
+    outputs = model(batch["image"], train=train)
+    return cross_entropy(outputs, batch["label"])
+
+
+def plain_norm(model, batch):
+    return cross_entropy(model(batch["image"]), batch["label"])
+
+
+def equinox_norm(model, batch, *, key, model_state):
+    keys = jax.random.split(key, len(batch["image"]))
+    outputs, model_state = jax.vmap(
+        lambda x, state, key: model(x, state, key=key), (0, None, 0), (0, None), axis_name="batch"
+    )(batch["image"], model_state, keys)
+    return cross_entropy(outputs, batch["label"]), model_state
+
+
+NORMS = {
+    "linen": (LinenNorm, linen_norm, lambda state: state["batch_stats"]["BatchNorm_0"]["mean"]),
+    "nnx": (lambda: NNXNorm(nnx.Rngs(0)), plain_norm, lambda state: state["norm"]["mean"]),
+    "equinox": (
+        lambda: eqx.nn.make_with_state(EquinoxNorm)(jax.random.key(0)),
+        equinox_norm,
+        lambda state: next(leaf for leaf in jax.tree.leaves(state) if leaf.shape == (5,)),
+    ),
+    "pair": (stateful_pair, plain_norm, lambda state: state["mean"]),
+}
+
+
+@pytest.mark.parametrize("library", NORMS)
+def test_state_changes_only_in_training(library):
+    """After three steps, the running mean matches the formula. Validation and `evaluate` do not change it."""
+    make, loss_fn, mean_of = NORMS[library]
+    trained = learner(make(), loss_fn)
+    before = jax.tree.map(np.asarray, trained.state["model_state"])
+    trained.evaluate()
+    jax.tree.map(np.testing.assert_array_equal, trained.state["model_state"], before)
+    trained.fit(1)  # with one step of validation
+    mean = mean_of(before)
+    for number in range(3):
+        # Equinox takes the first batch's mean as it is.
+        mean = XS.mean(0) if library == "equinox" and number == 0 else 0.9 * mean + 0.1 * XS.mean(0)
+    np.testing.assert_allclose(mean_of(trained.state["model_state"]), mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("library", NORMS)
+def test_dropout_is_off_in_evaluation(library):
+    """The validation loss matches the model without dropout, as computed by its library."""
+    make, loss_fn, _ = NORMS[library]
+    trained = learner(make(), loss_fn, callbacks=[Metrics()])
+    trained.fit(1)
+    model = trained.model
+    if library == "equinox":
+        model, state = model
+        outputs = jax.vmap(lambda x: model(x, state, key=jax.random.key(0))[0], axis_name="batch")(XS)
+    else:
+        outputs = model(XS, train=False) if library == "linen" else model(XS)
+    expected = float(cross_entropy(outputs, YS))
+    assert trained.history["validation/loss"] == [pytest.approx(expected, rel=1e-5)]
+    assert evaluated(trained) == pytest.approx(expected, rel=1e-5)
+    assert abs(trained.history["training/loss"][-1] - expected) > 1e-3
+
+
+@pytest.mark.parametrize("library", NORMS)
+def test_resumed_training_is_bit_identical(library, tmp_path):
+    make, loss_fn, _ = NORMS[library]
+    whole = learner(make(), loss_fn)
+    whole.fit(4)
+    learner(make(), loss_fn, callbacks=[Checkpointer(tmp_path)]).fit(2)
+    resumed = learner(make(), loss_fn, callbacks=[Checkpointer(tmp_path)])
+    resumed.fit(4, resume=True)
+    for name in ("params", "model_state"):
+        jax.tree.map(np.testing.assert_array_equal, whole.state[name], resumed.state[name])
+
+
+def test_outputs_and_model_losses_train_same_linen_module():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, xs):
+            return nn.Dense(3)(nn.relu(nn.Dense(4)(xs)))
+
+    short = learner(Net(), cross_entropy, data=[(XS, YS)] * 3)
+    full = learner(Net(), lambda model, batch: cross_entropy(model(batch[0]), batch[1]), data=[(XS, YS)] * 3)
+    short.fit(1), full.fit(1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), short.params, full.params)
+    np.testing.assert_allclose(short.predict(XS), full.predict(XS), rtol=1e-4)
+
+
+def test_model_calls_in_one_step_draw_different_masks():
+    def loss_fn(model, batch, *, train):
+        one, other = model(batch["image"], train=train), model(batch["image"], train=train)
+        return cross_entropy(one, batch["label"]), {"difference": jnp.abs(one - other).max()}
+
+    difference = fluxcb.callbacks.Metric(lambda aux: aux["difference"], name="difference", needs=("aux",))
+    trained = learner(LinenNorm(), loss_fn, callbacks=[Metrics(difference)])
+    trained.fit(1)
+    assert trained.history["training/difference"][0] > 0
+    assert trained.history["validation/difference"][0] == 0
+
+
+# -- Linen: transformations ----------------------------------------------------------------------
+
+
+def test_gradient_with_respect_to_inputs():
+    """A gradient penalty: the loss differentiates the model itself."""
+
+    class Line(nn.Module):
+        @nn.compact
+        def __call__(self, xs):
+            return nn.Dense(1, use_bias=False)(xs)
+
+    def loss_fn(model, batch):
+        slope = jax.grad(lambda xs: model(xs).sum())(batch["image"])
+        return jnp.mean(slope**2)
+
+    trained = learner(Line(), loss_fn)
+    kernel = trained.params["Dense_0"]["kernel"]
+    assert evaluated(trained) == pytest.approx(float(jnp.mean(kernel**2)), rel=1e-5)
+
+
+def test_state_change_inside_transformation_raises(refused):
+    def loss_fn(model, batch, *, train):
+        return jax.checkpoint(lambda xs: model(xs, train=train).sum())(batch["image"])
+
+    with refused(
+        TraceError,
+        "The model changes its state inside a JAX transformation (grad, vmap, scan, ...) in the loss function.\n"
+        "  where: LinenNorm, batch_stats\n"
+        "  why:   the new state would leak out of the transformation as a tracer\n"
+        "  fix:   call the model outside of the transformation\n"
+        "     or: call it in evaluation mode there, for example with `train=False`",
+    ):
+        learner(LinenNorm(), loss_fn)
+
+    def fixed(model, batch):
+        return jax.checkpoint(lambda xs: model(xs, train=False).sum())(batch["image"])
+
+    learner(LinenNorm(), fixed).fit(1)
+
+
+# -- Equinox: state ------------------------------------------------------------------------------
+
+
+def test_equinox_without_state():
+    def loss_fn(model, batch):
+        return cross_entropy(jax.vmap(model)(batch["image"]), batch["label"])
+
+    trained = learner(eqx.nn.MLP(5, 3, 8, 1, key=jax.random.key(0)), loss_fn)
+    trained.fit(1)
+    assert evaluated(trained) == pytest.approx(float(cross_entropy(jax.vmap(trained.model)(XS), YS)), rel=1e-5)
+
+
+def test_equinox_state_must_be_argument(refused):
+    with refused(
+        DeclarationError,
+        "The Equinox module has state, but `loss_fn` does not take `model_state`.\n"
+        "  why:   an Equinox module takes its `eqx.nn.State` as an argument and returns the new one\n"
+        "  fix:   write `def loss_fn(model, batch, *, key, train, model_state):`, and return `loss, new_model_state` "
+        "or `loss, aux, new_model_state`",
+    ):
+        learner(NORMS["equinox"][0](), plain_norm)
+
+
+def test_equinox_state_must_be_returned(refused):
+    def nothing(model, batch, *, model_state):
+        return jnp.float32(0)
+
+    def other(model, batch, *, model_state):
+        return jnp.float32(0), {}
+
+    with refused(
+        TraceError,
+        "The loss function takes `model_state` and returned one value.\n"
+        "  why:   the next step starts from the new state, so the loss function must return it\n"
+        "  fix:   return `loss, new_model_state` or `loss, aux, new_model_state`",
+    ):
+        learner(NORMS["equinox"][0](), nothing)
+    with refused(
+        DeclarationError,
+        "The loss function returned dict as the new state of the module.\n"
+        "  where: EquinoxNorm\n"
+        "  why:   the layers of the module keep their running values in an `eqx.nn.State`\n"
+        "  fix:   return the state that the call of the module returned, as the last of the returned values",
+    ):
+        learner(NORMS["equinox"][0](), other)
+
+
+def test_model_state_argument_raises_for_other_models(refused):
+    def loss_fn(model, batch, *, model_state):
+        return plain_norm(model, batch), model_state
+
+    with refused(
+        DeclarationError,
+        "`loss_fn` takes `model_state`, but this model keeps its own state.\n"
+        "  why:   only an Equinox module with state takes its state as an argument and returns the new one\n"
+        "  fix:   remove `model_state` from the parameters and the return value of `loss_fn`",
+    ):
+        learner(NNXNorm(nnx.Rngs(0)), loss_fn)
+
+
+# -- from_loss -----------------------------------------------------------------------------------
+
+
+def from_loss(loss_fn, params=None, **kwargs):
+    params = {"w": jnp.ones((5, 3))} if params is None else params
+    kwargs = {"data": ([BATCH] * 3, [BATCH]), "default_callbacks": False, **kwargs}
+    return Learner.from_loss(params, loss_fn, optax.sgd(RATE), **kwargs)
+
+
+def test_from_loss_validates_without_dropout():
+    def loss_fn(params, batch, key, *, train):
+        xs = batch["image"]
+        if train:
+            xs = jnp.where(jax.random.bernoulli(key, 0.5, xs.shape), xs / 0.5, 0)
+        return cross_entropy(xs @ params["w"], batch["label"])
+
+    trained = from_loss(loss_fn, callbacks=[Metrics()])
+    trained.fit(1)
+    expected = float(cross_entropy(XS @ trained.params["w"], YS))
+    assert trained.history["validation/loss"] == [pytest.approx(expected, rel=1e-5)]
+    assert evaluated(trained) == pytest.approx(expected, rel=1e-5)
+
+
+def test_from_loss_without_key():
+    trained = from_loss(lambda params, batch: cross_entropy(batch["image"] @ params["w"], batch["label"]))
+    trained.fit(1)
+    named = from_loss(lambda params, batch, key: cross_entropy(batch["image"] @ params["w"], batch["label"]))
+    named.fit(1)
+    np.testing.assert_array_equal(trained.params["w"], named.params["w"])
+
+
+@pytest.mark.parametrize("with_aux", [False, True])
+def test_from_loss_with_state(with_aux):
+    def loss_fn(params, batch, *, model_state):
+        mean = 0.9 * model_state["mean"] + 0.1 * batch["image"].mean(0)
+        loss = cross_entropy((batch["image"] - model_state["mean"]) @ params["w"], batch["label"])
+        return (loss, {"outputs": loss}, {"mean": mean}) if with_aux else (loss, {"mean": mean})
+
+    trained = from_loss(loss_fn, model_state={"mean": np.zeros(5, np.float32)})
+    trained.fit(1)  # three steps that train, and one that does not
+    mean = np.zeros(5)
+    for _ in range(3):
+        mean = 0.9 * mean + 0.1 * XS.mean(0)
+    np.testing.assert_allclose(trained.state["model_state"]["mean"], mean, rtol=1e-5, atol=1e-7)
+
+
+def test_from_loss_with_state_resumes_bit_identically(tmp_path):
+    def loss_fn(params, batch, rng, *, train, model_state):
+        noise = jax.random.normal(rng, (8, 5)) if train else 0
+        loss = cross_entropy((batch["image"] + noise) @ params["w"], batch["label"]) + 0 * model_state["n"]
+        return loss, {"n": model_state["n"] + 1}
+
+    state = {"n": jnp.float32(0)}
+    whole = from_loss(loss_fn, model_state=state)
+    whole.fit(4)
+    from_loss(loss_fn, model_state=state, callbacks=[Checkpointer(tmp_path)]).fit(2)
+    resumed = from_loss(loss_fn, model_state=state, callbacks=[Checkpointer(tmp_path)])
+    resumed.fit(4, resume=True)
+    assert float(resumed.state["model_state"]["n"]) == 12
+    np.testing.assert_array_equal(whole.params["w"], resumed.params["w"])
+
+
+def test_from_loss_state_missing_or_unused_raises(refused):
+    with refused(
+        DeclarationError,
+        "`loss_fn` takes `model_state`, and `Learner.from_loss` was not given any.\n"
+        "  why:   the loss function gets the state that its last call returned, and the first call needs one\n"
+        "  fix:   pass it: `Learner.from_loss(params, loss_fn, optimizer, model_state=...)`",
+    ):
+        from_loss(lambda params, batch, *, model_state: (0.0, model_state))
+    with refused(
+        DeclarationError,
+        "`model_state` was given, and `loss_fn` does not take it.\n"
+        "  why:   only the loss function reads and changes it\n"
+        "  fix:   write `def loss_fn(params, batch, key, *, model_state):`, and return `loss, new_model_state` or "
+        "`loss, aux, new_model_state`",
+    ):
+        from_loss(lambda params, batch: 0.0, model_state={})
+
+
+def test_from_loss_state_with_other_shape_raises(refused):
+    def loss_fn(params, batch, *, model_state):
+        return cross_entropy(batch["image"] @ params["w"], batch["label"]), {"mean": batch["image"].mean(0)}
+
+    with refused(
+        TraceError,
+        "The loss function changes the structure, shape or dtype of `model_state`: ['mean']: float32[] became "
+        "float32[5].\n"
+        "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
+        "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+        "with the new ones in `init`",
+    ):
+        from_loss(loss_fn, model_state={"mean": jnp.float32(0)})
+
+
+def test_equinox_module_as_parameters(refused):
+    model = eqx.nn.MLP(5, 3, 8, 1, key=jax.random.key(0))
+
+    def loss_fn(params, batch):
+        return cross_entropy(jax.vmap(params)(batch["image"]), batch["label"])
+
+    with refused(
+        DeclarationError,
+        "`params` has an object of type `custom_jvp` at `params.activation`, which JAX cannot use as an array of "
+        "numbers.\n"
+        "  why:   the Equinox module `MLP` has leaves that are not arrays\n"
+        "  fix:   pass the module as a model: `Learner(model, loss_fn, optimizer)` with `def loss_fn(model, batch):`\n"
+        "     or: pass only its arrays: `params, static = eqx.partition(model, eqx.is_inexact_array)`, and begin the "
+        "loss function with `model = eqx.combine(params, static)`",
+    ):
+        from_loss(loss_fn, model)
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    second = from_loss(lambda params, batch: loss_fn(eqx.combine(params, static), batch), params)
+    first = learner(model, lambda model, batch: loss_fn(model, batch))
+    first.fit(1), second.fit(1)
+    np.testing.assert_array_equal(first.params.layers[0].weight, second.params.layers[0].weight)

@@ -1,0 +1,109 @@
+"""Attributes and methods of other libraries that a Learner does not have: the error names the replacement."""
+
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from fluxcb import AccessError, Append, Callback, CancelFitting, Learner, on
+from fluxcb.callbacks import Checkpointer, Metrics, ModelSummary
+from fluxcb.events import EpochEnd
+from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
+
+
+def same(a, b):
+    return jax.tree.all(jax.tree.map(lambda x, y: bool((x == y).all()), a, b))
+
+
+STOP = (
+    '`raise CancelFitting("reason")` in a handler of a host event; its callback declares `control`: '
+    '`def stateaccess(self): return {"control": Append()}`'
+)
+RATE = 'write `learner.hyperparams["learning_rate"] = value`'
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("stop_training", STOP), ("should_stop", STOP), ("lr", RATE), ("learning_rate", RATE)]
+)
+def test_attributes_of_other_libraries_name_replacement(name, fix, refused):
+    with refused(
+        AccessError,
+        f"A Learner has no attribute `{name}` that could be assigned.\n"
+        f"  why:   the training would not use it\n"
+        f"  fix:   {fix}",
+    ):
+        setattr(testlearner(), name, 1)
+
+
+def test_suggested_replacements_work():
+    class Stops(Callback):
+        def stateaccess(self):
+            return {"control": Append()}
+
+        @on
+        def stop(self, event: EpochEnd, phase: TrainingPhase, learner):
+            raise CancelFitting("reason")
+
+    learner = testlearner(Stops())
+    learner.hyperparams["learning_rate"] = 0.25
+    learner.fit(3)
+    assert (learner.epoch, learner.stop_reason, learner.hyperparams.learning_rate) == (1, "reason", 0.25)
+
+
+# -- methods of other libraries ----------------------------------------------------------------
+
+CALLS = {
+    "save": 'add `Checkpointer("runs/1")` to the callbacks before `fit`; it saves the state at the end of each epoch',
+    "load": 'call `learner.restore("runs/1")` with the folder of a `Checkpointer`',
+    "compile": "leave the call out; pass the optimizer and the loss function to `Learner`, which compiles the step",
+    "summary": "add `ModelSummary()` to the callbacks; it prints the parameters when the fit begins",
+    "validate": "call `learner.evaluate()`",
+    "train": "call `learner.fit(10)`",
+    "state_dict": "read `learner.state`",
+    "load_state_dict": "write `learner.state = state`",
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_unknown_method_raises_with_suggestion(name, refused):
+    learner = testlearner()
+    text = f"A Learner has no attribute `{name}`.\n  fix:   {CALLS[name]}"
+    with refused(AttributeError, text):
+        getattr(learner, name)
+    with pytest.raises(AttributeError) as caught:
+        getattr(learner, name)
+    assert traceback.format_exception(caught.value)[-1] == f"AttributeError: {text}\n"  # Python adds no suggestion
+    assert not hasattr(learner, name)
+
+
+def test_other_missing_attributes_raise_attribute_error(refused):
+    with refused(AttributeError, "'Learner' object has no attribute 'qqq'"):
+        _ = testlearner().qqq  # pyright: ignore[reportAttributeAccessIssue]
+    assert not hasattr(Learner.__new__(Learner), "_core")  # as `copy` and `pickle` ask it
+
+
+def test_attribute_error_inside_property_keeps_message(refused):
+    class Own(Learner):
+        @property
+        def broken(self):
+            return getattr(None, "missing")  # noqa: B009
+
+    learner: Any = Own.from_loss({"w": jnp.zeros(())}, lambda params, batch, key: params["w"] ** 2, optax.sgd(0.1))
+    with refused(AttributeError, "'NoneType' object has no attribute 'missing'"):
+        _ = learner.broken
+
+
+def test_suggested_methods_exist(tmp_path, capsys):
+    learner = testlearner(Checkpointer(tmp_path), Metrics(), ModelSummary())
+    learner.fit(1)
+    assert "float32" in capsys.readouterr().out
+    again = testlearner(Checkpointer(tmp_path), Metrics(), ModelSummary())
+    again.restore(tmp_path)
+    assert same(again.params, learner.params)
+    assert "loss" in again.evaluate()
+    again.state = learner.state
+    assert again.step == learner.step

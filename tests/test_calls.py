@@ -1,0 +1,272 @@
+"""Calls with invalid arguments: each public name explains them, and the traceback ends in the user's line."""
+
+import abc
+import copy
+import importlib
+import inspect
+import pickle
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fluxcb
+from fluxcb import Callback, DeclarationError, on
+from fluxcb.callbacks import Checkpointer, EarlyStopping, LogTraces, Metrics, Monitors, Recorder
+from fluxcb.data import ArrayLoader
+from fluxcb.events import StepEnd
+from fluxcb.testing import testlearner
+
+MODULES = [
+    "fluxcb",
+    *(f"fluxcb.{name}" for name in fluxcb.__all__ if inspect.ismodule(getattr(fluxcb, name))),
+]
+EXEMPT = {
+    "fluxcb.At",  # is not called: `At[StepEnd, TrainingPhase]`
+    "fluxcb.LearnerView",  # a type for annotations; only fluxcb makes instances
+    "fluxcb.phases.StepLearner",
+    "fluxcb.callbacks.accuracy",  # fluxcb calls it
+    "fluxcb.models.ModelAdapter",  # a protocol
+}
+
+
+def public() -> dict[str, Any]:
+    found = {}
+    for module in MODULES:
+        imported = importlib.import_module(module)
+        for name in imported.__all__:
+            value = getattr(imported, name)
+            is_error = isinstance(value, type) and issubclass(value, BaseException)
+            if callable(value) and not is_error and f"{module}.{name}" not in EXEMPT:
+                found[f"{module}.{name}"] = value
+    return found
+
+
+PUBLIC = public()
+
+
+def raised(function: Any) -> DeclarationError:
+    """Return the error of a call, and fail if its traceback has a frame outside of this file."""
+    with pytest.raises(DeclarationError) as caught:
+        function()
+    assert {frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)} == {__file__}
+    assert caught.value.__context__ is None
+    return caught.value
+
+
+def takes_any_keyword(function: Any) -> bool:
+    return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if not takes_any_keyword(PUBLIC[name])])
+def test_wrong_keyword_of_each_public_name_raises(name):
+    error = raised(lambda: PUBLIC[name](zzz=1))
+    assert error.what == f"`{PUBLIC[name].__name__}` has no argument `zzz`."
+    assert error.fix == ("leave out `zzz=...`",)
+
+
+@pytest.fixture(scope="module")
+def objects() -> dict[str, Any]:
+    learner = testlearner(Metrics())
+    return {
+        "Learner": learner,
+        "CallbackSet": learner.callbacks,
+        "History": learner.history,
+        "ArrayLoader": ArrayLoader(np.arange(4), batch_size=2),
+    }
+
+
+@pytest.mark.parametrize("kind", ["Learner", "CallbackSet", "History", "ArrayLoader"])
+def test_wrong_keyword_of_each_public_method_raises(kind, objects):
+    names = [
+        name
+        for cls in type(objects[kind]).__mro__
+        if cls.__module__.startswith("fluxcb")
+        for name, value in vars(cls).items()
+        if not name.startswith("_") and not isinstance(value, property) and callable(getattr(cls, name))
+    ]
+    assert len(names) >= 2
+    for name in names:
+        error = raised(lambda name=name: getattr(objects[kind], name)(zzz=1))
+        assert error.what == f"`{kind}.{name}` has no argument `zzz`."
+
+
+MESSAGES = [
+    (
+        lambda: Recorder(lr=2),
+        "`Recorder` has no argument `lr`.\n  why:   it takes no arguments\n  fix:   leave out `lr=...`",
+        Recorder,
+    ),
+    (
+        lambda: LogTraces(3),
+        "`LogTraces` takes no arguments by position, and was given 1.\n"
+        "  why:   it takes no arguments\n"
+        "  fix:   write `LogTraces()`",
+        LogTraces,
+    ),
+    (
+        lambda: fluxcb.EverySteps(stps=3),
+        "`EverySteps` has no argument `stps`.\n"
+        "  why:   it takes steps\n"
+        "  fix:   write `steps=...` instead of `stps=...`",
+        lambda: fluxcb.EverySteps(steps=3),
+    ),
+    (
+        lambda: fluxcb.inject(),
+        "`inject` was not given `factory`.\n"
+        "  why:   it takes factory, **arguments\n"
+        "  fix:   pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+        lambda: None,
+    ),
+    (
+        lambda: testlearner(Metrics()).evaluate(metric=1),
+        "`Learner.evaluate` has no argument `metric`.\n"
+        "  why:   it takes data, metrics, phase, batch_size, average\n"
+        "  fix:   write `metrics=...` instead of `metric=...`",
+        lambda: None,
+    ),
+    (
+        lambda: testlearner(Metrics()).predict(),
+        "`Learner.predict` was not given `data`.\n"
+        "  why:   it takes data, batch_size, average\n"
+        "  fix:   write `Learner.predict(data)`",
+        lambda: None,
+    ),
+    (
+        lambda: Checkpointer("runs/1", kep_last=2),
+        "`Checkpointer` has no argument `kep_last`.\n"
+        "  why:   it takes folder, steps, epochs, seconds, keep_last, keep_best, keep_every, metric, mode\n"
+        "  fix:   write `keep_last=...` instead of `kep_last=...`",
+        lambda: Checkpointer("runs/1", keep_last=2),
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "text", "fixed"), MESSAGES)
+def test_messages(call, text, fixed):
+    assert str(raised(call)) == text
+    fixed()
+
+
+# -- classes of users ----------------------------------------------------------------------------
+
+
+class Plain(Callback):
+    def __init__(self, every: int) -> None:
+        self.every = every
+
+    @on
+    def act(self, event: StepEnd, phase, learner) -> None: ...
+
+
+@dataclass
+class Data(Callback):
+    every: int
+    offset: int = 0
+
+    @on
+    def act(self, event: StepEnd, phase, learner) -> None: ...
+
+
+class Sub(Plain):
+    def __init__(self, evry: int) -> None:
+        super().__init__(evry=evry)  # pyright: ignore[reportCallIssue]  # this is the point
+
+
+class Meta(type):
+    pass
+
+
+class WithMeta(Plain, metaclass=Meta):
+    pass
+
+
+class WithABC(Plain, abc.ABC):
+    @abc.abstractmethod
+    def period(self) -> int: ...
+
+
+class New(Callback):
+    def __new__(cls, every: int) -> "New":
+        made = super().__new__(cls)
+        made.every = every
+        return made
+
+    @on
+    def act(self, event: StepEnd, phase, learner) -> None: ...
+
+
+@pytest.mark.parametrize("cls", [Plain, Data, WithMeta])
+def test_constructor_of_user_class(cls):
+    takes = "every, offset" if cls is Data else "every"
+    assert str(raised(lambda: cls(evry=3))) == (
+        f"`{cls.__name__}` has no argument `evry`.\n"
+        f"  why:   it takes {takes}\n"
+        "  fix:   write `every=...` instead of `evry=...`"
+    )
+    assert raised(cls).what == f"`{cls.__name__}` was not given `every`."
+    assert cls(every=3).every == 3
+
+
+def test_new_method_of_user_class():
+    assert str(raised(lambda: New(evry=3))) == (
+        "`New` has no argument `evry`.\n  why:   it takes every\n  fix:   write `every=...` instead of `evry=...`"
+    )
+    assert raised(New).what == "`New` was not given `every`."
+    assert raised(lambda: New(1, 2)).what == "`New` takes 1 argument by position, and was given 2."
+    assert New(every=3).every == 3
+
+    class SubOfNew(New):
+        def __new__(cls):
+            return super().__new__(cls, evry=3)
+
+    assert raised(SubOfNew).what == "`New` has no argument `evry`."
+
+
+def test_error_names_constructor_that_subclass_calls():
+    error = raised(lambda: Sub(3))
+    assert error.what == "`Plain` has no argument `evry`."
+
+
+def test_error_inside_constructor_shows_user_lines():
+    class Fails(Callback):
+        def __init__(self) -> None:
+            raise TypeError("as planned")
+
+    with pytest.raises(TypeError, match=r"^as planned$") as caught:
+        Fails()
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)][1:] == ["__init__"]
+
+
+def test_abstract_class_raises_python_error():
+    with pytest.raises(
+        TypeError, match=r"^Can't instantiate abstract class WithABC with abstract method period$"
+    ) as caught:
+        WithABC(3)
+    assert [frame.filename for frame in traceback.extract_tb(caught.value.__traceback__)] == [__file__]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+@pytest.mark.parametrize("made", [Plain(3), Data(3), WithMeta(3)], ids=lambda made: type(made).__name__)
+def test_copies(made, copied):
+    again = copied(made)
+    assert type(again) is type(made)
+    assert vars(again) == vars(made)
+    assert fields(again) == ({"every": 3, "offset": 0} if isinstance(made, Data) else {"every": 3})
+
+
+def fields(made):
+    return {name: value for name, value in vars(made).items() if not name.startswith("_fluxcb_")}
+
+
+def test_class_with_own_new():
+    assert fields(New(3)) == {"every": 3}
+
+
+def test_signatures_match_constructors():
+    assert str(inspect.signature(Recorder)) == "()"
+    assert list(inspect.signature(EarlyStopping).parameters)[:2] == ["criteria", "patience"]
+    assert list(inspect.signature(Data).parameters) == ["every", "offset"]
+    assert next(iter(inspect.signature(Monitors).parameters)) == "backends"
