@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -11,7 +11,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.protect import Backend, make_proxy
 from fluxcb._declare.access import Access, Permission
 from fluxcb._declare.declared import BoundHandler, Declared
-from fluxcb._declare.events import Event, StepBegin, StepEnd, TracedEvent, Trigger
+from fluxcb._declare.events import Event, FitEnd, StepBegin, StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import EverySeconds, EverySteps, Predicate, Schedule
 from fluxcb._typing import StatePath
@@ -99,6 +99,16 @@ class Plan:
         """Return the same plan with another `timed`."""
         return Plan(self.graph, self._backend, timed, self._adapted)
 
+    def with_switched(self, names: Collection[str]) -> Plan:
+        """Return the same plan after the callbacks with these names were disabled or enabled in a running fit."""
+        plan = self.with_timing(self._timed)
+        # All other calls are kept, because a call has its own clocks (`EverySeconds`), which would restart.
+        for (event, phase), calls in self._calls.items():
+            plan._calls[event, phase] = tuple(
+                plan._host_call(call.handler, phase) if call.handler.declared.name in names else call for call in calls
+            )
+        return plan
+
     def proxy(self, declared: Declared, access: Access) -> Any:
         """Return the protected learner for this access of a callback."""
         # Instances of one class need separate proxies, because each has its own backend, and messages name the
@@ -145,7 +155,8 @@ class Plan:
 
     def _host_call(self, handler: BoundHandler, phase: type[Phase]) -> HostCall:
         function, schedules = handler.function, handler.schedules
-        if handler.declared.disabled:
+        ends = handler.declared.gets_fit_end and issubclass(handler.event, FitEnd)
+        if handler.declared.disabled and not ends:
             # It still ends windows and fetches values, so that the programs and their bits stay the same.
             function, schedules = _do_nothing, tuple(s for s in schedules if not isinstance(s, Predicate))
         # A traced handler runs only while the step is traced, so its time is part of the compilation.

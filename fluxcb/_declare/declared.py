@@ -90,6 +90,7 @@ class Declared:
         runafter: The classes that it runs after.
         where: `Class.stateaccess  file:line`.
         disabled: Whether its handlers are switched off; see `_run/switches.py`.
+        gets_fit_end: Whether its FitEnd handler runs although it is disabled, because it has seen FitBegin.
     """
 
     callback: Callback
@@ -101,6 +102,7 @@ class Declared:
     runafter: tuple[type[Callback], ...]
     where: str
     disabled: bool = False
+    gets_fit_end: bool = False
     _bound: dict[Moment, BoundHandler | None] = field(default_factory=dict, repr=False)
     _accesses: dict[Moment, Access] = field(default_factory=dict, repr=False)
 

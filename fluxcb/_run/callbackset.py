@@ -110,7 +110,11 @@ class CallbackSet:
 
     @entry_point
     def disable(self, *names: str) -> None:
-        """Disable callbacks between two fits, without compiling: their handlers do not run until `enable`.
+        """Disable callbacks without compiling: their handlers do not run until `enable`.
+
+        A handler can call this method during a fit. The callbacks are then disabled after the current epoch and its
+        Trigger, before a checkpoint is written. Of the handlers of a callback that was disabled during the fit, only
+        those of FitEnd run.
 
         The compiled step stays the same. State that the disabled callbacks do not influence is therefore the same bit
         for bit. Values that they wrote to `cbstate` and to hyperparameters remain. Checkpoints record which callbacks
@@ -123,7 +127,7 @@ class CallbackSet:
 
         Raises:
             DeclarationError: There is no such callback, it has traced handlers and is not `switchable`, an enabled
-                callback reads a value that only the disabled ones write, or the Learner is fitting.
+                callback reads a value that only the disabled ones write, or `learner.run_epoch` is running.
 
         Example:
             >>> from fluxcb import switchable
@@ -147,8 +151,9 @@ class CallbackSet:
             *names: Names of callbacks; see `disable`.
 
         Raises:
-            DeclarationError: There is no such callback, it reads a value that only disabled callbacks write, or the
-                Learner is fitting.
+            DeclarationError: There is no such callback, it reads a value that only disabled callbacks write, or
+                `learner.run_epoch` is running. Or a fit is running, in which the callback has missed FitBegin, for
+                which it has a handler.
         """
         switch(self._core, names, on=True)
 

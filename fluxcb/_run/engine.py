@@ -46,6 +46,7 @@ class Engine:
         running: Number of running epochs; an epoch can run inside another one. `run_epoch` counts them.
         stopped: Whether the current fit has ended and FitStopping has been emitted.
         can_rewind: Returns whether the current fit can go back to an earlier checkpoint. `run_fit` sets it.
+        between_epochs: Called after the Trigger that follows a training epoch, before snapshots. `run_fit` sets it.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Engine:
         self.running = 0
         self.stopped = False
         self.can_rewind: Callable[[RewindFitting], bool] = refuse_rewinds
+        self.between_epochs: Callable[[], None] = _do_nothing
         self._make_runner = runner
         self._loops: dict[Phase, StepLoop] = {}
 
@@ -122,6 +124,7 @@ class Engine:
         """Emit the Trigger that follows a training epoch."""
         with contextlib.suppress(CancelEpoch, CancelStep):
             self.emitter.emit_after_epoch(_TRIGGER, phase)
+        self.between_epochs()
         # Snapshots are taken after all Trigger handlers, whatever their order.
         self.emitter.run_between_steps(None)
 
@@ -208,3 +211,7 @@ def make_engine(
 def refuse_rewinds(request: RewindFitting) -> bool:
     """Return False: a run outside `fit` ends instead of going back to a checkpoint."""
     return False
+
+
+def _do_nothing() -> None:
+    """Take the place of `Engine.between_epochs` until a fit begins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
@@ -16,6 +17,7 @@ from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.rewind import Rewinding, RewindTarget
+from fluxcb._run.switches import apply_switches, end_switches
 
 __all__ = ["FitLength", "describe_error", "run_fit"]
 
@@ -125,6 +127,7 @@ def _run(
     target: RewindTarget | None = None
     fit.ended, fit.restored = None, False
     emitter.fit_phase, engine.stopped, engine.can_rewind = phase, False, rewinding.can_rewind
+    engine.between_epochs = functools.partial(apply_switches, core)
     # This describes an epoch that the fit resumes, because EpochBegin is not emitted again for it.
     resumed = fit.at is not None and fit.at.phase in _names(core.phase_set.training_groups()[0])
     core.state.progress.compiled = not resumed or engine.step_loop(phase).compiled
@@ -161,6 +164,7 @@ def _run(
     emitter.fit_phase, engine.can_rewind = None, refuse_rewinds
     core.snapshots.forget()  # drop a request whose moment an exception prevented; the next fit must not deliver it
     failures = _end(core, phase, _end_event(interrupt, target, failure, reason, advice))
+    end_switches(core)
     if target is not None and failure is None and not failures:
         return target, None
     # An exception that ends the program outranks all others: Ctrl-C first, then SystemExit.

@@ -79,6 +79,7 @@ class LearnerCore:
         graph: The checked graph of the installed callbacks.
         streams: The data, by phase name.
         fitting: Whether a fit is running.
+        switching: Names of the callbacks that will be disabled after the current epoch; None if that changes nothing.
         returned: Copies that the properties of the Learner returned, to detect writes into them.
         evaluation: `learner.evaluation` for handlers.
         snapshots: `learner.snapshots` for handlers.
@@ -115,6 +116,7 @@ class LearnerCore:
         self.graph: CallbackGraph
         self.streams: dict[str, BatchStream] = {}
         self.fitting = False
+        self.switching: frozenset[str] | None = None
         self.returned = ReturnedCopies()
         self._params, self._model_state = params, {} if model_state is None else model_state
         if example_batch is not None:

@@ -193,14 +193,15 @@ def _put_back(
     allow: Collection[str],
     staying: Collection[str],
 ) -> None:
-    # A rewind keeps the switches, because the plan of a running fit is fixed.
-    disabled = restored_switches(core, snapshot.host) if not core.fitting else None
+    # A rewind keeps the switches: who disabled a callback in this fit still wants it disabled.
+    switches = restored_switches(core, snapshot.host) if not core.fitting else None
     names = [c.path.removeprefix("hyperparams.") for c in changes if c.path.startswith("hyperparams.")]
     changed = [name for name in names if allows(allow, f"hyperparams.{name}")]
     # Other checkpoints may keep the arrays that they return.
     owned = isinstance(checkpoint, FolderCheckpoint)
     lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed)
-    if disabled is not None:
+    if switches is not None:
+        disabled, core.switching = switches
         set_disabled(core, disabled)
     # These differences are warnings and not errors: a run must be able to continue after an upgrade or on another
     # machine. An allowed difference is no surprise.

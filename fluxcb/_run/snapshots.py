@@ -186,6 +186,7 @@ class Snapshots:
             "cbstate": {name: encoder.encode(v, f"`cbstate.{name}`") for name, v in state.cbstate.items()},
             "callbacks": callbacks,
             "disabled": [declared.name for declared in graph.declared if declared.disabled],
+            "switching": None if self._core.switching is None else sorted(self._core.switching),
             "data": {
                 name: encoder.encode(stream.position(), f"the position of `data.{name}`")
                 for name, stream in self._core.streams.items()

@@ -1,4 +1,4 @@
-"""Disabling and enabling the callbacks of a Learner between two fits, without compiling anything."""
+"""Disabling and enabling the callbacks of a Learner between two epochs or fits, without compiling anything."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.access import Append, Permission, Read, dotted, overlap, writes
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.declared import Declared
+from fluxcb._declare.events import FitBegin
 from fluxcb._declare.schedules import Switched
 from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
 from fluxcb._errors import DeclarationError, did_you_mean
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from fluxcb._run.learner_core import LearnerCore
 
 __all__ = [
+    "apply_switches",
     "dependents",
+    "end_switches",
     "flags",
     "has_switches",
     "keep_switches",
@@ -33,11 +36,11 @@ __all__ = [
 def switch(core: LearnerCore, names: Collection[str], *, on: bool) -> None:
     """Enable or disable callbacks by name; see `CallbackSet.disable`."""
     verb = "enable" if on else "disable"
-    if core.fitting or core.engine.running:
+    if core.engine.running and not core.fitting:
         raise DeclarationError(
-            f"`learner.callbacks.{verb}` was called while this Learner is fitting.",
-            why="a callback would miss the events that end what it has begun, such as FitEnd",
-            fix="call it between two calls of `fit`",
+            f"`learner.callbacks.{verb}` was called in an epoch that `learner.run_epoch` runs.",
+            why="a callback would miss the EpochEnd of the epoch whose EpochBegin it has seen",
+            fix="call it after the epoch, or train with `learner.fit`",
         )
     known = [declared.name for declared in core.graph.declared]
     for name in names or ("",):
@@ -48,7 +51,53 @@ def switch(core: LearnerCore, names: Collection[str], *, on: bool) -> None:
                 fix=f"pass some of these names: {', '.join(map(_quoted, known))}" if known else "add callbacks to it",
             )
     before = {declared.name for declared in core.graph.declared if declared.disabled}
-    set_disabled(core, before.difference(names) if on else before.union(names))
+    if core.switching is not None:
+        before = set(core.switching)
+    after = before.difference(names) if on else before.union(names)
+    if not core.fitting:
+        set_disabled(core, after)
+        return
+    # Now, so that the caller gets the error and not the end of the epoch.
+    _check(core.graph, after)
+    for declared in core.graph.declared:
+        missed = declared.disabled and not declared.gets_fit_end and declared.name not in after
+        if missed and any(handler.event is FitBegin for handler in declared.handlers):
+            raise DeclarationError(
+                f"{declared.label} cannot be enabled in this fit, because it was disabled at FitBegin.",
+                where=declared.where,
+                why="its other handlers may need what its handler of FitBegin prepares",
+                fix="enable it between two calls of `fit`",
+            )
+    core.switching = frozenset(after)
+
+
+def apply_switches(core: LearnerCore) -> None:
+    """Disable and enable what handlers of the running fit have requested. It is called between two epochs.
+
+    A callback that is disabled here gets no further event except FitEnd, at which callbacks close what they opened at
+    FitBegin.
+    """
+    if core.switching is None:
+        return
+    names, core.switching = core.switching, None
+    changed = [declared for declared in core.graph.declared if declared.disabled != (declared.name in names)]
+    for declared in changed:
+        declared.disabled = declared.name in names
+        declared.gets_fit_end = declared.disabled
+    _show_device(core)
+    programs = core.engine.programs
+    core.engine.use(programs.plan.with_switched([declared.name for declared in changed]), programs.setup)
+
+
+def end_switches(core: LearnerCore) -> None:
+    """Disable the callbacks completely that the fit has disabled. It is called after FitEnd."""
+    apply_switches(core)
+    ended = [declared.name for declared in core.graph.declared if declared.gets_fit_end]
+    for declared in core.graph.declared:
+        declared.gets_fit_end = False
+    if ended:
+        programs = core.engine.programs
+        core.engine.use(programs.plan.with_switched(ended), programs.setup)
 
 
 def set_disabled(core: LearnerCore, names: Collection[str]) -> None:
@@ -62,11 +111,17 @@ def set_disabled(core: LearnerCore, names: Collection[str]) -> None:
     _check(core.graph, names)
     for declared in core.graph.declared:
         declared.disabled = declared.name in names
+    _show_device(core)
+    core.rewrap_handlers()  # the plan replaces the handlers of disabled callbacks
+
+
+def _show_device(core: LearnerCore) -> None:
+    """Write the flags of the traced handlers into the carry."""
     train = core.state.train
     if train.built:
         train.switches = flags(core.graph)
+    if train.alive:  # a fit that has lost the train state ends here as well
         train.set_counters(core.state.progress)
-    core.rewrap_handlers()  # the plan replaces the handlers of disabled callbacks
 
 
 def keep_switches(graph: CallbackGraph, previous: CallbackGraph | None) -> None:
@@ -82,16 +137,22 @@ def keep_switches(graph: CallbackGraph, previous: CallbackGraph | None) -> None:
     _check(graph, [declared.name for declared in graph.declared if declared.disabled])
 
 
-def restored_switches(core: LearnerCore, host: Mapping[str, Any]) -> list[str]:
-    """Return the callbacks of this Learner that were disabled when a checkpoint was written.
+def restored_switches(core: LearnerCore, host: Mapping[str, Any]) -> tuple[list[str], frozenset[str] | None]:
+    """Return the disabled callbacks of a checkpoint, as far as this Learner has them.
+
+    Returns:
+        The callbacks to disable now, and those that will be disabled at the end of the epoch, or None.
 
     Raises:
         DeclarationError: This Learner cannot disable one of them.
     """
     present = {declared.name for declared in core.graph.declared}
-    names = [name for name in host["disabled"] if name in present]
-    _check(core.graph, names)
-    return names
+    now, later = host["disabled"], host["switching"]
+    if later is not None and host["at"] is None:  # written between two epochs, so nothing has to wait
+        now, later = later, None
+    for names in (now, later or ()):
+        _check(core.graph, present.intersection(names))
+    return [name for name in now if name in present], None if later is None else frozenset(present.intersection(later))
 
 
 def switched_names(graph: CallbackGraph) -> tuple[str, ...]:

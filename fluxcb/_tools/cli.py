@@ -193,11 +193,17 @@ def _parser() -> argparse.ArgumentParser:
     control.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     control.add_argument(
         "action",
-        choices=("set", "save", "stop"),
+        choices=("set", "disable", "enable", "save", "stop"),
         metavar="ACTION",
-        help="set: set a hyperparameter; save: save a checkpoint; stop: save and end the fit, which can be resumed",
+        help="set: set a hyperparameter; disable, enable: switch a callback off and on after the current epoch; "
+        "save: save a checkpoint; stop: save and end the fit, which can be resumed",
     )
-    control.add_argument("name", nargs="?", metavar="NAME", help="with set: a hyperparameter, e.g. learning_rate")
+    control.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="with set: a hyperparameter, e.g. learning_rate; with disable and enable: the name of a callback",
+    )
     control.add_argument("value", nargs="?", type=float, metavar="VALUE", help="with set: its new value")
     control.add_argument(
         "--wait", type=float, default=60.0, help="how long to wait for the answer (seconds, default 60)"

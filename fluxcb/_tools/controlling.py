@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fluxcb._terminal import escape_block
 from fluxcb._tools.commands import UsageError
-from fluxcb.callbacks.system.run_control import RunControl
+from fluxcb.callbacks.system.run_control import SWITCHES, RunControl
 
 __all__ = ["control"]
 
@@ -22,11 +22,17 @@ def control(run: Path, action: str, name: str | None, value: float | None, *, wa
     if action == "set":
         if name is None or value is None:
             raise UsageError("`set` takes a hyperparameter and a value: `fluxcb control RUN set learning_rate 1e-4`")
+    elif action in SWITCHES:
+        if name is None or value is not None:
+            raise UsageError(f"`{action}` takes the name of a callback: `fluxcb control RUN {action} LogHistograms`")
     elif name is not None:
         raise UsageError(f"`{action}` takes no further arguments: `fluxcb control RUN {action}`")
     training = RunControl(run, wait=wait)
     if action == "set":
         step, done = training.set(name or "", value or 0.0), f"{name} is {value:g}"
+    elif action in SWITCHES:
+        step = training.disable(name or "") if action == "disable" else training.enable(name or "")
+        done = f"{name} is {action}d at the end of the epoch,"
     elif action == "save":
         step, done = training.save(), "the state is saved as it is"
     else:

@@ -137,5 +137,6 @@ _FIELDS: Mapping[str, Any] = {
     "cbstate": _entries,
     "callbacks": _entries,
     "disabled": [str],
+    "switching": ([str], None),
     "data": mapping(_data),
 }

@@ -40,6 +40,17 @@ class At(Callback):
             self.act()
 
 
+class Counts(Callback):
+    """Record the steps."""
+
+    def __init__(self):
+        self.steps = []
+
+    @on
+    def count(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.steps.append(learner.progress.step)
+
+
 # Without windows, up to 32 calls of the step are in flight, and a second set of them may be dispatched.
 AHEAD = 2 * 32
 
@@ -113,6 +124,48 @@ def test_killed_run_sets_rate_again_after_same_step(tmp_path, seconds):
     assert commands_of(learner) == [("set", "learning_rate", 0.25, step)]
     assert float(learner.params["w"]) == -(step * 0.5 + (400 - step) * 0.25)
     assert len(answers_in(tmp_path)) == 1
+
+
+def test_killed_run_disables_callback_again_after_same_epoch(tmp_path):
+    class KilledError(Exception):
+        pass
+
+    def kill():
+        raise KilledError
+
+    def program(act, step=0):
+        counts = Counts()
+        learner = falling(
+            ControlFile(tmp_path, seconds=OFTEN),
+            At(3, lambda: RunControl(tmp_path, wait=0).disable("Counts")) if act else At(-1, None),
+            At(step, kill),
+            counts,
+            Checkpointer(tmp_path, epochs=4),  # so that the run resumes from step 0
+            steps_per_call=1,
+        )
+        return learner, counts
+
+    with pytest.raises(KilledError):
+        program(True, step=14)[0].fit(3)
+    learner, counts = program(False)
+    learner.fit(3, resume=True, allow=("callbacks",))
+    assert [command[:2] for command in commands_of(learner)] == [("disable", "Counts")]
+    assert learner.callbacks.disabled == ("Counts",)
+    assert counts.steps == list(range(1, 9))
+
+
+def test_command_enables_callback_again(tmp_path):
+    counts = Counts()
+    control = RunControl(tmp_path, wait=0)
+    learner = falling(
+        ControlFile(tmp_path, seconds=3600),  # obeys at the ends of epochs
+        At(3, lambda: control.disable("Counts")),
+        At(11, lambda: control.enable("Counts")),
+        counts,
+    )
+    learner.fit(3)
+    assert counts.steps == [*range(1, 9), *range(17, 25)]
+    assert [command[:2] for command in commands_of(learner)] == [("disable", "Counts"), ("enable", "Counts")]
 
 
 def test_obeyed_command_is_part_of_checkpoint_and_not_repeated(tmp_path):
@@ -324,6 +377,7 @@ def test_training_that_does_not_answer_is_an_error(tmp_path):
             lambda: RunControl("runs/1").set("learning_rate", float("nan")),
             "A hyperparameter is a finite number, not nan.",
         ),
+        (lambda: RunControl("runs").enable(3), "`RunControl.enable` takes the name of a callback, not 3."),
     ],
 )  # fmt: skip
 def test_wrong_arguments_raise(make, message):
@@ -342,6 +396,8 @@ def test_command_line_shows_step_or_error(tmp_path, capsys):
         codes.append(main(["control", str(tmp_path), "set", "learning_rate", "0.25"]))
         codes.append(main(["control", str(tmp_path), "save"]))
         codes.append(main(["control", str(tmp_path), "set", "momentum", "0.25"]))
+        codes.append(main(["control", str(tmp_path), "disable", "Checkpointer"]))
+        codes.append(main(["control", str(tmp_path), "disable", "ControlFile"]))
         codes.append(main(["control", str(tmp_path), "stop"]))
 
     thread = threading.Thread(target=talk)
@@ -349,15 +405,19 @@ def test_command_line_shows_step_or_error(tmp_path, capsys):
     learner = falling(ControlFile(tmp_path, [LearningRate], seconds=0.01), begin, Checkpointer(tmp_path, epochs=10**6))
     learner.fit(1_000_000)
     thread.join()
-    first, second, third = (step for *_, step in commands_of(learner))
+    first, second, third, fourth = (step for *_, step in commands_of(learner))
     out, err = capsys.readouterr()
     assert out == (
         f"learning_rate is 0.25 after step {first}\n"
         f"the state is saved as it is after step {second}\n"
-        f"the fit ends after step {third}\n"
+        f"Checkpointer is disabled at the end of the epoch, after step {third}\n"
+        f"the fit ends after step {fourth}\n"
     )
-    assert err.startswith("DeclarationError: Commands cannot set `hyperparams.momentum` in this training.\n")
-    assert codes == [0, 0, 1, 0]
+    assert [line for line in err.splitlines() if line.startswith("DeclarationError")] == [
+        "DeclarationError: Commands cannot set `hyperparams.momentum` in this training.",
+        f"DeclarationError: ControlFile('{tmp_path}') cannot be disabled by a command.",
+    ]
+    assert codes == [0, 0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +427,7 @@ def test_command_line_shows_step_or_error(tmp_path, capsys):
             ["set", "learning_rate"],
             "`set` takes a hyperparameter and a value: `fluxcb control RUN set learning_rate 1e-4`",
         ),
+        (["disable"], "`disable` takes the name of a callback: `fluxcb control RUN disable LogHistograms`"),
         (["stop", "now"], "`stop` takes no further arguments: `fluxcb control RUN stop`"),
     ],
 )  # fmt: skip

@@ -5,10 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluxcb import Callback, DeclarationError, Handler, Predicate, Read, Write, every, on, switchable
+from fluxcb import Callback, DeclarationError, Handler, Predicate, Read, ThreadExecutor, Write, every, on, switchable
 from fluxcb.callbacks import Checkpointer, ClipGradients, Metrics, ParameterEMA, Recorder, StopOnNaNLoss
-from fluxcb.events import BackwardEnd, StepEnd
-from fluxcb.phases import TrainingPhase
+from fluxcb.events import BackwardEnd, EpochBegin, EpochEnd, FitBegin, FitEnd, StepEnd, Trigger
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import testlearner
 
 
@@ -215,6 +215,128 @@ def test_restoring_a_checkpoint_enables_what_was_enabled(tmp_path):
     np.testing.assert_allclose(learner.params["w"], expected["w"], rtol=1e-5)
 
 
+# -- during a fit ----------------------------------------------------------------------------------
+
+STEPS = 4  # of an epoch of `testlearner`
+
+
+class Log(Callback):
+    """Record the events."""
+
+    def __init__(self):
+        self.events = []
+
+    @on
+    def log(
+        self,
+        event: FitBegin | EpochBegin | StepEnd | EpochEnd | Trigger | FitEnd,
+        phase: AbstractTrainingPhase,
+        learner,
+    ):
+        self.events.append(type(event).__name__)
+
+
+class Switches(Callback):
+    """Disable or enable a callback at the end of given steps."""
+
+    def __init__(self, actions):
+        self.actions = actions
+
+    def stateaccess(self):
+        return {"callbacks": Read()}
+
+    @on
+    def switch(self, event: StepEnd, phase: TrainingPhase, learner):
+        if learner.progress.step in self.actions:
+            verb, *names = self.actions[learner.progress.step]
+            getattr(learner.callbacks, verb)(*names)
+
+
+@pytest.mark.parametrize("executor", [None, ThreadExecutor(2)], ids=["serial", "threads"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_callback_disabled_during_a_fit_misses_whole_epochs_and_gets_fit_end(window, executor):
+    log = Log()
+    actions = {2: ("disable", "Log"), 2 * STEPS + 1: ("enable", "Log")}
+    learner = testlearner(log, Switches(actions), steps_per_call=window, executor=executor)
+    learner.fit(4)
+    epoch = ["EpochBegin", *["StepEnd"] * STEPS, "EpochEnd", "Trigger"]
+    assert log.events == ["FitBegin", *epoch, *epoch, "FitEnd"]  # of epochs 1 and 4
+    log.events.clear()
+    learner.callbacks.get(Switches).actions = {4 * STEPS + 1: ("disable", "Log")}
+    learner.fit(3)
+    assert log.events == ["FitBegin", *epoch, "FitEnd"]
+    assert learner.callbacks.disabled == ("Log",)
+    log.events.clear()
+    learner.fit(1)
+    assert log.events == []
+
+
+def test_traced_callback_is_switched_between_epochs_and_nothing_is_compiled():
+    switches = Switches({1: ("disable", "ClipGradients"), STEPS + 3: ("enable", "ClipGradients")})
+    learner = testlearner(switchable(ClipGradients(0.5)), switches)
+    batches = list(learner.data["training"])
+    learner.fit(3)
+    expected = {"w": jnp.zeros(()), "b": jnp.zeros(())}
+    for limit in (0.5, np.inf, 0.5):
+        expected = clipped_descent(expected, batches, limit)
+    for name in expected:
+        np.testing.assert_allclose(learner.params[name], expected[name], rtol=1e-5)
+    between = testlearner(switchable(ClipGradients(0.5)), Switches({}))
+    for verb in ("enable", "disable", "enable"):
+        getattr(between.callbacks, verb)("ClipGradients")
+        between.fit(1)
+    assert bits(learner.params) == bits(between.params)
+    assert learner.compile_counts == between.compile_counts
+
+
+@pytest.mark.parametrize("killed", [2, STEPS, STEPS + 1, STEPS + 3, 2 * STEPS + 1])
+def test_killed_run_switches_at_the_same_epoch(tmp_path, killed):
+    class KilledError(Exception):
+        pass
+
+    class Kills(Callback):
+        @on
+        def kill(self, event: StepEnd, phase: TrainingPhase, learner):
+            if kills and learner.progress.step == killed:
+                raise KilledError
+
+    def program(*saver):
+        log = Log()
+        switches = Switches({1: ("disable", "ClipGradients", "Log"), STEPS + 2: ("enable", "ClipGradients")})
+        return testlearner(switchable(ClipGradients(0.5)), log, switches, *saver), log
+
+    straight, expected = program(Kills(), Checkpointer(tmp_path / "straight", steps=1))
+    kills = False
+    straight.fit(3)
+    kills = True
+    with pytest.raises(KilledError):
+        program(Kills(), Checkpointer(tmp_path / "killed", steps=1))[0].fit(3)
+    kills = False
+    resumed, log = program(Kills(), Checkpointer(tmp_path / "killed", steps=1))
+    resumed.fit(3, resume=True)
+    assert bits(resumed.params) == bits(straight.params)
+    assert resumed.callbacks.disabled == straight.callbacks.disabled == ("Log",)
+    # The last checkpoint is that of the step before the kill.
+    seen = [event for event in log.events if event == "StepEnd"]
+    assert len(seen) == max(0, STEPS - (killed - 1))
+    assert expected.events.count("StepEnd") == STEPS
+
+
+def test_error_in_a_fit_applies_requested_switches():
+    class Fails(Callback):
+        @on
+        def fail(self, event: StepEnd, phase: TrainingPhase, learner):
+            if learner.progress.step == 2:
+                raise ValueError("broken")
+
+    log = Log()
+    learner = testlearner(log, Switches({1: ("disable", "Log")}), Fails())
+    with pytest.raises(ValueError, match="broken"):
+        learner.fit(1)
+    assert learner.callbacks.disabled == ("Log",)
+    assert log.events[-1] == "FitEnd"
+
+
 # -- errors -----------------------------------------------------------------------------------
 
 
@@ -260,17 +382,33 @@ def test_reader_of_a_disabled_callback_is_named_and_both_fixes_work():
     assert learner.callbacks.disabled == ()
 
 
-def test_switching_in_a_handler_raises():
+def test_switching_in_an_epoch_outside_a_fit_raises():
     class Switches(Callback):
         @on
         def switch(self, event: StepEnd, phase: TrainingPhase, learner):
             owner.callbacks.disable("Switches")
 
     owner = testlearner(Switches())
-    with pytest.raises(
-        DeclarationError, match=r"`learner\.callbacks\.disable` was called while this Learner is fitting"
-    ):
-        owner.fit(1)
+    with pytest.raises(DeclarationError) as raised:
+        owner.run_epoch(TrainingPhase())
+    assert str(raised.value) == (
+        "`learner.callbacks.disable` was called in an epoch that `learner.run_epoch` runs.\n"
+        "  why:   a callback would miss the EpochEnd of the epoch whose EpochBegin it has seen\n"
+        "  fix:   call it after the epoch, or train with `learner.fit`"
+    )
+
+
+def test_callback_that_missed_fit_begin_cannot_be_enabled_during_the_fit():
+    log = Log()
+    learner = testlearner(log, Switches({1: ("enable", "Log")}))
+    learner.callbacks.disable("Log")
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(2)
+    assert raised.value.what == "Log() cannot be enabled in this fit, because it was disabled at FitBegin."
+    assert log.events == []
+    learner.callbacks.enable("Log")
+    learner.fit(1)
+    assert log.events == ["FitBegin", "EpochBegin", *["StepEnd"] * STEPS, "EpochEnd", "Trigger", "FitEnd"]
 
 
 def test_switchable_without_a_callback_raises():

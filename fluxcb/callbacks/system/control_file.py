@@ -1,4 +1,4 @@
-"""`ControlFile`, which obeys commands that arrive during a training: set a hyperparameter, save, stop."""
+"""`ControlFile`, which obeys commands that arrive during a training."""
 
 from __future__ import annotations
 
@@ -25,13 +25,23 @@ from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, sho
 from fluxcb.callbacks.inspect.own_file import UntrustedFileError
 from fluxcb.callbacks.logging.statistics_sent import warn_once
 from fluxcb.callbacks.saving.checkpointer import Checkpointer
-from fluxcb.callbacks.system.run_control import ANSWERS, COMMANDS, Command, lines_of, parse_command
+from fluxcb.callbacks.system.run_control import (
+    ANSWERS,
+    COMMANDS,
+    REPEATED,
+    SWITCHES,
+    Command,
+    lines_of,
+    parse_command,
+)
 
 __all__ = ["ControlFile"]
 
 
 class ControlFile(Callback):
-    """Obey commands from other processes of the same user: set a hyperparameter, save a checkpoint, stop the fit.
+    """Obey commands from other processes of the same user during a training.
+
+    Commands set a hyperparameter, disable or enable a callback, save a checkpoint, or stop the fit.
 
     `fluxcb control RUN` and `RunControl` write the commands to the file `control.jsonl` in the directory of the run.
     The training obeys them between two windows of steps, or after an epoch. It then writes an answer with the step to
@@ -39,8 +49,8 @@ class ControlFile(Callback):
     written is not used. The callback creates the file when a fit begins, and removes it when the fit ends.
 
     Each command that was obeyed is added to `cbstate.commands`, which checkpoints contain. If a run is killed and
-    resumes from a checkpoint that precedes a command, it sets the hyperparameter again after the same step. Commands to
-    save and to stop are not repeated.
+    resumes from a checkpoint that precedes a command, it sets the hyperparameter, or disables or enables the callback,
+    again after the same step. Commands to save and to stop are not repeated.
 
     Args:
         folder: The directory of the run, usually that of the `Checkpointer`.
@@ -131,7 +141,7 @@ class ControlFile(Callback):
         """Obey all commands that have arrived."""
         stops = False
         for command in self._commands.repeated(learner.progress.step):
-            self._set(command, learner)
+            self._change(command, learner)
         try:
             commands = self._commands.new()
         except UntrustedFileError as error:
@@ -142,8 +152,8 @@ class ControlFile(Callback):
             self._commands.answer(command, learner.progress.step, error, fix)
             if error:
                 continue
-            if command.action == "set":
-                self._set(command, learner)
+            if command.action in REPEATED:
+                self._change(command, learner)
                 continue
             self._note(command, learner)
             if command.action == "save":
@@ -153,8 +163,11 @@ class ControlFile(Callback):
         if stops:
             raise PauseFitting("stopped by a command")
 
-    def _set(self, command: Command, learner: LearnerView) -> None:
-        learner.hyperparams[command.name] = command.value or 0.0  # a command to set has a value
+    def _change(self, command: Command, learner: LearnerView) -> None:
+        if command.action == "set":
+            learner.hyperparams[command.name] = command.value or 0.0  # a command to set has a value
+        else:
+            _switch(command, learner)
         self._note(command, learner)
 
     def _note(self, command: Command, learner: LearnerView) -> None:
@@ -171,7 +184,20 @@ class ControlFile(Callback):
             )
         if command.action == "save" and not _savers(learner):
             return "The training has no `Checkpointer`.", 'add `Checkpointer("runs/1")` to the callbacks'
+        if command.action in SWITCHES:
+            if command.action == "disable" and command.name == self._own_name(learner):
+                return (
+                    f"{self!r} cannot be disabled by a command.",
+                    "leave it enabled, because a disabled one would not read further commands",
+                )
+            try:
+                _switch(command, learner)  # only registers the change, and so does `_change`
+            except DeclarationError as refusal:
+                return refusal.what, " or: ".join(refusal.fix)
         return "", ""
+
+    def _own_name(self, learner: LearnerView) -> str:
+        return next(d.name for d in learner.callbacks.graph.declared if unwrap(d.callback) is self)
 
     @on(FitEnd, Phase, access={})
     def end(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
@@ -181,6 +207,11 @@ class ControlFile(Callback):
 
     def __repr__(self) -> str:
         return f"ControlFile({str(self.folder)!r})"
+
+
+def _switch(command: Command, learner: LearnerView) -> None:
+    switch = learner.callbacks.disable if command.action == "disable" else learner.callbacks.enable
+    switch(command.name)
 
 
 def _savers(learner: LearnerView) -> list[Checkpointer]:
@@ -213,7 +244,7 @@ class _Commands:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if forgets:  # a new run in a directory that an earlier one has used
             self._answers.unlink(missing_ok=True)
-        self._repeats = [a for a in self._known() if a["action"] == "set" and not a["error"] and a["id"] not in done]
+        self._repeats = [a for a in self._known() if a["action"] in REPEATED and not a["error"] and a["id"] not in done]
         if not self._open:  # a run that has gone back keeps its file
             self.path.unlink(missing_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

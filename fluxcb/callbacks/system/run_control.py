@@ -17,10 +17,24 @@ from fluxcb._errors import DeclarationError, PeerError
 from fluxcb.callbacks.hyperparams.setters import FLOAT32_MAX
 from fluxcb.callbacks.inspect.own_file import OwnFile, UntrustedFileError
 
-__all__ = ["ACTIONS", "ANSWERS", "COMMANDS", "LONGEST", "Command", "RunControl", "lines_of", "parse_command"]
+__all__ = [
+    "ACTIONS",
+    "ANSWERS",
+    "COMMANDS",
+    "LONGEST",
+    "REPEATED",
+    "SWITCHES",
+    "Command",
+    "RunControl",
+    "lines_of",
+    "parse_command",
+]
 
 COMMANDS, ANSWERS = "control.jsonl", "control-answers.jsonl"
-ACTIONS = ("set", "save", "stop")
+ACTIONS = ("set", "disable", "enable", "save", "stop")
+SWITCHES = ("disable", "enable")
+REPEATED = ("set", *SWITCHES)
+"""The actions that change the training, so that a resumed run repeats them after the same step."""
 LONGEST = 1 << 20  # bytes
 _POLL = 0.05  # seconds
 
@@ -32,7 +46,7 @@ class Command:
     Attributes:
         id: Identifies the answer.
         action: One of `ACTIONS`.
-        name: The hyperparameter to set, or an empty string.
+        name: The hyperparameter to set, the callback to disable or enable, or an empty string.
         value: Its new value, or None.
     """
 
@@ -54,7 +68,8 @@ def parse_command(line: str) -> Command | None:
     if not texts or command.action not in ACTIONS:
         return None
     if command.action != "set":
-        return command if (command.name, command.value) == ("", None) else None
+        named = command.action in SWITCHES
+        return command if bool(command.name) == named and command.value is None else None
     return command if number and abs(command.value or 0) <= FLOAT32_MAX else None  # NaN fails the comparison
 
 
@@ -110,6 +125,22 @@ class RunControl(Constructed):
                 fix='write e.g. `RunControl("runs/1").set("learning_rate", 1e-4)`',
             )
         return self._send(Command(uuid.uuid4().hex, "set", name, float(value)))
+
+    def disable(self, name: str) -> int | None:
+        """Disable a callback after the current epoch; see `learner.callbacks.disable`.
+
+        Args:
+            name: The name of the callback in the training.
+        """
+        return self._send(Command(uuid.uuid4().hex, "disable", _name(name, "disable")))
+
+    def enable(self, name: str) -> int | None:
+        """Enable a callback again after the current epoch; see `learner.callbacks.enable`.
+
+        Args:
+            name: The name of the callback in the training.
+        """
+        return self._send(Command(uuid.uuid4().hex, "enable", _name(name, "enable")))
 
     def save(self) -> int | None:
         """Save a checkpoint."""
@@ -170,3 +201,12 @@ class RunControl(Constructed):
 
     def __repr__(self) -> str:
         return f"RunControl({str(self.folder)!r})"
+
+
+def _name(name: str, action: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise DeclarationError(
+            f"`RunControl.{action}` takes the name of a callback, not {name!r}.",
+            fix=f'write e.g. `RunControl("runs/1").{action}("LogHistograms")`',
+        )
+    return name
