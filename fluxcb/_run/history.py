@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fluxcb._calls import Constructed, entry_point
@@ -30,6 +30,7 @@ class History(Constructed, Mapping[str, list[Any]]):
         epoch: See Attributes.
         step: See Attributes.
         stop_reason: See Attributes.
+        commands: See Attributes.
 
     Attributes:
         per_epoch: `per_epoch[phase][metric]` is a list of `(epoch, value)`; phases are names, such as "training".
@@ -37,6 +38,8 @@ class History(Constructed, Mapping[str, list[Any]]):
         epoch: Number of the last epoch.
         step: Number of finished training steps.
         stop_reason: Why the last fit ended early, or None if it ran to its end.
+        commands: The commands that a `ControlFile` has obeyed, in order: dicts with `id`, `action`, `name`, `value` and
+            `step`.
 
     Example:
         >>> from fluxcb.callbacks import Metrics
@@ -56,21 +59,29 @@ class History(Constructed, Mapping[str, list[Any]]):
     """
 
     def __init__(
-        self, per_epoch: Series, per_step: Series, *, epoch: int, step: int, stop_reason: str | None = None
+        self,
+        per_epoch: Series,
+        per_step: Series,
+        *,
+        epoch: int,
+        step: int,
+        stop_reason: str | None = None,
+        commands: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         self.per_epoch = per_epoch
         self.per_step = per_step
         self.epoch = epoch
         self.step = step
         self.stop_reason = stop_reason
+        self.commands = [dict(command) for command in commands]
 
     @classmethod
     @entry_point
     def of(cls, cbstate: Mapping[str, Any], *, epoch: int, step: int, stop_reason: str | None) -> History:
-        """Copy the metrics that `Metrics` has stored in the shared state.
+        """Copy the metrics that `Metrics` has stored in the shared state, and the commands of a `ControlFile`.
 
         Args:
-            cbstate: The shared state; `metrics_epoch` and `metrics_step` may be missing.
+            cbstate: The shared state; `metrics_epoch`, `metrics_step` and `commands` may be missing.
             epoch: Number of the last epoch.
             step: Number of finished training steps.
             stop_reason: Why the last fit ended early, or None.
@@ -87,6 +98,7 @@ class History(Constructed, Mapping[str, list[Any]]):
             epoch=epoch,
             step=step,
             stop_reason=stop_reason,
+            commands=cbstate.get("commands", ()),
         )
 
     # -- the mapping ------------------------------------------------------------------------
@@ -117,7 +129,7 @@ class History(Constructed, Mapping[str, list[Any]]):
         """Return the history as plain data that `json.dumps` accepts.
 
         Returns:
-            A dict with the keys `epoch`, `step`, `stop_reason`, `per_epoch` and `per_step`. `per_epoch` contains, by
+            A dict with the keys `epoch`, `step`, `stop_reason`, `commands`, `per_epoch` and `per_step`. `per_epoch` contains, by
             phase and metric, `{"epochs": [n], "values": [x]}`, and `per_step` `{"steps": [n], "values": [x]}`.
             Arrays become nested lists.
         """
@@ -125,6 +137,7 @@ class History(Constructed, Mapping[str, list[Any]]):
             "epoch": self.epoch,
             "step": self.step,
             "stop_reason": self.stop_reason,
+            "commands": [dict(command) for command in self.commands],
             "per_epoch": _columns(self.per_epoch, "epochs"),
             "per_step": _columns(self.per_step, "steps"),
         }

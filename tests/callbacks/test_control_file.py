@@ -69,6 +69,7 @@ def falling(*callbacks, steps=8, **options):
 
 
 def commands_of(learner):
+    assert learner.history.commands == learner.history.to_dict()["commands"] == learner.cbstate["commands"]
     return [(c["action"], c["name"], c["value"], c["step"]) for c in learner.cbstate["commands"]]
 
 

@@ -88,6 +88,7 @@ def test_history_to_dict():
         "epoch": 2,
         "step": 2,
         "stop_reason": "enough",
+        "commands": [],
         "per_epoch": {"training": {"loss": {"epochs": [1, 2], "values": [0.5, 0.25]}}},
         "per_step": {"training": {"loss": {"steps": [1, 2], "values": [0.5, 0.5]}}},
     }
