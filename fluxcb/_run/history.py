@@ -129,9 +129,9 @@ class History(Constructed, Mapping[str, list[Any]]):
         """Return the history as plain data that `json.dumps` accepts.
 
         Returns:
-            A dict with the keys `epoch`, `step`, `stop_reason`, `commands`, `per_epoch` and `per_step`. `per_epoch` contains, by
-            phase and metric, `{"epochs": [n], "values": [x]}`, and `per_step` `{"steps": [n], "values": [x]}`.
-            Arrays become nested lists.
+            A dict with the keys `epoch`, `step`, `stop_reason`, `commands`, `per_epoch` and `per_step`. `per_epoch`
+            contains, by phase and metric, `{"epochs": [n], "values": [x]}`, and `per_step`
+            `{"steps": [n], "values": [x]}`. Arrays become nested lists.
         """
         return {
             "epoch": self.epoch,
