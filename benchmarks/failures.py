@@ -2,9 +2,9 @@
 
     uv run python benchmarks/failures.py [failures SIGTERM lost] [--tries 100] [--seed 0] [--folder FOLDER]
 
-Each try is a training of two or four processes on this machine. One of them fails at a random step: an error in a handler
-or in its data, `sys.exit`, too few batches, a batch of another size (`failures`), SIGTERM, or SIGKILL and SIGSTOP
-(`lost`). Prints one line per try, and the largest time from the failure until all processes had ended. Tries that did
+Each try is a training of two or four processes on this machine. One of them fails at a random step: an error in a
+handler or in its data, `sys.exit`, too few batches, a batch of another size (`failures`), SIGTERM, or SIGKILL and
+SIGSTOP (`lost`). Prints one line per try, and the largest time from the failure until all processes had ended. Tries that did
 not end as the documentation says are listed with their seeds, and their output is written to the folder.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.failing_processes import CAUSES, Try, check, check_lost, check_stopped, random_try, run
+from tests.failing_processes import CAUSES, Try, check, check_lost, check_stopped, latest_stop, random_try, run
 
 CASES = {"failures": list(CAUSES), "SIGTERM": ["SIGTERM"], "lost": ["SIGKILL", "SIGSTOP"]}
 
@@ -36,7 +36,9 @@ def attempt(one: Try, folder: Path) -> tuple[float, int | None, str]:
         if one.case in CAUSES:
             check(ended, one.case, one.failing)
         elif one.case == "SIGTERM":
-            steps = check_stopped(ended) - one.at
+            stopped = check_stopped(ended)
+            steps = stopped - one.at
+            assert one.at <= stopped <= latest_stop(one.at), f"stopped at step {stopped}"
         else:
             check_lost(ended, one.failing)
     except (AssertionError, ValueError) as error:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from tests.run_processes import run_processes
 
-__all__ = ["CAUSES", "COLLECTIVES", "Try", "check", "check_lost", "check_stopped", "random_try", "run"]
+__all__ = ["CAUSES", "COLLECTIVES", "Try", "check", "check_lost", "check_stopped", "latest_stop", "random_try", "run"]
 
 # JAX's own timeouts are far longer than the test waits. So whatever ends a process, it is not JAX.
 PROGRAM = """
@@ -194,3 +194,12 @@ def check_stopped(ended):
     (line,) = lines
     assert line.endswith("preempted")
     return int(line.split()[2])
+
+
+def latest_stop(at):
+    """Return the last step after which all processes may stop, if the handler of step `at` gets a signal.
+
+    The handlers of a window run while the next window is under way, and the processes stop at most two windows after
+    that one. The state is on several devices, so windows have 8 steps. Epochs have 40, so a window ends with each epoch.
+    """
+    return -(-at // 8) * 8 + 3 * 8

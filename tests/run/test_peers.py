@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests.failing_processes import CAUSES, COLLECTIVES, check, check_lost, check_stopped, random_try, run
+from tests.failing_processes import CAUSES, COLLECTIVES, check, check_lost, check_stopped, latest_stop, random_try, run
 
 
 def test_other_process_raises_if_handler_fails(tmp_path):
@@ -70,7 +70,7 @@ def test_stopped_process_raises_error_if_collectives_end(tmp_path):
 def test_sigterm_in_one_process_stops_all_at_same_step(seed, tmp_path):
     case, at, count, failing = random_try(seed, ["SIGTERM"])
     stopped = check_stopped(run(tmp_path, case, at=at, count=count, failing=failing))
-    assert at <= stopped <= at + LATEST
+    assert at <= stopped <= latest_stop(at)
 
 
 @pytest.mark.long
