@@ -4,8 +4,8 @@
 
 Each try is a training of two or four processes on this machine. One of them fails at a random step: an error in a
 handler or in its data, `sys.exit`, too few batches, a batch of another size (`failures`), SIGTERM, or SIGKILL and
-SIGSTOP (`lost`). Prints one line per try, and the largest time from the failure until all processes had ended. Tries that did
-not end as the documentation says are listed with their seeds, and their output is written to the folder.
+SIGSTOP (`lost`). Prints one line per try, and the largest time from the failure until all processes had ended. The
+output of tries that did not end as the documentation says is written to the folder.
 """
 
 from __future__ import annotations

@@ -200,6 +200,7 @@ def latest_stop(at):
     """Return the last step after which all processes may stop, if the handler of step `at` gets a signal.
 
     The handlers of a window run while the next window is under way, and the processes stop at most two windows after
-    that one. The state is on several devices, so windows have 8 steps. Epochs have 40, so a window ends with each epoch.
+    that one. The state is on several devices, so a window has 8 steps, but the first one of all has 1. An epoch has 40.
     """
-    return -(-at // 8) * 8 + 3 * 8
+    first = 1 if at <= 40 else 0
+    return first - (first - at) // 8 * 8 + 3 * 8

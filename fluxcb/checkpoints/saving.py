@@ -34,12 +34,12 @@ T = TypeVar("T")
 # overlap in a process, one of them waits for signals of another save, and hangs (0.12.8).
 _ORBAX_LOCK = threading.Lock()
 
-# The limits of the memory that a save needs besides the snapshot. Without them, TensorStore compresses all arrays at
-# once and keeps the results until they are written: 0.2 to 0.3 times the arrays of a process.
+# The limits of the memory that a save of several processes needs besides the snapshot. Without them, TensorStore copies
+# all arrays that it cannot write from the snapshot's memory, because their parts are not contiguous there.
 _CHUNK_BYTES = 2 << 20
-"""Size of the parts into which large arrays are divided, each of which is compressed and written as one."""
+"""Size of the parts into which large arrays are divided, each of which is written and read as one."""
 _DATA_FILE_BYTES = 8 << 20
-"""Size of the compressed parts that TensorStore collects before it writes them to a file."""
+"""Size of the parts that TensorStore collects before it writes them to a file."""
 _BYTES_IN_FLIGHT = 16 << 20
 """Size of the arrays that are written at the same time, unless a single array is larger."""
 
@@ -155,8 +155,8 @@ def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
             largest = max(_local_bytes(leaf) for leaf in jax.tree.leaves(tree.item))
             # Orbax requires that each array is smaller than the limit.
             limit: Any = (max(largest, _BYTES_IN_FLIGHT) + 1) / 1e9  # Orbax declares an int, but takes fractions
-            # TensorStore writes uncompressed chunks from the snapshot's memory. It would compress all chunks of an array
-            # at once, and hold the results until they are written.
+            # TensorStore writes uncompressed chunks from the snapshot's memory. It would compress all chunks of an
+            # array at once, and hold the results until they are written.
             handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit, use_compression=False)
             handler.save(epath.Path(path / part), args=tree)
     elif trees:

@@ -52,7 +52,7 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 def watch_bytes():
-    # Process `killer` kills when the files of the save have `at` bytes together: inside of C++, which has no audit events.
+    # Process `killer` kills when the files of the save have `at` bytes together: in C++, which has no audit events.
     saved = pathlib.Path(folder, name)
     while True:
         size = 0
