@@ -5,12 +5,23 @@ from typing import NamedTuple
 
 from tests.run_processes import run_processes
 
-__all__ = ["CAUSES", "COLLECTIVES", "Try", "check", "check_lost", "check_stopped", "latest_stop", "random_try", "run"]
+__all__ = [
+    "CAUSES",
+    "COLLECTIVES",
+    "Try",
+    "check",
+    "check_lost",
+    "check_stopped",
+    "latest_stop",
+    "random_try",
+    "run",
+    "seconds_to_stop",
+]
 
 # JAX's own timeouts are far longer than the test waits. So whatever ends a process, it is not JAX.
 PROGRAM = """
 import os, signal, sys, threading, time
-number, count, port, case, at = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
+number, count, port, case = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 import jax
 jax.distributed.initialize(
     f"127.0.0.1:{port}", num_processes=count, process_id=number,
@@ -27,7 +38,7 @@ from fluxcb.phases import TrainingPhase
 mesh = jax.sharding.Mesh(jax.devices(), ("data",))
 split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
 whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-failing = number == int(sys.argv[6])
+at, failing = 0, False
 
 def note_failure():
     print("fails at", time.time(), flush=True)
@@ -100,26 +111,43 @@ class Stuck(Callback):
             lock.acquire()
             lock.acquire()  # never returns
 
-learner = fluxcb.Learner.from_loss(
-    jax.device_put({"w": np.zeros((1, 1), np.float32)}, whole),
-    lambda params, batch: ((batch[0] @ params["w"] - batch[1]) ** 2).mean(),
-    optax.sgd(0.01),
-    data=Data(at if failing and case == "uneven" else 40),
-    callbacks=[collective.get(case, Stuck if case == "stuck" else Fails)()],
-    default_callbacks=False,
-    peer_timeout=6.0,
-)
-try:
-    learner.fit(3)
-finally:
-    print("stopped at", learner.step, learner.stop_reason, flush=True)
+def train():
+    learner = fluxcb.Learner.from_loss(
+        jax.device_put({"w": np.zeros((1, 1), np.float32)}, whole),
+        lambda params, batch: ((batch[0] @ params["w"] - batch[1]) ** 2).mean(),
+        optax.sgd(0.01),
+        data=Data(at if failing and case == "uneven" else 40),
+        callbacks=[collective.get(case, Stuck if case == "stuck" else Fails)()],
+        default_callbacks=False,
+        peer_timeout=6.0,
+    )
+    try:
+        learner.fit(3)
+    finally:
+        print("stopped at", learner.step, learner.stop_reason, time.time(), flush=True)
+
+for argument in sys.argv[5:]:
+    at, process = map(int, argument.split(":"))
+    failing = number == process
+    train()
 """
 
 
-def run(folder, case, *, at=7, count=2, failing=1, flags=""):
-    """Train with several processes, one of which fails; return the exit code and the output of each."""
+def run(folder, case, *, at=7, count=2, failing=1, flags="", more=()):
+    """Train with several processes, one of which fails; return the exit code and the output of each.
+
+    Args:
+        folder: The working directory.
+        case: How the process fails.
+        at: The step, or the batch, of the failure.
+        count: The number of processes.
+        failing: The process that fails.
+        flags: Flags of XLA.
+        more: The step and the process of further failures, each in a new training. The processes must survive them.
+    """
     never_ends = failing if case == "SIGSTOP" else None
-    ended = run_processes(PROGRAM, count, case, at, failing, cwd=folder, flags=flags, never_ends=never_ends)
+    failures = [f"{step}:{process}" for step, process in ((at, failing), *more)]
+    ended = run_processes(PROGRAM, count, case, *failures, cwd=folder, flags=flags, never_ends=never_ends)
     return [(process.code, process.stdout + process.stderr) for process in ended]
 
 
@@ -188,12 +216,23 @@ def check_lost(ended, failing):
 
 
 def check_stopped(ended):
-    """Check that all processes have stopped as preempted at the same step, and return the step."""
-    lines = {line for _, output in ended for line in output.splitlines() if line.startswith("stopped at ")}
+    """Check that all processes have stopped as preempted at the same steps, and return the step of each training."""
     assert [code for code, _ in ended] == [0] * len(ended), ended
-    (line,) = lines
-    assert line.endswith("preempted")
-    return int(line.split()[2])
+    lines = [line.split()[2:4] for line in ended[0][1].splitlines() if line.startswith("stopped at ")]
+    for _, output in ended:
+        assert [line.split()[2:4] for line in output.splitlines() if line.startswith("stopped at ")] == lines
+    assert {reason for _, reason in lines} == {"preempted"}
+    return [int(step) for step, _ in lines]
+
+
+def seconds_to_stop(ended):
+    """Return the time from each signal until the last process has stopped (s)."""
+    failed, stopped = [], []
+    for _, output in ended:
+        lines = [line.split() for line in output.splitlines()]
+        failed += [float(words[-1]) for words in lines if words[:2] == ["fails", "at"]]
+        stopped.append([float(words[-1]) for words in lines if words[:2] == ["stopped", "at"]])
+    return [max(ends) - begin for begin, *ends in zip(sorted(failed), *stopped, strict=True)]
 
 
 def latest_stop(at):
