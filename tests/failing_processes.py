@@ -91,11 +91,6 @@ class Writes(Callback):
 def fails(*args):
     raise MemoryError("no memory")
 
-# These functions are called before a collective.
-if failing and case == "checksums":
-    check_replicas._checksums = fails
-elif failing and case == "written":
-    host_writes._is_spread = fails
 collective = {
     "checksums": lambda: every(fluxcb.callbacks.CheckReplicas(), steps=2),
     "written": Writes,
@@ -112,6 +107,11 @@ class Stuck(Callback):
             lock.acquire()  # never returns
 
 def train():
+    # These functions are called before a collective.
+    if failing and case == "checksums":
+        check_replicas._checksums = fails
+    elif failing and case == "written":
+        host_writes._is_spread = fails
     learner = fluxcb.Learner.from_loss(
         jax.device_put({"w": np.zeros((1, 1), np.float32)}, whole),
         lambda params, batch: ((batch[0] @ params["w"] - batch[1]) ** 2).mean(),
