@@ -77,6 +77,8 @@ SLOW = {
     "test_graph_matches_oracle_for_1000_random_sets": 4,
     "test_hostile_state_changes_nothing_and_valid_checkpoint_restores": 14,
     "test_kill_at_moment_of_save_leaves_whole_checkpoint": 1,
+    "test_kill_at_random_moment_of_save_leaves_whole_checkpoint": 2,
+    "test_process_lost_at_random_step_is_named": 1,
     "test_public_callback_passes_audit_with_default_callbacks": 25,
     "test_random_failures_with_two_and_four_processes": 3,
     "test_schedule_is_due_at_same_steps": 28,

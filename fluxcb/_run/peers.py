@@ -413,8 +413,9 @@ class _Session:
         # A process that has not begun the session has no heartbeat yet; it may be loading its data.
         for other, (_, seen) in self._beats.items():
             done = other in self._records and self._records[other].done
-            # Without answers of the store, nothing is known of the others.
-            if not done and now - seen > silence and now - self._answered < silence:
+            # What happens after the last answer of the store is not known. If process 0 is stopped, so is the store,
+            # and no heartbeats of any process arrive.
+            if not done and self._answered - seen > silence:
                 self._fail(silent(other, now - seen))
 
     def _fail(self, failure: PeerError, *, relay: bool = True) -> PeerError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import jax
@@ -13,6 +14,9 @@ from fluxcb._compile.placement import distributed_copy
 from fluxcb._typing import PyTree
 
 __all__ = ["host_copies", "placed_like"]
+
+_LARGE = 1 << 17
+"""Size from which a copy has its own pages (bytes). Smaller arrays would waste pages, and are too many for mappings."""
 
 
 def host_copies(tree: PyTree) -> PyTree:
@@ -31,12 +35,29 @@ def host_copies(tree: PyTree) -> PyTree:
 def _shards_on_host(leaf: Any) -> Any:
     """Return a copy of an array of several processes, whose shards lie in the memory of their hosts."""
     kind = "pinned_host"
+
     # Shard by shard: `device_put` of the whole array would be a collective.
-    shards = [
-        jax.device_put(shard.data, jax.sharding.SingleDeviceSharding(shard.device, memory_kind=kind))
-        for shard in leaf.addressable_shards
-    ]
+    def on_host(shard: Any) -> Any:
+        place = jax.sharding.SingleDeviceSharding(shard.device, memory_kind=kind)
+        data = shard.data
+        if shard.device.platform == "cpu" and data.nbytes >= _LARGE:
+            # XLA would allocate from the heap, which keeps the memory of an array after the save. `device_put` does not
+            # copy these pages, because they are aligned.
+            data = _in_own_pages(np.asarray(data))
+        return jax.device_put(data, place)
+
+    shards = [on_host(shard) for shard in leaf.addressable_shards]
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding.with_memory_kind(kind), shards)
+
+
+def _in_own_pages(array: np.ndarray) -> np.ndarray:
+    """Return a copy whose memory returns to the operating system when the copy is deleted.
+
+    JAX deletes an array that it has not copied at its next transfer to a device, or at the next garbage collection.
+    """
+    copy = np.ndarray(array.shape, array.dtype, buffer=mmap.mmap(-1, array.nbytes))
+    np.copyto(copy, array)
+    return copy
 
 
 def placed_like(now: PyTree, then: PyTree, adopt: bool) -> PyTree:

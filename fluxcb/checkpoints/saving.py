@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import json
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -36,14 +34,17 @@ T = TypeVar("T")
 # overlap in a process, one of them waits for signals of another save, and hangs (0.12.8).
 _ORBAX_LOCK = threading.Lock()
 
-# The limits of the memory that a save needs besides the snapshot. Without them, TensorStore compresses all arrays at
-# once and keeps the results until they are written: 0.2 to 0.3 times the arrays of a process.
+# The limits of the memory that a save of several processes needs besides the snapshot. Without them, TensorStore copies
+# all arrays that it cannot write from the snapshot's memory, because their parts are not contiguous there.
 _CHUNK_BYTES = 2 << 20
-"""Size of the parts into which large arrays are divided, each of which is compressed and written as one."""
+"""Size of the parts into which large arrays are divided, each of which is written and read as one."""
 _DATA_FILE_BYTES = 8 << 20
-"""Size of the compressed parts that TensorStore collects before it writes them to a file."""
+"""Size of the parts that TensorStore collects before it writes them to a file."""
 _BYTES_IN_FLIGHT = 16 << 20
 """Size of the arrays that are written at the same time, unless a single array is larger."""
+
+_PIECE = 1 << 20
+"""Number of elements that are checked for NaN at the same time."""
 
 
 def save(
@@ -154,9 +155,10 @@ def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
             largest = max(_local_bytes(leaf) for leaf in jax.tree.leaves(tree.item))
             # Orbax requires that each array is smaller than the limit.
             limit: Any = (max(largest, _BYTES_IN_FLIGHT) + 1) / 1e9  # Orbax declares an int, but takes fractions
-            handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit)
+            # TensorStore writes uncompressed chunks from the snapshot's memory. It would compress all chunks of an
+            # array at once, and hold the results until they are written.
+            handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit, use_compression=False)
             handler.save(epath.Path(path / part), args=tree)
-        _return_freed_memory()
     elif trees:
         with _ORBAX_LOCK, ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(path, args=ocp.args.Composite(**trees))
@@ -224,19 +226,14 @@ def finite(trees: Mapping[str, Any]) -> bool:
         if not is_key(leaf) and jax.numpy.issubdtype(leaf.dtype, np.inexact)
         for part in ([leaf] if isinstance(leaf, np.ndarray) else [shard.data for shard in leaf.addressable_shards])
     )
-    problem = "" if all(np.isfinite(part).all() for part in local_parts) else "not finite"
+    problem = "" if all(map(_is_finite, local_parts)) else "not finite"
     return not Agreement().exchange(problem, _first_problem)
 
 
-def _return_freed_memory() -> None:
-    """Return freed memory to the operating system, where the C library is that of GNU.
-
-    The library keeps freed blocks for the thread that has allocated them. TensorStore compresses arrays in its own
-    threads, so without this call, their memory would add up with that of the next snapshot.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # musl has none
-    if trim is not None:
-        trim(0)
+def _is_finite(part: Any) -> bool:
+    numbers = np.asarray(part).reshape(-1)
+    # In pieces, because `np.isfinite` returns an array of a quarter of the size.
+    return all(np.isfinite(numbers[at : at + _PIECE]).all() for at in range(0, numbers.size, _PIECE))
 
 
 def _summary(error: BaseException, folder: Path) -> str:

@@ -1,6 +1,8 @@
-"""Two processes are killed at a given operation of a save: all listed checkpoints are whole, and the run resumes."""
+"""Two processes are killed at a moment of a save: all listed checkpoints are whole, and the run resumes."""
 
 import json
+import os
+import random
 import signal
 
 import numpy as np
@@ -14,7 +16,7 @@ pytestmark = pytest.mark.long
 
 # JAX's own timeouts are far longer than the test waits. So whatever ends a process, it is not JAX.
 PROGRAM = """
-import faulthandler, json, os, signal, sys, threading
+import faulthandler, json, os, pathlib, signal, sys, threading
 faulthandler.dump_traceback_later(200, exit=True)
 number, count, port, folder, victims, killer, event, name, at = *map(int, sys.argv[1:4]), *sys.argv[4:]
 killer, at, waiting = int(killer), int(at), threading.Lock()
@@ -29,6 +31,7 @@ import fluxcb
 from fluxcb.callbacks import Checkpointer
 from fluxcb.checkpoints import saving
 
+SIZE = 1 << 18  # of `w`, so that writing it takes several operations of C++
 client, seen = distributed.global_state.client, 0
 client.key_value_set(f"pid/{number}", str(os.getpid()))
 others = [int(client.blocking_key_value_get(f"pid/{1 - number}", 100_000))]
@@ -36,14 +39,31 @@ others = [int(client.blocking_key_value_get(f"pid/{1 - number}", 100_000))]
 def operate(what, path):
     global seen
     # Process `killer` kills at the operation `at` of this kind, just before it happens.
-    if number != killer or what != event or name not in path:
+    if number != killer or event not in (what, "any") or name not in path:
         return
     with waiting:
         seen += 1
         if seen == at:
-            for process in others if victims == "all" else []:
-                os.kill(process, signal.SIGKILL)
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill()
+
+def kill():
+    for process in others if victims == "all" else []:
+        os.kill(process, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def watch_bytes():
+    # Process `killer` kills when the files of the save have `at` bytes together: in C++, which has no audit events.
+    saved = pathlib.Path(folder, name)
+    while True:
+        size = 0
+        for base, _, names in os.walk(saved):
+            for file in names:
+                try:
+                    size += os.path.getsize(os.path.join(base, file))
+                except FileNotFoundError:  # it was renamed
+                    pass
+        if size >= at:
+            kill()
 
 def heard(what, args):
     if what == "open" and isinstance(args[0], str) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
@@ -62,14 +82,16 @@ def written(path, trees, write_arrays=saving._write_arrays):  # C++ writes the a
     operate("arrays", str(path))
     write_arrays(path, trees)
 
+if event == "bytes" and number == killer:
+    threading.Thread(target=watch_bytes, daemon=True).start()
 sys.addaudithook(heard)
 os.fsync, saving._write_arrays = synced, written
 
 learner = fluxcb.Learner.from_loss(
-    {"w": np.zeros(4, np.float32)},
-    lambda params, batch: jnp.mean((params["w"] - batch) ** 2),
-    optax.sgd(0.5),
-    data=[np.ones((2, 4), np.float32)] * 20,
+    {"w": np.zeros(SIZE, np.float32)},
+    lambda params, batch: jnp.mean((params["w"] - batch) ** 2) * SIZE,
+    optax.sgd(0.125),
+    data=[np.ones((2, 1), np.float32)] * 20,
     callbacks=[Checkpointer(folder, steps=2, keep_last=1)],
     default_callbacks=False,
     mesh=fluxcb.mesh(),
@@ -77,8 +99,10 @@ learner = fluxcb.Learner.from_loss(
     peer_timeout=3.0,
 )
 learner.fit(steps=4, resume=True)
-print(json.dumps(learner.step), flush=True)
+print(json.dumps([learner.step, seen]), flush=True)
 """
+
+SIZE = 1 << 18
 
 # Per moment of the save of step 4: the process that reaches it, the operation and its file, and whether step 4 then has
 # its name. The operations are the first of their kind, unless a number is given.
@@ -101,8 +125,13 @@ MOMENTS = {
 
 
 def params_after(steps):
-    """Return `w` by the formula: each step adds the learning rate times twice the distance from 1, over 4 elements."""
-    return 1 - (1 - 0.5 * 2 / 4) ** steps
+    """Return `w` by the formula: each step adds the learning rate times twice the distance from 1."""
+    return 1 - (1 - 0.125 * 2) ** steps
+
+
+def check_params(folder, step):
+    params = load_params(folder)
+    np.testing.assert_array_equal(params["w"], np.full(SIZE, params_after(step), np.float32))
 
 
 @pytest.mark.parametrize("victims", ["all", "one"])
@@ -122,8 +151,41 @@ def test_kill_at_moment_of_save_leaves_whole_checkpoint(moment, victims, tmp_pat
     # The new checkpoint counts as soon as it has its name. The old one is complete until then.
     step = 4 if has_name else 2
     assert resolve_checkpoint(folder)[0] == folder / str(step)  # compares all checksums
-    params = load_params(folder)
-    np.testing.assert_array_equal(params["w"], np.full(4, params_after(step), np.float32))
+    check_params(folder, step)
+
+
+@pytest.fixture(scope="module")
+def operations(tmp_path_factory):
+    """Return, for each process, how many operations it makes in the folder that becomes the checkpoint of step 4."""
+    counts = []
+    for process in (0, 1):
+        folder = tmp_path_factory.mktemp("operations") / "run"
+        ended = run_processes(PROGRAM, 2, folder, "all", process, "any", ".saving-4", 0)
+        assert [one.code for one in ended] == [0, 0], ended[0].stderr[-3000:]
+        counts.append(json.loads(ended[process].stdout.splitlines()[-1])[1])
+    assert min(counts) > 0
+    return counts
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FLUXCB_TRIES", "6"))))
+def test_kill_at_random_moment_of_save_leaves_whole_checkpoint(seed, operations, tmp_path):
+    draw = random.Random(seed)
+    folder, killer, victims = tmp_path / "run", draw.randrange(2), draw.choice(["all", "one"])
+    if draw.random() < 0.5:
+        event, at = "any", draw.randint(1, operations[killer])
+    else:
+        event, at = "bytes", draw.randint(1, 4 * SIZE)
+    ended = run_processes(PROGRAM, 2, folder, victims, killer, event, ".saving-4", at)
+    assert ended[killer].code == -signal.SIGKILL, ended[killer].stderr[-3000:]
+    assert ended[1 - killer].code == (-signal.SIGKILL if victims == "all" else 1), ended[1 - killer].stderr[-3000:]
+    # Between the last operation in the folder and the kill, the folder may have got its name.
+    path, manifest = resolve_checkpoint(folder)  # compares all checksums
+    assert path in (folder / "2", folder / "4")
+    check_params(folder, manifest.step)
+    ended = run_processes(PROGRAM, 2, folder, "all", 0, "never", "", 1)
+    assert [one.code for one in ended] == [0, 0], ended[0].stderr[-3000:]
+    assert [json.loads(one.stdout.splitlines()[-1])[0] for one in ended] == [4, 4]
+    check_params(folder, 4)
 
 
 def test_processes_resume_after_kill_of_all(tmp_path):
@@ -132,7 +194,7 @@ def test_processes_resume_after_kill_of_all(tmp_path):
     assert [process.code for process in ended] == [-signal.SIGKILL] * 2
     ended = run_processes(PROGRAM, 2, folder, "all", 0, "never", "", 1)
     assert [process.code for process in ended] == [0, 0], ended[0].stderr[-3000:]
-    assert [json.loads(process.stdout.splitlines()[-1]) for process in ended] == [4, 4]
+    assert [json.loads(process.stdout.splitlines()[-1])[0] for process in ended] == [4, 4]
     # What the killed run left behind is gone. If its checkpoint of step 4 already had its name, the new one is `4.1`.
     assert sorted(path.name for path in folder.iterdir()) in (["4", "fluxcb.lock"], ["4.1", "fluxcb.lock"])
-    np.testing.assert_array_equal(load_params(folder)["w"], np.full(4, params_after(4), np.float32))
+    check_params(folder, 4)

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 import fluxcb
 from fluxcb import PeerError
 from fluxcb._run import peers as peers_module
+from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.peers import Peers
-from tests.processes_as_threads import Process, keep_processes, run_processes
+from tests.processes_as_threads import Process, Store, keep_processes, run_processes
 
 
 @pytest.fixture(autouse=True)
@@ -251,3 +253,21 @@ def test_process_that_does_not_respond_is_named():
         "  fix:   see the output of process 1, then start all processes again with `fit(resume=True)`\n"
         "     or: if it was only slow, give the Learner a longer `peer_timeout`"
     )
+
+
+def test_no_other_process_is_blamed_if_store_is_silent():
+    """Process 0, which has the store, is stopped. The last heartbeats are older than the last answer of the store."""
+    store = Store({}, threading.Lock())
+    store.frozen.set()
+    session = peers_module._Session(1, 3, 1e6, store, "folder", Interrupt, Interrupt)
+    now = time.monotonic()
+    with session._changed:
+        session._beats = {0: ("7", now - 1.1e6), 2: ("7", now - 1.1e6)}
+        session._answered = now - 0.9e6
+        session._find_silent(1e6)
+        assert not session.lost
+        session._answered = now - 1.05e6
+        session._find_silent(1e6)
+        assert session._failure.what.startswith("Process 0 has not responded for ")
+    store.thawed.set()
+    session.close()

@@ -1,142 +1,10 @@
 """If a process of several fails, stops, or is killed, the others end with an error that names the process."""
 
 import os
-import random
 
 import pytest
 
-from tests.run_processes import run_processes
-
-# JAX's own timeouts are far longer than the test waits. So whatever ends a process, it is not JAX.
-PROGRAM = """
-import os, signal, sys, threading
-number, count, port, case, at = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5])
-import jax
-jax.distributed.initialize(
-    f"127.0.0.1:{port}", num_processes=count, process_id=number,
-    heartbeat_timeout_seconds=1000, shutdown_timeout_seconds=1000,
-)
-import numpy as np, optax
-import fluxcb
-from fluxcb import Callback, Write, every, on
-from fluxcb._run import host_writes
-from fluxcb.callbacks.inspect import check_replicas
-from fluxcb.events import StepBegin, StepEnd
-from fluxcb.phases import TrainingPhase
-
-mesh = jax.sharding.Mesh(jax.devices(), ("data",))
-split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-failing = number == int(sys.argv[6])
-
-class Data:
-    def __init__(self, batches):
-        self.batches = batches
-
-    def __iter__(self):
-        for i in range(self.batches):
-            if failing and case == "data" and i == at:
-                raise OSError("no disk")
-            rows = 3 if failing and case == "rows" and i >= at else 4
-            xs = np.full((rows, 1), i % 5, np.float32)
-            yield tuple(jax.make_array_from_process_local_data(split, array) for array in (xs, 3 * xs))
-
-    def __len__(self):
-        return self.batches
-
-class Fails(Callback):
-    @on
-    def begin(self, event: StepBegin, phase: TrainingPhase, learner):
-        if failing and case == "StepBegin" and learner.progress.step == at:
-            raise RuntimeError("the handler failed")
-
-    @on
-    def end(self, event: StepEnd, phase: TrainingPhase, learner):
-        if failing and learner.progress.step == at:
-            if case == "StepEnd":
-                raise RuntimeError("the handler failed")
-            if case == "exit":
-                sys.exit(3)
-            if hasattr(signal, case):
-                os.kill(os.getpid(), getattr(signal, case))
-
-class Writes(Callback):
-    def stateaccess(self):
-        return {"params": Write()}
-
-    @on
-    def write(self, event: StepEnd, phase: TrainingPhase, learner):
-        learner.params = learner.params
-
-def fails(*args):
-    raise MemoryError("no memory")
-
-# These functions are called before a collective.
-if failing and case == "checksums":
-    check_replicas._checksums = fails
-elif failing and case == "written":
-    host_writes._is_spread = fails
-collective = {
-    "checksums": lambda: every(fluxcb.callbacks.CheckReplicas(), steps=2),
-    "written": Writes,
-}
-
-class Stuck(Callback):
-    @on
-    def look(self, event: StepEnd, phase: TrainingPhase, learner):
-        if learner.progress.step == at:
-            if failing:
-                raise RuntimeError("the handler failed")
-            lock = threading.Lock()
-            lock.acquire()
-            lock.acquire()  # never returns
-
-learner = fluxcb.Learner.from_loss(
-    jax.device_put({"w": np.zeros((1, 1), np.float32)}, whole),
-    lambda params, batch: ((batch[0] @ params["w"] - batch[1]) ** 2).mean(),
-    optax.sgd(0.01),
-    data=Data(at if failing and case == "uneven" else 40),
-    callbacks=[collective.get(case, Stuck if case == "stuck" else Fails)()],
-    default_callbacks=False,
-    peer_timeout=6.0,
-)
-try:
-    learner.fit(3)
-finally:
-    print("stopped at", learner.step, learner.stop_reason, flush=True)
-"""
-
-
-def run(folder, case, *, at=7, count=2, failing=1, flags=""):
-    """Train with several processes, one of which fails; return the exit code and the output of each."""
-    never_ends = failing if case == "SIGSTOP" else None
-    ended = run_processes(PROGRAM, count, case, at, failing, cwd=folder, flags=flags, never_ends=never_ends)
-    return [(process.code, process.stdout + process.stderr) for process in ended]
-
-
-CAUSES = {
-    "StepBegin": "Process {} failed: RuntimeError: the handler failed\n",
-    "StepEnd": "Process {} failed: RuntimeError: the handler failed\n",
-    "data": "Process {} failed: OSError: no disk\n",
-    "exit": "Process {} failed: SystemExit: 3\n",
-    "uneven": "do not run the same steps.\n",
-    "rows": "do not run the same steps.\n",
-}
-
-
-COLLECTIVES = dict.fromkeys(("checksums", "written"), "Process {} failed: MemoryError: no memory\n")
-
-
-def check(ended, case, failing):
-    """Check that the other processes name the process and the cause, and that none was aborted."""
-    for number, (code, output) in enumerate(ended):
-        assert code == (3 if case == "exit" and number == failing else 1), output[-3000:]
-        assert "Array has been deleted" not in output
-        if number != failing:
-            assert "PeerError: " in output or f"fluxcb ends process {number}:" in output, output[-3000:]
-            assert (CAUSES | COLLECTIVES)[case].format(failing) in output, output[-3000:]
-            if case in ("uneven", "rows"):
-                assert f"process {failing}: " in output
+from tests.failing_processes import CAUSES, COLLECTIVES, check, check_lost, check_stopped, latest_stop, random_try, run
 
 
 def test_other_process_raises_if_handler_fails(tmp_path):
@@ -171,20 +39,21 @@ def test_message_of_uneven_data(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(int(os.environ.get("FLUXCB_TRIES", "6"))))
 def test_random_failures_with_two_and_four_processes(seed, tmp_path):
-    draw = random.Random(seed)
-    case, count = draw.choice(list(CAUSES)), draw.choice([2, 4])
-    failing, at = draw.randrange(count), draw.randrange(1, 40)
+    case, at, count, failing = random_try(seed, CAUSES)
     check(run(tmp_path, case, at=at, count=count, failing=failing), case, failing)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("case", "failing"), [("SIGKILL", 0), ("SIGKILL", 1), ("SIGSTOP", 0)])
 def test_lost_process_is_named(case, failing, tmp_path):
-    ended = run(tmp_path, case, failing=failing)
-    code, output = ended[1 - failing]
-    assert code == 1, output[-3000:]  # and not that of SIGABRT
-    assert f"Process {failing} has not responded for " in output or "Process 0 has ended, and with it" in output
-    assert "Array has been deleted" not in output
+    check_lost(run(tmp_path, case, failing=failing), failing)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FLUXCB_TRIES", "2"))))
+def test_process_lost_at_random_step_is_named(seed, tmp_path):
+    case, at, count, failing = random_try(seed, ["SIGKILL", "SIGSTOP"])
+    check_lost(run(tmp_path, case, at=at, count=count, failing=failing), failing)
 
 
 @pytest.mark.long
@@ -197,18 +66,15 @@ def test_stopped_process_raises_error_if_collectives_end(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(int(os.environ.get("FLUXCB_TRIES", "4"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("FLUXCB_TRIES", "2"))))
 def test_sigterm_in_one_process_stops_all_at_same_step(seed, tmp_path):
-    draw = random.Random(seed)
-    count = draw.choice([2, 4])
-    failing, at = draw.randrange(count), draw.randrange(1, 80)
-    ended = run(tmp_path, "SIGTERM", at=at, count=count, failing=failing)
-    lines = [next(line for line in output.splitlines() if line.startswith("stopped at ")) for _, output in ended]
-    assert [code for code, _ in ended] == [0] * count
-    assert len(set(lines)) == 1
-    assert lines[0].endswith("preempted")
-    # The handlers of a window run while the next is under way. A window has at most 10 steps here: see `AHEAD`.
-    assert int(lines[0].split()[2]) <= at + 3 * 32
+    count = 4 if seed % 2 else 2
+    tries = [random_try(10 * seed + number, ["SIGTERM"]) for number in range(10)]
+    signals = [(one.at, one.failing % count) for one in tries]
+    stopped = check_stopped(
+        run(tmp_path, "SIGTERM", at=signals[0][0], failing=signals[0][1], count=count, more=signals[1:])
+    )
+    assert [at <= step <= latest_stop(at) for (at, _), step in zip(signals, stopped, strict=True)] == [True] * 10
 
 
 @pytest.mark.long
