@@ -36,7 +36,7 @@ from fluxcb._run.model_methods import ModelMethods
 from fluxcb._run.programs import StepsPerCall
 from fluxcb._run.replay import Replaying
 from fluxcb._run.resume import lock_run, restore_run, resume_run, unlock_run
-from fluxcb._run.run_changes import check_allowed
+from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._run.sharding_table import ShardingTable
 from fluxcb._run.state_properties import StateProperties
 from fluxcb._typing import Batch, LossFn, PyTree
@@ -297,6 +297,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
         """
         # The arguments are checked completely before a directory is locked or a checkpoint is read.
         length = FitLength(epochs, steps, steps_per_epoch)
+        check_resume(resume)
         check_allowed(allow, 'learner.fit(10, resume=True, allow=("data",))')
         if allow and not resume:
             raise DeclarationError(

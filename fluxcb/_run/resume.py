@@ -157,15 +157,17 @@ def _read(
     snapshots = core.snapshots
     trees = snapshots.trees()
     wrong, changes = snapshots.differences(checkpoint.about, allow)
-    fix = ["build the Learner as it was when the run began"]
-    if not snapshots.other_phases(checkpoint.about):  # counters and metrics of other phases do not fit
-        allowed = f"`learner.restore({str(path)!r}, allow=(...))`, with names from {DIFFERENCES}"
-        fix.append(f"allow intended differences: {allowed}")
-    fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
     # Shapes and dtypes only; the arrays are read after all checks.
     saved = checkpoint.arrays()
     wrong += array_differences(saved, _compared(saved, trees, allow))
     if wrong:
+        fix = ["build the Learner as it was when the run began"]
+        kinds = tuple(kind for kind in DIFFERENCES if any(line.startswith(f"{kind}: ") for line in wrong))
+        more = (*allow, *kinds)
+        rest, _ = snapshots.differences(checkpoint.about, more)
+        if not rest and not array_differences(saved, _compared(saved, trees, more)):  # `allow` then helps
+            fix.append(f"if the differences are intended, call `learner.restore({str(path)!r}, allow={more!r})`")
+        fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
         raise ResumeError(
             f"{checkpoint} is a checkpoint of a different run.",
             where=[escape_line(line) for line in wrong],
