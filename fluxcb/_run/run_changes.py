@@ -10,7 +10,16 @@ from fluxcb._declare.described import CODE
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._terminal import escape_line
 
-__all__ = ["DIFFERENCES", "Change", "allows", "check_allowed", "check_allowed_names", "check_resume", "explained", "find_changes"]
+__all__ = [
+    "DIFFERENCES",
+    "Change",
+    "allows",
+    "check_allowed",
+    "check_allowed_names",
+    "check_resume",
+    "explained",
+    "find_changes",
+]
 
 DIFFERENCES = ("callbacks", "data", "hyperparams")
 """The parts of a run that `allow` names, alone or with the name of a part: `hyperparams.learning_rate`."""
@@ -70,7 +79,10 @@ def check_resume(resume: Any) -> None:
         raise DeclarationError(
             f"`resume` must be True or False, not {resume!r}.",
             why="`fit` continues the run in the directory of the `Checkpointer` among the callbacks",
-            fix=["write `resume=True`", "to continue from another checkpoint, call `learner.restore(path)` before `fit`"],
+            fix=[
+                "write `resume=True`",
+                "to continue from another checkpoint, call `learner.restore(path)` before `fit`",
+            ],
         )
 
 
