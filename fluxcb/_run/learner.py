@@ -279,8 +279,8 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             steps_per_epoch: Length of an epoch of each training phase (steps), for endless streams. The next epoch then
                 continues the stream. By default, an epoch is one pass over the data. An `InTurn` counts as one phase.
             resume: Continue the run in the Checkpointer's directory from its newest good checkpoint, or begin a run if
-                there is none. `epochs` or `steps` then count from the beginning of that run, so the same program,
-                started again, ends where it would have ended.
+                there is none. `epochs` or `steps` then count from the beginning of the call of `fit` that saved the
+                checkpoint, so the same program, started again, ends where it would have ended.
             allow: With `resume`, the paths at which this program differs from the saved run on purpose; see `restore`.
 
         Returns:

@@ -236,7 +236,7 @@ def test_accuracy_of_one_output_is_an_error_whose_fix_works(shape):
         "one-hot\n"
         f"  fix:   for two classes and one logit per sample, write `Metrics({metric})`"
     )
-    fixed = eval(metric)
+    fixed = eval(metric)  # noqa: S307 - of the message's own text
     assert float(fixed.fn(outputs, ys)) == pytest.approx(4 / 6)
 
 
@@ -251,7 +251,7 @@ def test_accuracy_of_targets_with_an_additional_axis_is_an_error_whose_fix_works
         "one-hot\n"
         f"  fix:   write `Metrics({metric})`"
     )
-    assert float(eval(metric).fn(outputs, ys)) == 0.75
+    assert float(eval(metric).fn(outputs, ys)) == 0.75  # noqa: S307 - of the message's own text
 
 
 def test_a_step_value_is_the_metric_of_one_batch(build, make_batches):

@@ -111,7 +111,7 @@ def test_allow_is_suggested_only_if_it_helps(tmp_path):
     call = f"learner.restore({path!r}, allow=('callbacks',))"
     fix = (build, f"if the differences are intended, call `{call}`", params)
     refuses(ResumeError, what, fix, lambda: learner.restore(path))
-    eval(call)
+    eval(call)  # noqa: S307 - of the message's own text
     assert learner.step == 2
 
 
@@ -157,7 +157,7 @@ def test_scheduler_by_keyword_names_the_mapping():
         with pytest.raises(DeclarationError) as caught:
             Scheduler(**{name: optax.constant_schedule(0.1)})  # pyright: ignore[reportArgumentType, reportCallIssue]
         assert caught.value.fix == (f"write `{fix}`",)
-    assert repr(eval(fix)) == "Scheduler(learning_rate)"
+    assert repr(eval(fix)) == "Scheduler(learning_rate)"  # noqa: S307 - of the message's own text
     assert LearningRate is not None
 
 
@@ -204,8 +204,8 @@ CHAIN = (
     ],
 )
 def test_wrong_inject_names_a_call_that_works(wrong, what, words, code):
-    refuses(DeclarationError, what, (f"{words}: `{code}`",), lambda: eval(wrong))
-    assert testlearner(optimizer=eval(code)).hyperparams.learning_rate == pytest.approx(1e-3)
+    refuses(DeclarationError, what, (f"{words}: `{code}`",), lambda: eval(wrong))  # noqa: S307 - of the message's own text
+    assert testlearner(optimizer=eval(code)).hyperparams.learning_rate == pytest.approx(1e-3)  # noqa: S307 - of the message's own text
 
 
 # -- classes of callbacks -------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_declaration_with_wrong_parameters_is_an_error(name, method, fixed):
         (f"write `def {name}{fixed}:`",),
         lambda: type("Bad", (Callback,), {name: method}),
     )
-    type("Good", (Callback,), {name: eval(f"lambda {fixed[1:-1]}: None")})
+    type("Good", (Callback,), {name: eval(f"lambda {fixed[1:-1]}: None")})  # noqa: S307 - of the message's own text
 
 
 def test_runafter_that_is_a_tuple_names_code_that_works():
