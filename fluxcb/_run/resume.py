@@ -34,12 +34,27 @@ def lock_run(core: LearnerCore) -> None:
     Raises:
         CheckpointError: Another run writes to one of the directories, or it cannot be written to.
     """
+    locks = _callbacks_of(core, RunLock)
+    _check_separate(locks)
     try:
-        for locked in _callbacks_of(core, RunLock):
+        for locked in locks:
             locked.lock()
     except BaseException:
         unlock_run(core)
         raise
+
+
+def _check_separate(savers: list[RunLock]) -> None:
+    """Raise an error for two savers of one directory. Their locks would exclude each other, as if of two runs."""
+    folders: dict[Any, RunLock] = {}
+    for saver in savers:
+        folder = getattr(saver, "folder", None)  # the protocol does not require it
+        if folder is not None and folders.setdefault(folder, saver) is not saver:
+            raise CheckpointError(
+                f"{folders[folder]!r} and {saver!r} write checkpoints to the same directory.",
+                why="their checkpoints would replace each other",
+                fix=["use a separate directory for each of them", "remove one of them"],
+            )
 
 
 def unlock_run(core: LearnerCore) -> None:

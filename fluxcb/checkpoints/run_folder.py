@@ -144,12 +144,6 @@ class RunFolder:
         except OSError:
             holder = _holder(handle)
             os.close(handle)
-            if any(other.path == self.path for other in _locked):
-                raise CheckpointError(
-                    f"Another callback of this process is writing checkpoints to {self.path}.",
-                    why="their checkpoints would replace each other",
-                    fix=["use a separate directory for each callback", "remove one of the two callbacks"],
-                ) from None
             raise CheckpointError(
                 f"Another run is writing checkpoints to {self.path}: {holder}.",
                 why="two runs in one directory would mix their checkpoints",

@@ -119,8 +119,8 @@ def test_two_savers_of_one_learner_are_not_called_another_run(tmp_path):
     learner = testlearner(Checkpointer(tmp_path), Checkpointer(tmp_path, steps=2))
     refuses(
         CheckpointError,
-        f"Another callback of this process is writing checkpoints to {tmp_path}.",
-        ("use a separate directory for each callback", "remove one of the two callbacks"),
+        f"Checkpointer({str(tmp_path)!r}) and Checkpointer({str(tmp_path)!r}) write checkpoints to the same directory.",
+        ("use a separate directory for each of them", "remove one of them"),
         lambda: learner.fit(1),
     )
     testlearner(Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two", steps=2)).fit(1)
