@@ -215,7 +215,7 @@ def test_wrong_inject_names_a_call_that_works(wrong, what, words, code):
     ("name", "method", "fixed"),
     [
         ("init", lambda self: None, "(self, learner)"),
-        ("stateaccess", dict, "(self)"),
+        ("stateaccess", lambda: {"step": {}}, "(self)"),
         ("runafter", lambda self, other: (), "(self)"),
         ("load_state_dict", lambda self: None, "(self, state)"),
     ],
