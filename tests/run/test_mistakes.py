@@ -155,7 +155,7 @@ def test_scheduler_by_keyword_names_the_mapping():
     fix = "Scheduler({LearningRate: optax.cosine_decay_schedule(1e-3, 1000)})"
     for name in ("learning_rate", "lr", "schedule", "scheduler"):
         with pytest.raises(DeclarationError) as caught:
-            Scheduler(**{name: optax.constant_schedule(0.1)})  # pyright: ignore[reportArgumentType, reportCallIssue]
+            Scheduler(**{name: optax.constant_schedule(0.1)})  # pyright: ignore[reportArgumentType]
         assert caught.value.fix == (f"write `{fix}`",)
     assert repr(eval(fix)) == "Scheduler(learning_rate)"  # noqa: S307 - of the message's own text
     assert LearningRate is not None

@@ -179,6 +179,7 @@ class Metric(AbstractMetric):
             no name and `name` is missing; `phase` is not a phase; `shape` is not a shape.
 
     Example:
+        >>> from fluxcb.callbacks import accuracy
         >>> from fluxcb.phases import ValidationPhase
         >>> Metric(accuracy), Metric(lambda aux: aux["kl"], name="kl", needs=("aux",))
         (Metric(accuracy), Metric(kl))
