@@ -22,6 +22,7 @@ __all__ = [
     "batch_loss_advice",
     "host_returned",
     "model_advice",
+    "needs_value_of",
     "noted",
     "noting",
     "shapes",
@@ -45,6 +46,13 @@ NEEDS_VALUE = (
     jax.errors.UnexpectedTracerError,
 )
 """Errors that JAX raises when Python code needs the value of a tracer."""
+
+
+def needs_value_of(error: Exception) -> bool:
+    """Return whether a plain TypeError of Python means that it needs the value of a tracer."""
+    text = str(error)
+    return "Tracer" in text and ("__format__" in text or "cannot be interpreted as an integer" in text)
+
 
 _SHOWN = 6  # maximum number of parts of a container that a note lists
 

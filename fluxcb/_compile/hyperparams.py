@@ -54,7 +54,19 @@ def overflow(value: Any, dtype: Any) -> tuple[str, str] | None:
     return f"{shown}, which is not finite in {name}", f"the largest finite number of {name} is {largest:.4g}"
 
 
-@entry_point(fixes={"factory": "pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"})
+_CHAIN = (
+    "pass a function of the hyperparameters: `fluxcb.inject(lambda learning_rate: "
+    "optax.chain(optax.clip_by_global_norm(1.0), optax.adam(learning_rate)), learning_rate=1e-3)`"
+)
+"""The fix for `inject(optax.chain, ...)`."""
+
+
+@entry_point(
+    fixes={
+        "factory": "pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+        "*": "pass its arguments by name: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+    }
+)
 def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments: Any) -> optax.GradientTransformation:
     """Build an optimizer whose numeric arguments are hyperparameters on the device.
 
@@ -96,13 +108,14 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
             raise DeclarationError(f"`inject` was given `{name}` as {shown}.", why=why, fix=f"write e.g. `{name}=1e-3`")
     # A wrapper of a factory often takes `**kwargs`, so its arguments are not known.
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = any(p.kind is not p.VAR_POSITIONAL for p in parameters.values())
     for name in arguments:
         if name not in parameters and not takes_any:
             suggestion = Origin(factory, inside=False, injected=()).suggested_name(name) or nearest(name, parameters)
-            hint = f" Did you mean `{suggestion}`?" if suggestion else ""
+            hint = f" Did you mean `{suggestion}`?" if suggestion in parameters else ""
             raise DeclarationError(
                 f"`{getattr(factory, '__name__', factory)}` has no argument `{name}`.{hint}",
-                fix=f"its arguments are {', '.join(parameters)}",
+                fix=f"its arguments are {', '.join(parameters)}" if named else _CHAIN,
             )
     missing = [
         name

@@ -27,6 +27,7 @@ NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # every handler may read these
 # These parts can get and lose names while a Learner is used.
+_STOPS = ("stop_training", "should_stop")
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
@@ -196,6 +197,9 @@ class _View:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self._how_to_declare(("cbstate", name), Write())
             fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
+            if name in _STOPS and writing:  # as in Keras and Lightning
+                control = self._how_to_declare(("control",), Append())
+                fix = f'to end the fit, write `raise CancelFitting("reason")`, and {control}'
         elif writing and name in self._readable:
             what = f"declares only Read() on `{dotted(path)}`, but writes it."
         return AccessError(

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
-from fluxcb._compile.call_errors import NEEDS_VALUE
+from fluxcb._compile.call_errors import NEEDS_VALUE, needs_value_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
@@ -110,12 +110,14 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         state.touched = touched
         try:
             phase.step(TracedLearner(state), state.emit)
-        except NEEDS_VALUE as error:  # errors in handlers have already been converted
+        except (*NEEDS_VALUE, TypeError) as error:  # errors in handlers have already been converted
+            if not isinstance(error, NEEDS_VALUE) and not needs_value_of(error):
+                raise
             needs_value = TraceError(
                 f"`{type(phase).__name__}.step` needs a value in Python: {str(error).splitlines()[0]}",
                 why="the model and the loss run while the step is traced, when values are not known yet",
-                fix="use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and call neither "
-                "float() nor numpy",
+                fix="use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
+                "or numpy, or format values",
             )
             # The notes name the arguments of the model or the loss function.
             for note in getattr(error, "__notes__", ()):

@@ -249,7 +249,7 @@ def _check_spelling(cls: type) -> None:
     for name, value in vars(cls).items():
         if name in _DECLARATIONS:
             if not callable(value) and not isinstance(value, classmethod | staticmethod):
-                returning = f"write `def {name}(self): return {value!r}`"
+                returning = f"write `def {name}(self): return {_code(value)}`"
                 raise DeclarationError(
                     f"`{cls.__name__}.{name}` must be a method, not {type(value).__name__} {value!r}.",
                     where=f"{cls.__module__}.{cls.__qualname__}",
@@ -262,6 +262,7 @@ def _check_spelling(cls: type) -> None:
                     why="calling it would return immediately, without running its body",
                     fix="make it a plain method, without `async` and `yield`",
                 )
+            _check_parameters(cls, name, value)
             continue
         declares = inspect.isfunction(value) or isinstance(value, Mapping | tuple | list)
         if not declares or is_handler(value) or name.startswith("_"):
@@ -276,6 +277,29 @@ def _check_spelling(cls: type) -> None:
                 where=f"{cls.__name__}.{name}  {source_of(value)}" if inspect.isfunction(value) else _place(cls),
                 fix=f"rename it to `{by_squeezing[near[0]]}`, or to a less similar name if it is a different method",
             )
+
+
+def _check_parameters(cls: type, name: str, value: Any) -> None:
+    """Raise an error for a method that cannot be called with the arguments that fluxcb passes."""
+    if not inspect.isfunction(value) or name not in vars(Callback):
+        return
+    expected = inspect.signature(getattr(Callback, name))
+    try:
+        inspect.signature(value).bind(*expected.parameters)
+    except TypeError:
+        raise DeclarationError(
+            f"`{cls.__name__}.{name}` must take ({', '.join(expected.parameters)}).",
+            where=f"{cls.__name__}.{name}  {source_of(value)}",
+            why="fluxcb calls it with these arguments",
+            fix=f"write `def {name}({', '.join(expected.parameters)}):`",
+        ) from None
+
+
+def _code(value: Any) -> str:
+    """Return a value as code; the name of a class instead of `<class ...>`."""
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_code, value))}{',' * (len(value) == 1)})"
+    return value.__name__ if isinstance(value, type) else repr(value)
 
 
 def _check_pairs_once(cls: type, entries: list[Handler]) -> None:

@@ -241,7 +241,7 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
             shown = f"the class `{callback.__name__}`" if isinstance(callback, type) else repr(callback)
             raise DeclarationError(
                 f"The callbacks list contains {shown}, which is not a callback instance.",
-                fix=[f"write `{hint}`"] if hint else _FUNCTIONS,
+                fix=[f"write `{hint}`"] if hint else _how_to_list(callback),
             )
         inner = unwrap(callback)
         if id(inner) in positions:
@@ -265,6 +265,16 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
         else:
             ungrouped.add(place(item, grouped=False))
     return flat, ordered
+
+
+def _how_to_list(item: Any) -> Sequence[str]:
+    """Return what to write instead of an item of a callbacks list that is not a callback."""
+    if isinstance(item, list | tuple) and any(isinstance(part, Callback) for part in item):
+        return ["put its callbacks into the list itself: `callbacks=[*group, ...]`"]
+    # By name, because the declarations do not import the library.
+    if any(cls.__name__ == "LoggerBackend" for cls in type(item).__mro__):
+        return ["write `Monitors(backend)`"]
+    return _FUNCTIONS
 
 
 def _declare_one(callback: Callback, position: int, label: str, name: str) -> Declared:

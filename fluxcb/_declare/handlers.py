@@ -245,6 +245,17 @@ def _mark(
         phase = _annotation(function, phase_parameter, Phase, frame, where)
     else:
         event, phase = explicit[0], explicit[1] if len(explicit) == 2 else Phase
+    if explicit is None and any(is_subclass(p, Event) for p in classes_in(phase)):
+        parameters = inspect.signature(function).parameters
+        annotated = [p.annotation.__name__ for p in parameters.values() if is_subclass(p.annotation, Phase)]
+        names, of_phase = ", ".join(parameters), annotated[0] if annotated else "Phase"
+        raise DeclarationError(
+            f"The handler `{function.__qualname__}` takes ({names}), but the third parameter must be the phase.",
+            where=where,
+            why="the engine passes the event, the phase and the learner by position",
+            fix=f"write `def {function.__name__}(self, event: {classes_in(phase)[0].__name__}, phase: {of_phase}, "
+            "learner):`",
+        )
     pairs = tuple(check_pair(e, p, where) for e in classes_in(event) for p in classes_in(phase))
     kinds = {issubclass(e, HostEvent) for e, _ in pairs}
     if len(kinds) == 2:

@@ -23,6 +23,7 @@ from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._interruptions import is_interruption
 from fluxcb._typing import Batch, LossFn, PyTree
+from fluxcb.data.loader import ArrayLoader
 
 __all__ = [
     "FIT_FIXES",
@@ -351,6 +352,15 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
         return {
             name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
         }
+    if isinstance(data, tuple) and any(isinstance(part, ArrayLoader) for part in data):
+        raise DataError(
+            f"`data` is a tuple of {len(data)}, which is neither batches nor `(training, validation)`.",
+            why="a Learner trains on the first and validates on the second after each epoch",
+            fix=[
+                "write `data=(training, validation)`, and `learner.evaluate(test)` after `fit`",
+                'measure on the other data in training: `InferenceRunner(test, ScalarStats("loss"), name="test")`',
+            ],
+        )
     return {"training": data}
 
 

@@ -169,7 +169,7 @@ class BatchStream:
         """Return the next batch, or None at the end of the epoch's data.
 
         Raises:
-            DataError: The source has no batches at all.
+            DataError: The source has no batches at all, or an iterator has fewer batches than `steps_per_epoch`.
         """
         # After a rewind, the run may resume in an epoch whose data is already used up.
         if self._skips_rest and not continues_stream:
@@ -182,8 +182,8 @@ class BatchStream:
             raise failure
         try:
             batch = self._pull()
-            # An epoch of `steps_per_epoch` steps can need several passes over the data.
-            if batch is None and continues_stream and not self._one_shot:
+            # An epoch of `steps_per_epoch` steps can need several passes over the data. For an iterator, this raises.
+            if batch is None and continues_stream:
                 self._begin_pass()
                 batch = self._pull()
         except BaseException as error:

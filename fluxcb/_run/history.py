@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fluxcb._calls import Constructed, entry_point
 from fluxcb._errors import DeclarationError, did_you_mean
@@ -100,6 +100,15 @@ class History(Constructed, Mapping[str, list[Any]]):
             stop_reason=stop_reason,
             commands=cbstate.get("commands", ()),
         )
+
+    if not TYPE_CHECKING:  # type checkers must report unknown attributes
+
+        @entry_point
+        def __getattr__(self, name: str) -> Any:
+            if name != "history":  # the name in Keras
+                return object.__getattribute__(self, name)  # raises the usual error
+            what = "A History has no attribute `history`, because it is the mapping itself."
+            raise AttributeError(str(DeclarationError(what, fix='write e.g. `history["training/loss"]`')), name=name)
 
     # -- the mapping ------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ from fluxcb._run.model_methods import ModelMethods
 from fluxcb._run.programs import StepsPerCall
 from fluxcb._run.replay import Replaying
 from fluxcb._run.resume import lock_run, restore_run, resume_run, unlock_run
-from fluxcb._run.run_changes import check_allowed
+from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._run.sharding_table import ShardingTable
 from fluxcb._run.state_properties import StateProperties
 from fluxcb._typing import Batch, LossFn, PyTree
@@ -279,8 +279,8 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             steps_per_epoch: Length of an epoch of each training phase (steps), for endless streams. The next epoch then
                 continues the stream. By default, an epoch is one pass over the data. An `InTurn` counts as one phase.
             resume: Continue the run in the Checkpointer's directory from its newest good checkpoint, or begin a run if
-                there is none. `epochs` or `steps` then count from the beginning of that run, so the same program,
-                started again, ends where it would have ended.
+                there is none. `epochs` or `steps` then count from the beginning of the call of `fit` that saved the
+                checkpoint, so the same program, started again, ends where it would have ended.
             allow: With `resume`, the paths at which this program differs from the saved run on purpose; see `restore`.
 
         Returns:
@@ -297,6 +297,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
         """
         # The arguments are checked completely before a directory is locked or a checkpoint is read.
         length = FitLength(epochs, steps, steps_per_epoch)
+        check_resume(resume)
         check_allowed(allow, 'learner.fit(10, resume=True, allow=("data",))')
         if allow and not resume:
             raise DeclarationError(

@@ -34,12 +34,27 @@ def lock_run(core: LearnerCore) -> None:
     Raises:
         CheckpointError: Another run writes to one of the directories, or it cannot be written to.
     """
+    locks = _callbacks_of(core, RunLock)
+    _check_separate(locks)
     try:
-        for locked in _callbacks_of(core, RunLock):
+        for locked in locks:
             locked.lock()
     except BaseException:
         unlock_run(core)
         raise
+
+
+def _check_separate(savers: list[RunLock]) -> None:
+    """Raise an error for two savers of one directory. Their locks would exclude each other, as if of two runs."""
+    folders: dict[Any, RunLock] = {}
+    for saver in savers:
+        folder = getattr(saver, "folder", None)  # the protocol does not require it
+        if folder is not None and folders.setdefault(folder, saver) is not saver:
+            raise CheckpointError(
+                f"{folders[folder]!r} and {saver!r} write checkpoints to the same directory.",
+                why="their checkpoints would replace each other",
+                fix=["use a separate directory for each of them", "remove one of them"],
+            )
 
 
 def unlock_run(core: LearnerCore) -> None:
@@ -157,15 +172,17 @@ def _read(
     snapshots = core.snapshots
     trees = snapshots.trees()
     wrong, changes = snapshots.differences(checkpoint.about, allow)
-    fix = ["build the Learner as it was when the run began"]
-    if not snapshots.other_phases(checkpoint.about):  # counters and metrics of other phases do not fit
-        allowed = f"`learner.restore({str(path)!r}, allow=(...))`, with names from {DIFFERENCES}"
-        fix.append(f"allow intended differences: {allowed}")
-    fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
     # Shapes and dtypes only; the arrays are read after all checks.
     saved = checkpoint.arrays()
     wrong += array_differences(saved, _compared(saved, trees, allow))
     if wrong:
+        fix = ["build the Learner as it was when the run began"]
+        kinds = tuple(kind for kind in DIFFERENCES if any(line.startswith(f"{kind}: ") for line in wrong))
+        more = (*allow, *kinds)
+        rest, _ = snapshots.differences(checkpoint.about, more)
+        if not rest and not array_differences(saved, _compared(saved, trees, more)):  # `allow` then helps
+            fix.append(f"if the differences are intended, call `learner.restore({str(path)!r}, allow={more!r})`")
+        fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
         raise ResumeError(
             f"{checkpoint} is a checkpoint of a different run.",
             where=[escape_line(line) for line in wrong],

@@ -10,7 +10,16 @@ from fluxcb._declare.described import CODE
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._terminal import escape_line
 
-__all__ = ["DIFFERENCES", "Change", "allows", "check_allowed", "check_allowed_names", "explained", "find_changes"]
+__all__ = [
+    "DIFFERENCES",
+    "Change",
+    "allows",
+    "check_allowed",
+    "check_allowed_names",
+    "check_resume",
+    "explained",
+    "find_changes",
+]
 
 DIFFERENCES = ("callbacks", "data", "hyperparams")
 """The parts of a run that `allow` names, alone or with the name of a part: `hyperparams.learning_rate`."""
@@ -58,6 +67,23 @@ def check_allowed(allow: Any, call: str) -> None:
         f"`allow` takes some of {DIFFERENCES}, or parts of them such as 'hyperparams.learning_rate', not {allow!r}.",
         fix=f"write e.g. `{call}`",
     )
+
+
+def check_resume(resume: Any) -> None:
+    """Check the argument `resume`. The path of a checkpoint would have the effect of True, and another run be resumed.
+
+    Raises:
+        DeclarationError: It is not a bool.
+    """
+    if not isinstance(resume, bool):
+        raise DeclarationError(
+            f"`resume` must be True or False, not {resume!r}.",
+            why="`fit` continues the run in the directory of the `Checkpointer` among the callbacks",
+            fix=[
+                "write `resume=True`",
+                "to continue from another checkpoint, call `learner.restore(path)` before `fit`",
+            ],
+        )
 
 
 def check_allowed_names(allow: Collection[str], saved: About, program: About) -> None:

@@ -175,9 +175,15 @@ def warn_uncalled(graph: CallbackGraph) -> None:
             if phases:
                 names = " and ".join(phase.__name__ for phase in phases)
                 event = entry.event.__name__
+                emitting = [phase.__name__ for phase in graph.phases if emits(entry.event, phase)]
+                advice = (
+                    f"Annotate the parameter as `phase: {emitting[0]}`, which emits it."
+                    if emitting
+                    else f"Call `emit({event}())` in the `step` of {names}, and add {event} to `provides`."
+                )
                 _warn(
-                    f"fluxcb does not call {declared.label}.{entry.name}, because no phase emits {event}. Call "
-                    f"`emit({event}())` in the `step` of {names}, and add {event} to `provides`."
+                    f"fluxcb does not call {declared.label}.{entry.name}, because {names} "
+                    f"{'does' if len(phases) == 1 else 'do'} not emit {event}. {advice}"
                 )
 
 

@@ -52,9 +52,9 @@ from fluxcb.callbacks.logging.monitors import Monitors
 from fluxcb.callbacks.logging.moving_average import MovingAverage, SimpleMovingAverage
 from fluxcb.callbacks.logging.send_data import SendMonitorData
 from fluxcb.callbacks.logging.send_stat import SendStat
-from fluxcb.callbacks.metrics.class_metrics import AUROC, ConfusionMatrix, PerClassAccuracy
+from fluxcb.callbacks.metrics.class_metrics import AUROC, ConfusionMatrix, PerClassAccuracy, accuracy
 from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric
-from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss, Metric, SmoothLoss, accuracy
+from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss, Metric, SmoothLoss
 from fluxcb.callbacks.metrics.metric_values import EpochValues, StepValues
 from fluxcb.callbacks.metrics.metrics import Metrics
 from fluxcb.callbacks.metrics.recorder import PhaseHistory, Recorder

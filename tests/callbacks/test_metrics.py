@@ -223,6 +223,37 @@ def test_accuracy_accepts_class_indices_and_one_hot_labels():
     assert float(accuracy(scores[None], ids[None])) == 0.75
 
 
+@pytest.mark.parametrize("shape", [(6,), (6, 1)])
+def test_accuracy_of_one_output_is_an_error_whose_fix_works(shape):
+    outputs = jnp.array([2.0, -1.0, 0.5, -0.5, 3.0, -2.0]).reshape(6, 1)
+    ys = jnp.array([1.0, 0.0, 0.0, 1.0, 1.0, 0.0]).reshape(shape)
+    with pytest.raises(DeclarationError) as error:
+        accuracy(outputs, ys)  # the class with the largest output would always be class 0
+    metric = 'Metric(lambda outputs, ys: ((outputs > 0).reshape(ys.shape) == ys).mean(), name="accuracy")'
+    assert str(error.value) == (
+        f"`accuracy` was given outputs of shape (6, 1) and targets of shape {shape}.\n"
+        "  why:   it needs scores float[batch, ..., classes] of two or more classes, and classes int[batch, ...] or "
+        "one-hot\n"
+        f"  fix:   for two classes and one logit per sample, write `Metrics({metric})`"
+    )
+    fixed = eval(metric)  # noqa: S307 - of the message's own text
+    assert float(fixed.fn(outputs, ys)) == pytest.approx(4 / 6)
+
+
+def test_accuracy_of_targets_with_an_additional_axis_is_an_error_whose_fix_works():
+    outputs, ys = jnp.eye(3)[jnp.array([0, 1, 2, 1])], jnp.array([[0], [1], [1], [1]])
+    with pytest.raises(DeclarationError) as error:
+        accuracy(outputs, ys)  # `argmax` of these targets would be 0 for each sample
+    metric = 'Metric(lambda outputs, ys: accuracy(outputs, ys.squeeze(-1)), name="accuracy")'
+    assert str(error.value) == (
+        "`accuracy` was given outputs of shape (4, 3) and targets of shape (4, 1).\n"
+        "  why:   it needs scores float[batch, ..., classes] of two or more classes, and classes int[batch, ...] or "
+        "one-hot\n"
+        f"  fix:   write `Metrics({metric})`"
+    )
+    assert float(eval(metric).fn(outputs, ys)) == 0.75  # noqa: S307 - of the message's own text
+
+
 def test_a_step_value_is_the_metric_of_one_batch(build, make_batches):
     class Root(Metric):
         def compute(self, state):

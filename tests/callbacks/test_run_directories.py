@@ -153,7 +153,7 @@ def test_savers_of_one_learner_have_separate_directories(tmp_path):
 
 def test_two_savers_in_one_directory_are_an_error_before_the_first_step(tmp_path):
     learner = training(Checkpointer(tmp_path, steps=1), Checkpointer(tmp_path, epochs=2))
-    with pytest.raises(CheckpointError, match=r"^Another run is writing checkpoints to "):
+    with pytest.raises(CheckpointError, match=r" write checkpoints to the same directory\."):
         learner.fit(1)
     assert learner.step == 0
 

@@ -77,8 +77,8 @@ def test_a_scheduler_in_a_phase_that_does_not_emit_its_event():
     with pytest.warns(UserWarning, match="does not call") as caught:
         in_turn([1.0], Scheduler(schedule))
     assert [str(warning.message) for warning in caught] == [
-        "fluxcb does not call Scheduler(d.learning_rate).set_hyperparams, because no phase emits ForwardBegin. Call "
-        "`emit(ForwardBegin())` in the `step` of InTurn, and add ForwardBegin to `provides`."
+        "fluxcb does not call Scheduler(d.learning_rate).set_hyperparams, because InTurn does not emit ForwardBegin. "
+        "Call `emit(ForwardBegin())` in the `step` of InTurn, and add ForwardBegin to `provides`."
     ]
     learner = in_turn([1.0] * 2, Scheduler(schedule), phase=BeginsForward)
     learner.fit(1)

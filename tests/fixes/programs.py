@@ -50,6 +50,11 @@ def row(says: str, broken: str, *mended: str, kind: type[FluxcbError] = Declarat
     return Row(says, broken, mended, kind)
 
 
+def accuracy(outputs: Any, ys: Any) -> Any:
+    """Return the fraction of outputs near the target; the metric of fluxcb needs two or more classes."""
+    return (abs(outputs - ys) < 0.5).mean()
+
+
 def learner(*callbacks: Any, **options: Any) -> Learner:
     """Return a Learner whose model has one parameter."""
     model, loss = options.pop("model", PAIR), options.pop("loss_fn", loss_fn)
@@ -93,6 +98,7 @@ def run(source: str, folder: Path) -> None:
     names |= {"loss_fn": loss_fn, "from_loss": from_loss}
     folder.mkdir()
     with contextlib.chdir(folder):
+        names["accuracy"] = accuracy
         exec(textwrap.dedent(source), names)  # the programs of the tests
 
 

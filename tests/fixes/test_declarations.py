@@ -238,13 +238,13 @@ ROWS = [
     row(
         "which is not a callback instance",
         "learner(print)",
-        "function = accuracy; learner(Metrics(function))",
+        "def function(outputs, ys): return abs(outputs - ys).mean()\nlearner(Metrics(function))",
         "function = print; learner(CustomCallback(function, StepEnd))",
     ),
     row(
         "which is not a callback instance",
         "learner(accuracy)",
-        "function = accuracy; learner(Metrics(function))",
+        "def function(outputs, ys): return abs(outputs - ys).mean()\nlearner(Metrics(function))",
         "function = print; learner(CustomCallback(function, StepEnd))",
     ),
     row("appears twice in the list", "tick = Tick(); learner(tick, tick)", "learner(Tick(), Tick())"),

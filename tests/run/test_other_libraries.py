@@ -58,6 +58,9 @@ def test_suggested_replacements_work():
 
 CALLS = {
     "save": 'add `Checkpointer("runs/1")` to the callbacks before `fit`; it saves the state at the end of each epoch',
+    "save_weights": 'add `Checkpointer("runs/1")` to the callbacks before `fit`, which also saves the parameters',
+    "load_weights": 'write `learner.params = fluxcb.checkpoints.load_params("runs/1")`',
+    "parameters": "read `learner.params`",
     "load": 'call `learner.restore("runs/1")` with the folder of a `Checkpointer`',
     "compile": "leave the call out; pass the optimizer and the loss function to `Learner`, which compiles the step",
     "summary": "add `ModelSummary()` to the callbacks; it prints the parameters when the fit begins",

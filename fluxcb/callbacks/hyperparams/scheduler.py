@@ -24,6 +24,9 @@ from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, sho
 __all__ = ["Scheduler", "onecycle"]
 
 
+_MAPPING = "write `Scheduler({LearningRate: optax.cosine_decay_schedule(1e-3, 1000)})`"
+
+
 class Scheduler(Callback):
     """Set hyperparameters at every training step, inside the compiled step.
 
@@ -77,11 +80,12 @@ class Scheduler(Callback):
         FluxTraining.jl, `Scheduler`; tensorpack, `ScheduledHyperParamSetter`.
     """
 
+    @entry_point(fixes=dict.fromkeys(("learning_rate", "lr", "schedule", "scheduler"), _MAPPING))
     def __init__(self, schedules: Mapping[Any, Any], *, count: Literal["steps", "updates"] = "steps") -> None:
         if not isinstance(schedules, Mapping) or not schedules:
             raise DeclarationError(
                 f"`Scheduler` takes a mapping of hyperparameters to schedules, not {schedules!r}.",
-                fix="write `Scheduler({LearningRate: optax.cosine_decay_schedule(1e-3, 1000)})`",
+                fix=_MAPPING,
             )
         self.schedules: dict[str, Callable[[Any], Any] | float] = {}
         for key, schedule in schedules.items():

@@ -213,7 +213,15 @@ class ClassificationError(Inferencer):
         import numpy as np
 
         if self.wrong_vector_name is None:
-            predicted, labels = np.argmax(values["outputs"], axis=-1), np.asarray(values["ys"])
+            outputs = np.asarray(values["outputs"])
+            if outputs.ndim < 2 or outputs.shape[-1] < 2:  # `argmax` would be 0 for each sample
+                raise DeclarationError(
+                    f"`ClassificationError` was given `outputs` of shape {outputs.shape}.",
+                    why="it needs scores float[batch, ..., classes] of two or more classes",
+                    fix="return one number per sample from the step, 1 for a wrong prediction, and pass its name: "
+                    '`ClassificationError("aux.wrong")`',
+                )
+            predicted, labels = np.argmax(outputs, axis=-1), np.asarray(values["ys"])
             _require_same_shape(predicted, "the largest `outputs`", labels, "ys", "ClassificationError")
             wrong = (predicted != labels).reshape(-1)
         else:

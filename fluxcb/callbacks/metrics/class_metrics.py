@@ -1,7 +1,8 @@
-"""Classification metrics: `ConfusionMatrix`, `PerClassAccuracy` and `AUROC`."""
+"""Classification metrics: `accuracy`, `ConfusionMatrix`, `PerClassAccuracy` and `AUROC`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,7 +20,52 @@ from fluxcb.callbacks.metrics.step_functions import (
     weight_function,
 )
 
-__all__ = ["AUROC", "ConfusionMatrix", "PerClassAccuracy"]
+__all__ = ["AUROC", "ConfusionMatrix", "PerClassAccuracy", "accuracy"]
+
+
+def accuracy(outputs: Any, ys: Any) -> Any:
+    """Return the fraction of samples whose largest output is at the correct class.
+
+    Args:
+        outputs: Scores, `float[batch, ..., classes]`, of two or more classes.
+        ys: Class ids, `int[batch, ...]`, or one-hot, `[batch, ..., classes]`.
+
+    Returns:
+        `float32[]`, between 0 and 1.
+
+    Raises:
+        DeclarationError: The shapes of the outputs and the targets do not match, or there is only one class.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> scores = jnp.array([[0.1, 0.9], [0.8, 0.2]])
+        >>> float(accuracy(scores, jnp.array([1, 1]))), float(accuracy(scores, jnp.array([[0, 1], [1, 0]])))
+        (0.5, 1.0)
+    """
+    import jax.numpy as jnp
+
+    shape, targets = jnp.shape(outputs), jnp.shape(ys)
+    # Without this check, `argmax` over an axis of length 1 would give class 0 for each sample, and a wrong accuracy.
+    if len(shape) < 2 or shape[-1] < 2 or targets not in (shape, shape[:-1]):
+        raise DeclarationError(
+            f"`accuracy` was given outputs of shape {shape} and targets of shape {targets}.",
+            why="it needs scores float[batch, ..., classes] of two or more classes, and classes int[batch, ...] or "
+            "one-hot",
+            fix=_accuracy_fix(shape, targets),
+        )
+    if targets == shape:
+        ys = jnp.argmax(ys, axis=-1)
+    return jnp.mean((jnp.argmax(outputs, axis=-1) == ys).astype(jnp.float32))
+
+
+def _accuracy_fix(outputs: tuple[int, ...], ys: tuple[int, ...]) -> str:
+    if math.prod(outputs) == math.prod(ys) and (outputs[-1:] == (1,) or len(outputs) == 1):
+        metric = "lambda outputs, ys: ((outputs > 0).reshape(ys.shape) == ys).mean()"
+        return f'for two classes and one logit per sample, write `Metrics(Metric({metric}, name="accuracy"))`'
+    if (*outputs[:-1], 1) == ys:
+        metric = "lambda outputs, ys: accuracy(outputs, ys.squeeze(-1))"
+        return f'write `Metrics(Metric({metric}, name="accuracy"))`'
+    return "name the step values with the scores and the classes: `Metrics(Metric(accuracy, needs=(..., ...)))`"
 
 
 class _ClassCounts(AbstractMetric):

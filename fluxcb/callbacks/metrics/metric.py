@@ -19,7 +19,7 @@ from fluxcb.callbacks.metrics.step_functions import (
     weight_function,
 )
 
-__all__ = ["AbstractMetric", "Loss", "Metric", "SmoothLoss", "accuracy", "checked_shape", "compensated"]
+__all__ = ["AbstractMetric", "Loss", "Metric", "SmoothLoss", "checked_shape", "compensated"]
 
 
 class AbstractMetric(Constructed):
@@ -179,6 +179,7 @@ class Metric(AbstractMetric):
             no name and `name` is missing; `phase` is not a phase; `shape` is not a shape.
 
     Example:
+        >>> from fluxcb.callbacks import accuracy
         >>> from fluxcb.phases import ValidationPhase
         >>> Metric(accuracy), Metric(lambda aux: aux["kl"], name="kl", needs=("aux",))
         (Metric(accuracy), Metric(kl))
@@ -423,26 +424,3 @@ class SmoothLoss(AbstractMetric):
 
     def __repr__(self) -> str:
         return f"SmoothLoss({self.beta})"
-
-
-def accuracy(outputs: Any, ys: Any) -> Any:
-    """Return the fraction of samples whose largest output is at the correct class.
-
-    Args:
-        outputs: Scores, `float[batch, ..., classes]`.
-        ys: Class ids, `int[batch, ...]`, or one-hot, `[batch, ..., classes]`.
-
-    Returns:
-        `float32[]`, between 0 and 1.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> scores = jnp.array([[0.1, 0.9], [0.8, 0.2]])
-        >>> float(accuracy(scores, jnp.array([1, 1]))), float(accuracy(scores, jnp.array([[0, 1], [1, 0]])))
-        (0.5, 1.0)
-    """
-    import jax.numpy as jnp
-
-    if jnp.ndim(ys) == jnp.ndim(outputs):
-        ys = jnp.argmax(ys, axis=-1)
-    return jnp.mean((jnp.argmax(outputs, axis=-1) == ys).astype(jnp.float32))
