@@ -79,9 +79,12 @@ PROGRESS: Mapping[str, str] = {
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",
+    "data_position": "position of the batch in its data source: `source`, `pass`, `batch`; None outside an epoch "
+    "(host only)",
     "skip": "bool; if true, this step does not change params, opt_state and model_state",
     "hold": "bool; if true, this step does not change params and opt_state, but it counts: the update is postponed",
     "stop": "bool; if true, the window ends after this step",
+    "skips": "which callbacks have set `step.skip`, and the values that they used (host only)",
     "earlier_losses": "earlier values of `step.loss`, if the phase assigns it several times",
 }
 
@@ -123,6 +126,8 @@ _WRITABLE: Mapping[str, tuple[type[Event], ...]] = {
     "step.aux": (BackwardBegin,),
     "step.grads": (BackwardEnd,),
     "step.updates": (),
+    "step.data_position": (),
+    "step.skips": (),
     "step.skip": (ForwardBegin, LossBegin, BackwardBegin, BackwardEnd),
     "step.hold": (ForwardBegin, LossBegin, BackwardBegin, BackwardEnd),
     "params": (UpdateEnd, ComputeEnd),
@@ -169,7 +174,7 @@ def available(event: type[Event], phase: type[Phase]) -> set[str] | None:
     """
     table = provided(phase)
     if event is StepBegin:
-        return {"batch"}
+        return {"batch", "data_position"}
     if event is StepEnd:
         return set(ENGINE_STEP_NAMES) | {name for names in table.values() for name in names}
     if event in table:

@@ -304,6 +304,7 @@ class LearnerCore:
             self.split,
             switched_names(plan.graph),
             self.lineage,
+            plan.records_skips,
         )
 
     def batch_spec(self, phase: Phase) -> Batch | None:

@@ -16,6 +16,7 @@ from fluxcb._compile.fetch import Fetch
 from fluxcb._compile.program import Program
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.access import dotted
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.meter import Meter
 from fluxcb._typing import Batch, PyTree, Rows, StatePath
 
@@ -45,6 +46,8 @@ class Window:
         written: Step values that host handlers wrote at the current step.
         overwritten: Parts of the carry that a handler replaced after the window ran.
         first_step: Number of the first step, as schedules count it.
+        stream: The stream of the batches, or None outside an epoch.
+        first_batch: Number of batches that were taken from the stream before the window.
         began: Time of the dispatch (s, `time.perf_counter`).
         failed: The exception that dispatching one of the batches raised, and that batch, or None. The batch is
             dispatched again in its turn, which is expected to raise the exception again.
@@ -59,7 +62,8 @@ class Window:
         self.calls: list[Any] = []
         self.live = False
         self.call_seconds = 0.0
-        self.first_step = 0
+        self.first_step = self.first_batch = 0
+        self.stream: BatchStream | None = None
         self.reached = 0
         self.blocks = False
         self.at = 0
@@ -164,6 +168,14 @@ class Window:
         self.batches[self.at] = batch
 
     @property
+    def data_position(self) -> dict[str, Any] | None:
+        """The position of the current step's batch in its data source, or None outside an epoch."""
+        if self.stream is None:
+            return None
+        number, at = self.stream.locate(self.first_batch, self.at)
+        return {"source": self.stream.name.removeprefix("data."), "pass": number, "batch": at}
+
+    @property
     def stop(self) -> bool:
         """Whether a traced handler stopped the window at the current step."""
         return self.stopped and self.at == self.length - 1
@@ -226,7 +238,12 @@ class Window:
     def names(self) -> list[str]:
         """Return the names of the step's values that may be read."""
         fetched = [] if self._fetch is None or not self.computed else [*self._fetch.each, *self._fetch.last]
-        return ["batch", "stop", *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written])]
+        return [
+            "batch",
+            "data_position",
+            "stop",
+            *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written]),
+        ]
 
 
 def _identity(rows: Any) -> Any:
