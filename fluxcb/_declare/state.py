@@ -112,6 +112,7 @@ PROVIDERS: Mapping[str, str] = {
     "non_finite": "SkipNonFinite",
     "loss_scale": "DynamicLossScale",
     "loss_spikes": "LossSpikeGuard",
+    "bad_steps": "BadSteps",
 }
 
 _TRACED = tuple(event for event in BUILTIN_EVENTS if issubclass(event, TracedEvent))
