@@ -79,8 +79,8 @@ class BadStep(Constructed):
         return "\n".join(lines)
 
 
-def find_record(folder: Path, step: Any) -> dict[str, Any]:
-    """Return the newest record of a skipped step.
+def find_record(folder: Path, step: Any) -> tuple[dict[str, Any], list[tuple[int, int]]]:
+    """Return the newest record of a skipped step, and the batches that the run may have left out before.
 
     Raises:
         DeclarationError: `step` is not the number of a recorded step.
@@ -94,14 +94,15 @@ def find_record(folder: Path, step: Any) -> dict[str, Any]:
             fix=f"add `BadSteps({str(folder)!r})` to the callbacks of the run; to replay other steps, pass `steps`",
         )
     # After a rewind, the run reaches the same number again.
-    found = next((record for record in reversed(records) if record["step"] == step), None)
-    if found is None or type(step) is not int:
+    numbers = [number for number, record in enumerate(records) if record["step"] == step]
+    if not numbers or type(step) is not int:
         known = ", ".join(map(str, sorted({record["step"] for record in records})))
         raise DeclarationError(
             f"`bad_step` of `replay` is the number of a recorded step, not {step!r}.",
             where=str(folder / BAD_STEPS),
             fix=f"pass one of the recorded steps: {known}",
         )
+    found, earlier = records[numbers[-1]], records[: numbers[-1]]
     if found["data"] is None:
         raise CheckpointError(
             f"Step {step} cannot be replayed, because its batch has no position in a data source.",
@@ -109,17 +110,24 @@ def find_record(folder: Path, step: Any) -> dict[str, Any]:
             why="`run_step` or a hand-written loop provided the batch",
             fix="train with `fit`, which takes the batches from the data of the Learner",
         )
-    return found
+    # The run had gone back before it reached the step, and has left these batches out or had used them before.
+    undone = [r["data"] for r in earlier if r["data"] and r["undone"] and r["undone"]["records"] <= len(earlier)]
+    return found, [(data["pass"], data["batch"]) for data in undone if data["source"] == found["data"]["source"]]
 
 
 def replay_bad_step(
-    core: LearnerCore, record: Mapping[str, Any], once: ReplayOnce, observers: list[Callback]
+    core: LearnerCore,
+    record: Mapping[str, Any],
+    left_out: list[tuple[int, int]],
+    once: ReplayOnce,
+    observers: list[Callback],
 ) -> Replay:
     """Replay a skipped step.
 
     Args:
         core: The core of the Learner.
         record: The record.
+        left_out: The batches that the run may have left out before the step.
         once: Replays the step with observers, after calling a function for the restored core.
         observers: Observers of the user.
 
@@ -131,12 +139,12 @@ def replay_bad_step(
         raise _other_batch(record, f"this Learner has no `data.{data['source']}`")
     # A replay that begins at step 0 restores no checkpoint.
     initial = core.snapshots.take(None)
-    probe, first = _Probe(), _Aligned(record)
+    probe, first = _Probe(), _Aligned(record, left_out)
     replayed = once([probe], first)
     aligned = first
     if probe.position != data and record["phase"] in first.phases:
         # The run has gone back to this checkpoint and has continued with later batches.
-        aligned = _Aligned(record, moves=True)
+        aligned = _Aligned(record, left_out, moves=True)
         core.snapshots.restore(initial)
         probe = _Probe()
         replayed = once([probe], aligned)
@@ -159,33 +167,34 @@ class _Aligned:
 
     Args:
         record: The record.
+        left_out: The batches that the run may have left out before the step.
         moves: Whether to move the data to where it was when the run had gone back to the checkpoint.
     """
 
-    def __init__(self, record: Mapping[str, Any], *, moves: bool = False) -> None:
-        self._record, self._moves = record, moves
+    def __init__(self, record: Mapping[str, Any], left_out: list[tuple[int, int]], *, moves: bool = False) -> None:
+        self._record, self._left_out, self._moves = record, left_out, moves
         self.phases: tuple[str, ...] = ()
 
     def __call__(self, core: LearnerCore) -> None:
         data = self._record["data"]
-        stream, place = core.streams[data["source"]], (data["pass"], data["batch"])
+        stream = core.streams[data["source"]]
         position = stream.position()
-        # A run that has left the batch out later may have saved this checkpoint.
-        left_out = [pair for pair in map(tuple, position.pop("left_out", [])) if pair != place]
-        stream.leave_out(left_out)
+        left_out = sorted({*self._left_out, *map(tuple, position.get("left_out", ()))})
         training = core.phase_set.training()
+        # The steps of several phases do not tell how many batches each of them has used.
         self.phases = tuple(type(phase).name for phase in training) if len(training) == 1 else ()
-        if not self._moves:
-            return
-        # Every step takes one batch.
-        consumed = data["batch"] - (self._record["step"] - 1 - core.state.progress.step)
-        while skipped := sum(number == data["pass"] and consumed <= at < data["batch"] for number, at in left_out):
-            consumed, left_out = consumed - skipped, [pair for pair in left_out if pair[1] < consumed]
-        if consumed < 0:
-            raise _other_batch(self._record, "the run has begun another pass over the data since its checkpoint")
-        position |= {"open": True, "pass": data["pass"], "consumed": consumed, "total": consumed}
-        # The pass continues, even if the step is the first one of an epoch.
-        stream.seek({**position, "state": None, "ahead": 0, "rewound": [0, True, False]})
+        if self._moves:
+            # Every step takes one batch that is not left out.
+            steps, consumed = self._record["step"] - 1 - core.state.progress.step, data["batch"]
+            while steps > 0:
+                consumed -= 1
+                steps -= (data["pass"], consumed) not in left_out
+            if consumed < 0:
+                raise _other_batch(self._record, "the run has begun another pass over the data since its checkpoint")
+            position |= {"open": True, "pass": data["pass"], "consumed": consumed, "total": consumed}
+            # The pass continues, even if the step is the first one of an epoch.
+            stream.seek({**position, "state": None, "ahead": 0, "rewound": [0, True, False]})
+        stream.leave_out(left_out)
 
 
 class _Probe(Callback):

@@ -167,12 +167,14 @@ class Replaying:
                 why="a bad step is compared with its record, and nothing else must be computed in it",
                 fix=f"to observe the step, write `steps=({bad_step}, {bad_step})` instead of `bad_step`",
             )
-        record = find_record(Path(path), bad_step)
+        record, left_out = find_record(Path(path), bad_step)
+        # A step that was undone followed a checkpoint of its own branch.
+        before = record["undone"]["to"] + 1 if record["undone"] else bad_step
 
         def replay_step(callbacks: list[Callback], prepare: Callable[[LearnerCore], None]) -> Replay:
-            return _replay(learner, path, (bad_step, bad_step), callbacks, None, steps_per_epoch, prepare)
+            return _replay(learner, path, (bad_step, bad_step), callbacks, None, steps_per_epoch, (before, prepare))
 
-        return replay_bad_step(self._core, record, replay_step, observers)
+        return replay_bad_step(self._core, record, left_out, replay_step, observers)
 
 
 def _replay(
@@ -182,18 +184,19 @@ def _replay(
     callbacks: list[Callback],
     lineage: str | None,
     steps_per_epoch: int | None,
-    prepare: Callable[[LearnerCore], None] | None = None,
+    bad_step: tuple[int, Callable[[LearnerCore], None]] | None = None,
 ) -> Replay:
     """Replay steps of a run; see `Learner.replay`.
 
-    With `prepare`, which is called after the restore, the replay ends after the last step and compares nothing.
+    With `bad_step`, the replay begins at a checkpoint before the step in it, calls the function in it after the
+    restore, ends after the last step, and compares nothing.
     """
     core = learner._core
     first, last = steps
     observers = _observers(core, callbacks)
     probe = LineageProbe(parse_path(lineage)) if lineage is not None else None
     writes = LineageObserver(probe, first, last) if probe is not None else None
-    began, recorded = _checkpoints(Path(path), first, last)
+    began, recorded = _checkpoints(Path(path), first if bad_step is None else bad_step[0], last)
     if began is not None:
         restore_run(core, began.path, ())
     elif core.state.progress.step:
@@ -202,9 +205,9 @@ def _replay(
             why=f"this Learner is at step {core.state.progress.step}, so the replay cannot begin at step 0",
             fix="replay with a new Learner, or replay later steps",
         )
-    if prepare is not None:
-        prepare(core)
-        recorded = None  # a run may have left the batch out later, or undone the step
+    if bad_step is not None:
+        bad_step[1](core)
+        recorded = None  # a later checkpoint may belong to another branch of the run
     start, end = core.state.progress.step, recorded.step if recorded is not None else last
     at_step = recorded is not None and recorded.read(core.snapshots.trees()).host["at"] is not None
     capture = _Capture(end, at_step=at_step)

@@ -77,7 +77,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
         record = json.loads(line)
         if not all(type(record[name]) is kind for name, kind in _FIELDS.items()):
             return None
-        data = record["data"]
+        data, undone = record["data"], record["undone"]
+        if undone is not None:
+            record["undone"] = {"to": int(undone["to"]), "records": int(undone["records"])}
         if data is not None:
             record["data"] = {"source": str(data["source"]), "pass": int(data["pass"]), "batch": int(data["batch"])}
         by = {writer: dict(_numbers(values)) for writer, values in record["by"].items()}

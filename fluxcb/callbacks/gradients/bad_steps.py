@@ -42,6 +42,8 @@ class BadSteps(Callback):
     - `by`: for each callback that set the flag, the values that it used: the scalars in `step`, `cbstate` and
       `hyperparams` that its handler reads, as they were before it ran, the scalars in `step` that it writes, the loss,
       and the norm of the gradients. A callback of your own needs no code for this.
+    - `undone`: None, or if the run has gone back to a checkpoint since then, `to`, the step of the checkpoint, and
+      `records`, the number of records at that time.
 
     With `folder`, the file `bad_steps.jsonl` there has the same records. Unlike the state in checkpoints, it keeps the
     records of steps that a rewind has undone. `learner.replay(folder, bad_step=N)` replays one of these steps. A run
@@ -137,9 +139,13 @@ class BadSteps(Callback):
             kept = read_bad_steps(self._file)
         elif self._file is not None and not event.resumes and learner.progress.step == 0 and self._file.exists():
             self._file.rename(unused_path(lambda number: self._file_of_earlier_run(number)))
-        known = set(map(text_of_record, kept))
+        step, known = learner.progress.step, set(map(_identity, kept))
         # In place, so that the callback needs no permission to replace the list.
-        records[:] = [*kept, *(record for record in records if text_of_record(record) not in known)]
+        records[:] = [*kept, *(record for record in records if _identity(record) not in known)]
+        for record in records:
+            if record["step"] > step:  # the restored state does not have the step
+                undone = record["undone"] or {"to": step, "records": len(records)}
+                record["undone"] = {**undone, "to": min(step, undone["to"])}
         if self._file is not None and (records or self._file.exists()):
             write_bad_steps(self._file, records)
 
@@ -165,6 +171,7 @@ class BadSteps(Callback):
             "checksum": batch_checksum(jax.tree.leaves(learner.step.batch)),
             "key": [int(word) for word in (() if skips["key"] is None else skips["key"])],
             "by": {writer: {name: value.item() for name, value in values.items()} for writer, values in by.items()},
+            "undone": None,
         }
         learner.cbstate.bad_steps.append(record)
         if self._file is not None:
@@ -188,3 +195,8 @@ class BadSteps(Callback):
 
     def __repr__(self) -> str:
         return f"BadSteps({'' if self.folder is None else repr(str(self.folder))})"
+
+
+def _identity(record: Mapping[str, Any]) -> str:
+    """Return a text that is the same before and after the step is undone."""
+    return text_of_record({**record, "undone": None})
