@@ -168,6 +168,8 @@ class SharedView(EntriesView):
     """The scale of the loss, and counters. From `DynamicLossScale`."""
     loss_spikes: PyTree
     """The last losses, and counters. From `LossSpikeGuard`."""
+    bad_steps: list[dict[str, Any]]
+    """A record of each skipped step. From `BadSteps`."""
 
     if TYPE_CHECKING:
 
