@@ -200,6 +200,7 @@ HOW = {
         "needs": [library.Monitors],
     },
     "LabelSmoothing": {"learner": of_images},
+    "BadSteps": {"needs": [lambda: library.LossSpikeGuard(0.5, window=3)]},
     "LossSpikeGuard": {"make": lambda: library.LossSpikeGuard(0.5, window=3)},
     "MaxSaver": {
         "make": lambda: max_saver(folder()),
