@@ -237,7 +237,7 @@ def replay_bad_step(run: Path, step: int, name: str | None, watch: Sequence[str]
 
     observers: list[Any] = [PrintArrays(watch)] if watch and save is None else []
     if save is not None:
-        observers.append(DumpArrays(dict.fromkeys(("step.batch", "step.grads", *watch)), save))
+        observers.append(DumpArrays(list(dict.fromkeys(("step.batch", "step.grads", *watch))), save))
     result = _maker(name or _only_set())().replay(run, bad_step=step, callbacks=observers)
     _write(str(result))
     return 0 if result.identical else 1

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +61,7 @@ def run(tmp_path_factory):
     """A run that goes back from step 7 to step 3, and trains two epochs."""
     folder = tmp_path_factory.mktemp("bad") / "run"
     learner = make(folder, SkipsLarge())
-    with pytest.warns(ResumeWarning, match="goes back from step 7"), pytest.warns(RuntimeWarning):
+    with pytest.warns(ResumeWarning, match="goes back from step 7"):
         learner.fit(2)
     return folder
 
@@ -89,7 +90,8 @@ def test_replayed_step_equals_its_record(run, step, began, batch):
     observer = ProcessArrays("step.loss", lambda loss: seen.append(float(loss)))
     replay = make(run, SkipsLarge()).replay(run, bad_step=step, callbacks=[observer])
     bad = replay.bad_step
-    assert bad.differences == () and replay.identical
+    assert bad.differences == ()
+    assert replay.identical
     assert (replay.steps, replay.began, replay.compared) == ((step, step), run / began, None)
     np.testing.assert_array_equal(bad.batch, np.array([VALUES[batch], 1], np.float32))
     # The gradient with respect to `a` is the batch.
@@ -136,17 +138,9 @@ def test_steps_before_and_after_a_resume_without_bad_batches(tmp_path, steps_per
         *[(16, 3, 2), (20, 3, 6)],
     ]
     for record in records:
-        with pytest.warns(ResumeWarning) if record["step"] < 11 else _nothing():
+        with warnings.catch_warnings(action="ignore", category=ResumeWarning):  # `skip_again` has changed
             replay = made(skip_again=True).replay(tmp_path, bad_step=record["step"])
         assert replay.bad_step.differences == (), record["step"]
-
-
-class _nothing:
-    def __enter__(self):
-        pass
-
-    def __exit__(self, *error):
-        pass
 
 
 def test_report(run):
@@ -265,7 +259,7 @@ def test_run_without_an_earlier_checkpoint(run, tmp_path):
 
 
 def test_observer_that_writes_is_refused(run):
-    with pytest.raises(DeclarationError, match="cannot observe a replay, because it may write `step.grads`"):
+    with pytest.raises(DeclarationError, match=r"cannot observe a replay, because it may write `step\.grads`"):
         make(run, SkipsLarge()).replay(run, bad_step=5, callbacks=[ClipGradients(1.0)])
 
 
@@ -292,7 +286,7 @@ def make_learner():
 def test_command_replays_a_bad_step(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad_step_train.py").write_text(MODULE)
-    (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\nsets = ["bad_step_train:make_learner"]\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["bad_step_train:make_learner"]\n')
     monkeypatch.syspath_prepend(tmp_path)
     import bad_step_train
 
