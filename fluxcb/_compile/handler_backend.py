@@ -216,8 +216,8 @@ class HandlerBackend:
         state.values[path] = jnp.logical_or(jnp.bool_(False) if old is None else old, value)
         if path == ("step", "skip") and state.skips is not None:
             # With `Write()`, the handler may have read the flags of earlier handlers, and writes them again.
-            again = old is not None and not isinstance(permission, Append) and path in self._touched.read
-            own = value & ~old if again else jnp.asarray(value)
+            again = not isinstance(permission, Append) and path in self._touched.read
+            own = value & ~old if again and old is not None else jnp.asarray(value)
             state.values[OWN_SKIP] = state.values.get(OWN_SKIP, jnp.bool_(False)) | own
         self._own_flags[path] = jnp.logical_or(self._own_flags.get(path, jnp.bool_(False)), value)
 

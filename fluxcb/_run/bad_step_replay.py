@@ -179,7 +179,7 @@ class _Aligned:
         data = self._record["data"]
         stream = core.streams[data["source"]]
         position = stream.position()
-        left_out = sorted({*self._left_out, *map(tuple, position.get("left_out", ()))})
+        left_out = sorted({*self._left_out, *((number, at) for number, at in position.get("left_out", ()))})
         training = core.phase_set.training()
         # The steps of several phases do not tell how many batches each of them has used.
         self.phases = tuple(type(phase).name for phase in training) if len(training) == 1 else ()
