@@ -175,7 +175,7 @@ def available(event: type[Event], phase: type[Phase]) -> set[str] | None:
     """
     table = provided(phase)
     if event is StepBegin:
-        return {"batch", "data_position"}
+        return {"batch"}
     if event is StepEnd:
         return set(ENGINE_STEP_NAMES) | {name for names in table.values() for name in names}
     if event in table:

@@ -102,7 +102,7 @@ def expected_records(batches, steps):
 
 @pytest.mark.parametrize(
     ("steps_per_call", "steps_per_epoch"),
-    [(1, None), (4, None), (4, 13), pytest.param("auto", 7, marks=pytest.mark.long)],
+    [(4, 13), *(pytest.param(*values, marks=pytest.mark.long) for values in [(1, None), (4, None), ("auto", 7)])],
 )
 def test_records_are_those_of_a_hand_written_loop(steps_per_call, steps_per_epoch):
     learner = make(SkipLarge(), SkipNegative(), SkipNonFinite(), BadSteps(), steps_per_call=steps_per_call, key=3)
@@ -198,7 +198,7 @@ class Other(Own):
     name = "other"
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("steps_per_call", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_phases_in_turn_have_their_own_positions(steps_per_call):
     data = {"own": [(1, 1), (0, 4), (NAN, 1), (2, 2)], "other": [(1, 1), (NAN, 2), (0, 2)]}
     learner = fluxcb.Learner.from_loss(
@@ -237,12 +237,14 @@ def test_steps_outside_an_epoch_have_no_position():
     assert (record["step"], record["data"], list(record["by"])) == (1, None, ["SkipNonFinite"])
 
 
+@pytest.mark.long
 def test_without_a_writer_of_the_flag_nothing_is_recorded():
     learner = make(BadSteps(), batches=[(1, NAN)])
     learner.fit(2)
     assert learner.cbstate["bad_steps"] == []
 
 
+@pytest.mark.long
 def test_reading_the_flag_before_writing_it_does_not_count_as_writing_it():
     # `SkipLarge` writes `learner.step.skip |= large`, after `SkipNegative` has set the flag.
     learner = make(SkipNegative(), SkipLarge(), BadSteps(), batches=[(-1, 2)])
@@ -250,9 +252,10 @@ def test_reading_the_flag_before_writing_it_does_not_count_as_writing_it():
     assert list(learner.cbstate["bad_steps"][0]["by"]) == ["SkipNegative"]
 
 
+@pytest.mark.long
 def test_recording_does_not_shorten_windows():
     def trained(*callbacks):
-        learner = make(SkipNegative(), SkipNonFinite(), *callbacks, steps_per_call=9)
+        learner = make(SkipNegative(), SkipNonFinite(), *callbacks, steps_per_call=9, exact_observers=True)
         learner.fit(6)
         return learner
 
@@ -284,8 +287,10 @@ def test_file_has_the_records(tmp_path):
     assert found[1:3] == learner.cbstate["bad_steps"][1:3]
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
-@pytest.mark.parametrize("at", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("at", "steps_per_call"),
+    [(8, 4), *(pytest.param(*values, marks=pytest.mark.long) for values in [(4, 1), (4, 4), (8, 1), (16, 1), (16, 4)])],
+)
 def test_resumed_run_has_the_same_records(tmp_path, at, steps_per_call):
     whole = run(tmp_path / "whole", steps_per_call=steps_per_call)
     whole.fit(3)
@@ -302,7 +307,7 @@ def test_resumed_run_has_the_same_records(tmp_path, at, steps_per_call):
     assert resumed.params["w"] == whole.params["w"]
 
 
-@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("steps_per_call", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_resumed_run_leaves_out_the_recorded_batches(tmp_path, steps_per_call):
     run(tmp_path, steps_per_call=steps_per_call).fit(2)
     seen = []
@@ -376,6 +381,7 @@ def test_records_survive_a_rewind(tmp_path):
     assert [record["step"] for record in lines_of(tmp_path)] == [3, 4, 7, 9, 10, 13]
 
 
+@pytest.mark.long
 def test_new_run_keeps_the_file_of_an_earlier_one(tmp_path):
     make(SkipNonFinite(), BadSteps(tmp_path)).fit(1)
     before = (tmp_path / "bad_steps.jsonl").read_text()
@@ -384,6 +390,7 @@ def test_new_run_keeps_the_file_of_an_earlier_one(tmp_path):
     assert [record["step"] for record in lines_of(tmp_path)] == [2]
 
 
+@pytest.mark.long
 def test_new_run_can_leave_out_the_batches_of_an_earlier_one(tmp_path):
     make(SkipNonFinite(), BadSteps(tmp_path)).fit(1)
     learner = make(SkipNonFinite(), BadSteps(tmp_path, skip_again=True))
@@ -417,6 +424,7 @@ def test_wrong_arguments_are_refused(call, message, refused):
         call()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", ["nonsense", "[1]", '{"step": 3}', '{"step": true, "by": {}}', "\x00"])
 def test_damaged_file_is_refused_and_the_fix_works(tmp_path, line, refused):
     make(SkipNonFinite(), BadSteps(tmp_path)).fit(1)

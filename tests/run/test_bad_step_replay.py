@@ -82,7 +82,7 @@ def test_recorded_run_is_the_expected_one(run):
 
 @pytest.mark.parametrize(
     ("step", "began", "batch"),
-    [(5, "3", 8), (7, "6", 10), pytest.param(6, "3", 9, marks=pytest.mark.long), (14, "12", 6)],
+    [(5, "3", 8), *(pytest.param(*v, marks=pytest.mark.long) for v in [(6, "3", 9), (7, "6", 10), (14, "12", 6)])],
 )
 def test_replayed_step_equals_its_record(run, step, began, batch):
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
@@ -163,6 +163,7 @@ def test_report(run):
     assert lines[-1] == "The replayed values are the same as the recorded ones, bit for bit."
 
 
+@pytest.mark.long
 def test_difference_from_the_record_is_reported(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     path = tmp_path / "run" / "bad_steps.jsonl"
@@ -182,6 +183,7 @@ def test_difference_from_the_record_is_reported(run, tmp_path):
 # -- errors ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_run_without_records(tmp_path, refused):
     folder = tmp_path / "run"
     learner = make(folder, values=[1, 2, 3])
@@ -196,7 +198,7 @@ def test_run_without_records(tmp_path, refused):
     assert learner.replay(folder, steps=(2, 2)).identical is not False
 
 
-@pytest.mark.parametrize("step", [4, 7.0, "7", True])
+@pytest.mark.parametrize("step", [4, *(pytest.param(step, marks=pytest.mark.long) for step in (7.0, "7", True))])
 def test_step_that_was_not_recorded(run, step, refused):
     with refused(
         DeclarationError,
@@ -207,7 +209,7 @@ def test_step_that_was_not_recorded(run, step, refused):
         make(run, SkipsLarge()).replay(run, bad_step=step)
 
 
-@pytest.mark.parametrize("other", [{"steps": (5, 6)}, {"lineage": "step.grads"}])
+@pytest.mark.parametrize("other", [{"steps": (5, 6)}, pytest.param({"lineage": "step.grads"}, marks=pytest.mark.long)])
 def test_other_arguments_are_refused(run, other, refused):
     with refused(
         DeclarationError,
@@ -232,6 +234,7 @@ def test_changed_data_is_refused_and_the_fix_works(run, refused):
     assert make(run, SkipsLarge()).replay(run, bad_step=7).identical
 
 
+@pytest.mark.long
 def test_batch_without_position_is_refused(tmp_path, refused):
     learner = make(tmp_path)
     learner.fit(steps=3)
@@ -246,6 +249,7 @@ def test_batch_without_position_is_refused(tmp_path, refused):
         make(tmp_path).replay(tmp_path, bad_step=4)
 
 
+@pytest.mark.long
 def test_run_without_an_earlier_checkpoint(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     for folder in (tmp_path / "run").iterdir():
@@ -258,6 +262,7 @@ def test_run_without_an_earlier_checkpoint(run, tmp_path):
     assert error.value.what == f"There is no checkpoint before step 5 in {tmp_path / 'run'}."
 
 
+@pytest.mark.long
 def test_observer_that_writes_is_refused(run):
     with pytest.raises(DeclarationError, match=r"cannot observe a replay, because it may write `step\.grads`"):
         make(run, SkipsLarge()).replay(run, bad_step=5, callbacks=[ClipGradients(1.0)])
@@ -307,6 +312,7 @@ def test_command_replays_a_bad_step(tmp_path, monkeypatch, capsys):
     assert "pass one of the recorded steps: 3" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_gradients_of_a_guard_with_a_bound(tmp_path):
     learner = make(tmp_path, LossSpikeGuard(6.0, window=3), values=[1, 2, 1, 2, 900, 1])
     learner.fit(1)

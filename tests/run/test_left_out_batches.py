@@ -161,7 +161,9 @@ EXPECTED = [
 
 
 @pytest.mark.parametrize("steps_per_call", [1, pytest.param(5, marks=pytest.mark.long)])
-@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 16, "steps_per_epoch": 6}])
+@pytest.mark.parametrize(
+    "length", [{"epochs": 3}, pytest.param({"steps": 16, "steps_per_epoch": 6}, marks=pytest.mark.long)]
+)
 def test_fit_leaves_out_batches(tmp_path, steps_per_call, length):
     learner = make(tmp_path, steps_per_call=steps_per_call)
     learner.fit(**length)
