@@ -238,12 +238,7 @@ class Window:
     def names(self) -> list[str]:
         """Return the names of the step's values that may be read."""
         fetched = [] if self._fetch is None or not self.computed else [*self._fetch.each, *self._fetch.last]
-        return [
-            "batch",
-            "data_position",
-            "stop",
-            *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written]),
-        ]
+        return ["batch", "stop", *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written])]
 
 
 def _identity(rows: Any) -> Any:
