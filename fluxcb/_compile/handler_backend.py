@@ -52,7 +52,6 @@ class HandlerBackend:
         self._event = event
         # An event can be emitted several times in one step, so the uses of a handler accumulate.
         self._touched = state.touched.setdefault(handler, Touched())
-        self._own_flags: dict[StatePath, Any] = {}
         # Containers that the handler has received, each with its original leaves, for `verify`.
         self._handed: list[tuple[StatePath, Any, list[Any], Any]] = []
 
@@ -88,10 +87,9 @@ class HandlerBackend:
         if path[0] in ("loss_fn", "optimizer", "model"):
             # These are constants of the step, so they are not in the carry.
             return getattr(state.setup, path[0])
-        # A handler may combine its condition with the flag: `learner.step.skip |= bad`. The flags of other handlers,
-        # which run in any order, are added to it afterwards.
+        # A handler may combine its condition with a flag that no earlier handler has written.
         if isinstance(permission, Append) and path in STEP_FLAGS:
-            return self._own_flags.get(path, jnp.bool_(False))
+            return state.values.get(path, jnp.bool_(False))
         # Most phases assign the loss only once, so the path may be missing.
         if path == ("step", "earlier_losses"):
             return state.values.get(path, ())
@@ -168,7 +166,7 @@ class HandlerBackend:
                 fix=f"move it to a handler of {allowed}" if events else "write the values that it is computed from",
             )
         if path in STEP_FLAGS:
-            self._set_flag(state, path, value, permission)
+            self._set_flag(state, path, value)
         elif path[0] == "step":
             self._set_step(state, path, value)
         elif path[0] == "hyperparams":
@@ -204,7 +202,7 @@ class HandlerBackend:
                 fix=f"create `{dotted(path)}` in `init`",
             ) from None
 
-    def _set_flag(self, state: TraceState, path: StatePath, value: Any, permission: Permission) -> None:
+    def _set_flag(self, state: TraceState, path: StatePath, value: Any) -> None:
         if not is_number(value) or jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
             raise TraceError(
                 f"{self._handler.declared.label} writes {describe(value)} to `{dotted(path)}`, which is bool[].",
@@ -215,11 +213,9 @@ class HandlerBackend:
         # Handlers can set a flag but not clear it. Their order therefore does not matter.
         state.values[path] = jnp.logical_or(jnp.bool_(False) if old is None else old, value)
         if path == ("step", "skip") and state.skips is not None:
-            # With `Write()`, the handler may have read the flags of earlier handlers, and writes them again.
-            again = not isinstance(permission, Append) and path in self._touched.read
-            own = value & ~old if again and old is not None else jnp.asarray(value)
+            # `learner.step.skip |= bad` writes the flags of earlier handlers again, which only they have set.
+            own = value & ~old if old is not None and path in self._touched.read else jnp.asarray(value)
             state.values[OWN_SKIP] = state.values.get(OWN_SKIP, jnp.bool_(False)) | own
-        self._own_flags[path] = jnp.logical_or(self._own_flags.get(path, jnp.bool_(False)), value)
 
     def _set_step(self, state: TraceState, path: StatePath, value: Any) -> None:
         old = state.values.get(path)

@@ -46,7 +46,7 @@ class SkipLarge(Callback):
         bound = learner.cbstate.bound
         learner.step["excess"] = learner.step.loss - bound
         large = learner.step.loss > bound
-        learner.step.skip |= large
+        learner.step.skip = large
         learner.cbstate.bound = jnp.where(large, bound / 2, bound)
 
 
@@ -246,10 +246,17 @@ def test_without_a_writer_of_the_flag_nothing_is_recorded():
 
 @pytest.mark.long
 def test_reading_the_flag_before_writing_it_does_not_count_as_writing_it():
-    # `SkipLarge` writes `learner.step.skip |= large`, after `SkipNegative` has set the flag.
-    learner = make(SkipNegative(), SkipLarge(), BadSteps(), batches=[(-1, 2)])
+    class SkipAlso(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Read(), "skip": Append()}}
+
+        @on
+        def judge(self, event: BackwardEnd, phase: TrainingPhase, learner):
+            learner.step.skip |= learner.step.loss > 10
+
+    learner = make(SkipNegative(), SkipAlso(), BadSteps(), batches=[(-1, 2), (20, 20)])
     learner.fit(1)
-    assert list(learner.cbstate["bad_steps"][0]["by"]) == ["SkipNegative"]
+    assert [list(record["by"]) for record in learner.cbstate["bad_steps"]] == [["SkipNegative"], ["SkipAlso"]]
 
 
 @pytest.mark.long

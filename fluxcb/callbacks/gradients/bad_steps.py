@@ -41,7 +41,8 @@ class BadSteps(Callback):
     - `key`: the random key of the step (uint32 words), from which the keys of the model and of callbacks are folded.
     - `by`: for each callback that set the flag, the values that it used: the scalars in `step`, `cbstate` and
       `hyperparams` that its handler reads, as they were before it ran, the scalars in `step` that it writes, the loss,
-      and the norm of the gradients. A callback of your own needs no code for this.
+      and the norm of the gradients. A callback of your own needs no code for this. A handler that reads the flag, as in
+      `learner.step.skip |= bad`, is listed if no earlier handler has set it.
     - `undone`: None, or if the run has gone back to a checkpoint since then, `to`, the step of the checkpoint, and
       `records`, the number of records at that time.
 
