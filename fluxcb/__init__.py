@@ -56,6 +56,7 @@ _HOMES = {
     "Lineage": "fluxcb._run.lineage",
     "PathWrite": "fluxcb._run.lineage",
     "Replay": "fluxcb._run.replay",
+    "BadStep": "fluxcb._run.bad_step_replay",
     "Learner": "fluxcb._run.learner",
     "callbacks_as_hook": "fluxcb._run.callbacks_as_hook",
     "Ablation": "fluxcb._tools.ablation",
@@ -141,6 +142,7 @@ if TYPE_CHECKING:
         UndeclaredAccessError,
         UnknownStateError,
     )
+    from fluxcb._run.bad_step_replay import BadStep
     from fluxcb._run.callbacks_as_hook import callbacks_as_hook
     from fluxcb._run.check import check
     from fluxcb._run.executors import DaskExecutor, Executor, SerialExecutor, ThreadExecutor

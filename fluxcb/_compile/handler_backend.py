@@ -13,6 +13,7 @@ from fluxcb._compile.arrays import describe
 from fluxcb._compile.carry_paths import conforming, names_in, root_of
 from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import check_leaves, is_number
+from fluxcb._compile.skip_records import OWN_SKIP
 from fluxcb._declare.access import Append, Permission, dotted
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
@@ -208,8 +209,13 @@ class HandlerBackend:
                 where=self._handler.where,
                 fix="reduce the value: `jnp.any(...)` or `jnp.all(...)`",
             )
+        old = state.values.get(path)
         # Handlers can set a flag but not clear it. Their order therefore does not matter.
-        state.values[path] = jnp.logical_or(state.values.get(path, jnp.bool_(False)), value)
+        state.values[path] = jnp.logical_or(jnp.bool_(False) if old is None else old, value)
+        if path == ("step", "skip") and state.skips is not None:
+            # `learner.step.skip |= bad` writes the flags of earlier handlers again, which only they have set.
+            own = value & ~old if old is not None and path in self._touched.read else jnp.asarray(value)
+            state.values[OWN_SKIP] = state.values.get(OWN_SKIP, jnp.bool_(False)) | own
 
     def _set_step(self, state: TraceState, path: StatePath, value: Any) -> None:
         old = state.values.get(path)

@@ -16,7 +16,7 @@ from fluxcb._typing import PyTree, StatePath
 if TYPE_CHECKING:  # `TraceState` holds a probe
     from fluxcb._compile.traced import TraceState
 
-__all__ = ["LINEAGE", "LineageProbe"]
+__all__ = ["LINEAGE", "LineageProbe", "norm_of"]
 
 LINEAGE = ("step", "lineage")
 """The path of the measurements: one mapping for each write, in the order of the writes."""
@@ -81,7 +81,7 @@ class LineageProbe:
 
 def _measured(last: PyTree, now: PyTree) -> dict[str, Any]:
     """Return the norms before and after a write, whether it changed the value, and whether the value is finite."""
-    after, finite = _norm(now), _finite(now)
+    after, finite = norm_of(now), _finite(now)
     if last is None:
         return {"before": jnp.float32(jnp.nan), "after": after, "finite": finite, "changed": jnp.bool_(True)}
     last = jax.lax.stop_gradient(last)
@@ -91,7 +91,7 @@ def _measured(last: PyTree, now: PyTree) -> dict[str, Any]:
         # A NaN that stays a NaN has not changed.
         differ = [jnp.any((a != b) & ~((a != a) & (b != b))) for a, b in pairs]
         changed = jnp.any(jnp.stack(differ)) if differ else jnp.bool_(False)
-    return {"before": _norm(last), "after": after, "finite": finite, "changed": changed}
+    return {"before": norm_of(last), "after": after, "finite": finite, "changed": changed}
 
 
 def _spec(leaf: Any) -> Any:
@@ -102,7 +102,8 @@ def _numbers(tree: PyTree) -> list[Any]:
     return [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree) if not is_key(leaf)]
 
 
-def _norm(tree: PyTree) -> Any:
+def norm_of(tree: PyTree) -> Any:
+    """Return the square root of the sum of squares over all numbers of a pytree (float32[])."""
     return jnp.sqrt(sum((jnp.sum(jnp.square(jnp.abs(leaf).astype(jnp.float32))) for leaf in _numbers(tree)), 0.0))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.protect import Backend, make_proxy
+from fluxcb._compile.skip_records import SKIPS
 from fluxcb._declare.access import Access, Permission
 from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._declare.events import Event, FitEnd, StepBegin, StepEnd, TracedEvent, Trigger
@@ -130,6 +132,11 @@ class Plan:
         except KeyError:
             calls = tuple(self._host_call(h, phase) for h in self.graph.handlers(event, phase))
             return self._calls.setdefault((event, phase), calls)
+
+    @functools.cached_property
+    def records_skips(self) -> bool:
+        """Whether a callback reads `step.skips`, so that training steps have to compute it."""
+        return any(path[:2] == SKIPS for declared in self.graph.declared for path, _, _ in declared.accesses())
 
     def traced(self, event: type[Event], phase: type[Phase]) -> tuple[BoundHandler, ...]:
         """Return the traced handlers of a moment, in order."""

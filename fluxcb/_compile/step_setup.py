@@ -32,6 +32,7 @@ class StepSetup:
         switches: Names of the callbacks whose traced handlers can be switched off, in the order of their flags, which
             are the last words of the carry's `counters`.
         lineage: Measures the writes to a path in training steps, or None.
+        records_skips: Whether training steps record which callbacks write `step.skip`, in `step.skips`.
     """
 
     model: ModelAdapter | None
@@ -44,3 +45,4 @@ class StepSetup:
     split: BatchParts = field(default_factory=BatchParts)
     switches: tuple[str, ...] = ()
     lineage: LineageProbe | None = None
+    records_skips: bool = False

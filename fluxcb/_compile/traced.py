@@ -28,13 +28,15 @@ from fluxcb._compile.carry_paths import (
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
 from fluxcb._compile.loss_gradient_check import GradWrites, LossWrites, independent_loss, watched
 from fluxcb._compile.protect import make_proxy
+from fluxcb._compile.skip_records import OWN_SKIP, SkipRecords
 from fluxcb._compile.step_setup import StepSetup
+from fluxcb._compile.traced_schedules import is_due
 from fluxcb._compile.updating import Gradient, Updates
 from fluxcb._declare.access import dotted
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import ComputeEnd, Event, TracedEvent, UpdateEnd
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule, StepRange, Switched
+from fluxcb._declare.schedules import Always, StepRange, Switched
 from fluxcb._declare.state import CARRY, STEP_FLAGS
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
 from fluxcb._typing import PyTree, StatePath
@@ -82,6 +84,7 @@ class TraceState:
         losses: The writes of handlers to `step.loss`, and whether they are used.
         grads: The writes of handlers to `step.grads`, and whether they are used.
         updates: How the step changes the parameters.
+        skips: Records which callbacks write `step.skip`, or None.
     """
 
     def __init__(self, setup: StepSetup, phase: Phase, carry: Mapping[str, Any], batch: PyTree) -> None:
@@ -105,6 +108,7 @@ class TraceState:
         # True while an optimizer computes the loss again; see `replayed`.
         self._replays = False
         self._lineage = setup.lineage.begin(self) if setup.lineage is not None and type(phase).trains else None
+        self.skips = SkipRecords(self) if setup.records_skips and type(phase).trains else None
 
     # -- actions of a phase's step ----------------------------------------------------------
 
@@ -121,6 +125,8 @@ class TraceState:
         self.emit(ComputeEnd())
         if self._lineage is not None:
             self._lineage.finish(self)
+        if self.skips is not None:
+            self.skips.finish()
         step_values = {
             path[1]: jax.tree.map(jnp.asarray, value)
             for path, value in self.values.items()
@@ -153,6 +159,8 @@ class TraceState:
             earlier = self.values.get(("step", "earlier_losses"), ())
             self.values["step", "earlier_losses"] = (*earlier, self.values["step", "loss"])
         self.values["step", name] = value
+        if name == "skip" and self.skips is not None:
+            self.skips.assigned(value)
 
     def lend(self, name: str, value: PyTree) -> None:
         """Show handlers a part of the train state of a hand-written loop. The carry keeps its own part."""
@@ -287,6 +295,8 @@ class TraceState:
             with jax.named_scope(scope_of(handler)):
                 self._run(handler, event)
             # By identity, because a handler that reads a value and assigns it again changes nothing.
+            if self.skips is not None:
+                self.skips.handled(handler, before)
             changed = {path for path, value in before.items() if path[0] == "step" and self.values[path] is not value}
             if ("step", "loss") in changed:
                 replaced_by = handler
@@ -323,13 +333,16 @@ class TraceState:
         # The schedule is computed on the device, so one program serves all steps.
         due = jnp.bool_(True)
         for schedule in schedules:
-            due &= self._due(schedule, handler)
+            due &= is_due(schedule, handler, self.setup, self._counters, trains=type(self.phase).trains)
         # Only the values that the handler may write are outputs of `cond`.
         keys = writable_roots(handler.access, self.values)
         for key in keys:
             if key in STEP_FLAGS:
                 # Both branches of `cond` must return the flag.
                 self.values.setdefault(key, jnp.bool_(False))
+        if ("step", "skip") in keys and self.skips is not None:
+            self.values[OWN_SKIP] = jnp.bool_(False)
+            keys.append(OWN_SKIP)
         keys = [key for key in keys if key in self.values]  # the others belong to other events of this callback
         before, level = dict(self.values), self._level
         created: list[StatePath] = []
@@ -365,24 +378,6 @@ class TraceState:
             fix="let a handler without a schedule write a default first, or drop `traced=True`",
         )
 
-    def _due(self, schedule: Schedule, handler: BoundHandler) -> Any:
-        if isinstance(schedule, Switched):
-            number = self.setup.switches.index(handler.declared.name)
-            return self._counters[number - len(self.setup.switches)] != 0
-        if isinstance(schedule, StepRange):
-            return (self._counters[0] + 1 >= schedule.first) & (self._counters[0] + 1 <= schedule.last)
-        if isinstance(schedule, EverySteps):
-            finished = self._counters[0 if type(self.phase).trains else 2]  # the same count as for host schedules
-            return (finished + 1) % schedule.steps == 0
-        if isinstance(schedule, EveryEpochs):
-            return (self._counters[1] > 0) & (self._counters[1] % schedule.epochs == 0)
-        raise TraceError(
-            f"{handler.declared.label} has the schedule {schedule!r} on a traced handler.",
-            where=handler.where,
-            why="the compiled step has the step and epoch numbers, but cannot read a clock or call Python",
-            fix="use EverySteps or EveryEpochs, or a host handler",
-        )
-
     def _call(self, handler: BoundHandler, event: Event) -> None:
         backend = HandlerBackend(self, handler, event)
         learner = make_proxy(
@@ -413,10 +408,14 @@ class TraceState:
 
     # -- state by path ----------------------------------------------------------------------
 
+    def step_key(self) -> Any:
+        """Return the random key of this step, from which those of callbacks are folded."""
+        return jax.random.fold_in(self.values["key",], self._counters[0])
+
     def key_for(self, name: str) -> Any:
         """Return the random key of this step for a callback, or another user of keys, with this name."""
         # Computed at each call, because a cached key would leak from a gradient closure. XLA merges the copies.
-        key = jax.random.fold_in(self.values["key",], self._counters[0])
+        key = self.step_key()
         if not type(self.phase).trains:  # `progress.step` does not change in this phase
             key = jax.random.fold_in(jax.random.fold_in(key, self._counters[2]), name_hash(type(self.phase).name))
         return jax.random.fold_in(key, name_hash(name))

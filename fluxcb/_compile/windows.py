@@ -34,7 +34,7 @@ _STEP_READS = (("params",), ("model_state",), ("opt_state",), ("key",), ("hyperp
 
 _EVERYTHING = ("*",)
 # Step values that host handlers can read although the compiled step does not return them.
-_HOST_ONLY = ("batch", "stop", "skip", "hold", "earlier_losses")
+_HOST_ONLY = ("batch", "data_position", "stop", "skip", "hold", "skips", "earlier_losses")
 
 
 @dataclass(frozen=True, eq=False)

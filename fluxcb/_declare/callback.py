@@ -155,6 +155,15 @@ class Callback(Constructed):
         """
         return ()
 
+    def left_out_batches(self) -> Mapping[str, Collection[tuple[int, int]]]:
+        """Return batches that the fit leaves out, by the name of their data source.
+
+        A fit calls it after all handlers of `FitBegin`. Each batch is a pair of the number of a pass over the data,
+        from 1, and the position of the batch in the pass, from 0. The batch is read from the source and dropped: no
+        event is emitted for it, and no counter advances.
+        """
+        return {}
+
     # Names that the callback provides or uses. Construction compares them, and rejects misspelled and duplicate names.
 
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:

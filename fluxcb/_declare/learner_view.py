@@ -7,7 +7,7 @@ catalogue in `state.py`, so a new state path needs an attribute here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, ItemsView, Iterator
+from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from fluxcb._typing import Batch, PyTree
@@ -73,6 +73,8 @@ class StepAttributes:
 
     batch: Batch
     """The batch."""
+    data_position: Mapping[str, Any] | None
+    """The position of the batch in its data source: `source`, `pass`, `batch` (host only)."""
     xs: PyTree
     """The inputs of the model."""
     ys: PyTree
@@ -93,6 +95,8 @@ class StepAttributes:
     """Whether the step keeps params, opt_state and model_state as they were: `bool[]`."""
     hold: Array | bool
     """Whether the step keeps params and opt_state as they were, because the update comes later: `bool[]`."""
+    skips: Mapping[str, Any]
+    """Which callbacks have set `step.skip`, and the values that they used (host only)."""
     stop: Array | bool
     """Whether the window ends after this step: `bool[]`."""
 
@@ -164,6 +168,8 @@ class SharedView(EntriesView):
     """The scale of the loss, and counters. From `DynamicLossScale`."""
     loss_spikes: PyTree
     """The last losses, and counters. From `LossSpikeGuard`."""
+    bad_steps: list[dict[str, Any]]
+    """A record of each skipped step. From `BadSteps`."""
 
     if TYPE_CHECKING:
 

@@ -119,6 +119,10 @@ class ProxyCallback(Callback):
         """Return the locations that the wrapped callback writes to."""
         return self.callback.output_locations()
 
+    def left_out_batches(self) -> Mapping[str, Collection[tuple[int, int]]]:
+        """Return the batches that the wrapped callback leaves out."""
+        return self.callback.left_out_batches()
+
     def provided_metrics(self, phase: type[Phase]) -> Collection[str] | None:
         """Return the metrics that the wrapped callback provides."""
         return self.callback.provided_metrics(phase)

@@ -79,9 +79,12 @@ PROGRESS: Mapping[str, str] = {
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",
+    "data_position": "position of the batch in its data source: `source`, `pass`, `batch`; None outside an epoch "
+    "(host only)",
     "skip": "bool; if true, this step does not change params, opt_state and model_state",
     "hold": "bool; if true, this step does not change params and opt_state, but it counts: the update is postponed",
     "stop": "bool; if true, the window ends after this step",
+    "skips": "which callbacks have set `step.skip`, and the values that they used (host only)",
     "earlier_losses": "earlier values of `step.loss`, if the phase assigns it several times",
 }
 
@@ -109,6 +112,7 @@ PROVIDERS: Mapping[str, str] = {
     "non_finite": "SkipNonFinite",
     "loss_scale": "DynamicLossScale",
     "loss_spikes": "LossSpikeGuard",
+    "bad_steps": "BadSteps",
 }
 
 _TRACED = tuple(event for event in BUILTIN_EVENTS if issubclass(event, TracedEvent))
@@ -123,6 +127,8 @@ _WRITABLE: Mapping[str, tuple[type[Event], ...]] = {
     "step.aux": (BackwardBegin,),
     "step.grads": (BackwardEnd,),
     "step.updates": (),
+    "step.data_position": (),
+    "step.skips": (),
     "step.skip": (ForwardBegin, LossBegin, BackwardBegin, BackwardEnd),
     "step.hold": (ForwardBegin, LossBegin, BackwardBegin, BackwardEnd),
     "params": (UpdateEnd, ComputeEnd),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +14,11 @@ from fluxcb._compile.leaves import check_examples, check_leaves, is_suspect
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_placement import BatchPlacement
-from fluxcb._run.stream_marks import Mark, StreamMarks
+from fluxcb._run.stream_marks import LeftOut, Mark, StreamMarks
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
 
-__all__ = ["BatchStream", "expected_steps", "pull_batches", "return_batches"]
+__all__ = ["BatchStream"]
 
 
 class BatchStream:
@@ -60,6 +59,9 @@ class BatchStream:
         self._total_pulled = 0  # over all passes
         self._dropped = 0  # batches of this pass that the devices cannot divide
         self._marks = StreamMarks()
+        # The first batches of the last two windows; the handlers of the earlier one may still have to run.
+        self._window_starts = (0, 0)
+        self._left_out = LeftOut()
         # State of `continue_pass`, which runs after a rewind.
         self._ahead_of_epochs, self._keeps_pass, self._skips_rest = 0, False, False
         self.marks_positions = False
@@ -165,12 +167,24 @@ class BatchStream:
         iterator = self._iterator = self.source.iter_rows() if resident else iter(self.source)
         return iterator
 
+    def leave_out(self, positions: Collection[tuple[int, int]]) -> None:
+        """Leave out these batches from now on: pairs of the number of a pass and a position in it, from 0."""
+        self._left_out.positions = frozenset(positions)
+
     def next(self, *, continues_stream: bool) -> Batch | None:
-        """Return the next batch, or None at the end of the epoch's data.
+        """Return the next batch that is not left out, or None at the end of the epoch's data.
 
         Raises:
             DataError: The source has no batches at all, or an iterator has fewer batches than `steps_per_epoch`.
         """
+        batch = self._next(continues_stream=continues_stream)
+        left_out = self._left_out
+        while batch is not None and left_out.positions and self._locate(self.consumed - 1) in left_out.positions:
+            left_out.recent[self.consumed - 1] = batch
+            batch = self._next(continues_stream=continues_stream)
+        return batch
+
+    def _next(self, *, continues_stream: bool) -> Batch | None:
         # After a rewind, the run may resume in an epoch whose data is already used up.
         if self._skips_rest and not continues_stream:
             return None
@@ -272,6 +286,8 @@ class BatchStream:
 
     def mark(self) -> None:
         """Record the position of the source, if its iterator knows it. Called before a window's batches are pulled."""
+        self._window_starts = self._window_starts[1], self.consumed
+        self._left_out.forget(before=min(self._window_starts))
         # Sources without positions are read again from the beginning of the pass.
         iterator: Any = self._iterator
         if not self.marks_positions or not hasattr(iterator, "get_state"):
@@ -279,7 +295,26 @@ class BatchStream:
         self._add_mark(self._total_pulled, self._pulled, iterator.get_state())
 
     def _add_mark(self, total_pulled: int, pulled: int, state: Any) -> None:
-        self._marks.add(Mark(total_pulled, self._passes, pulled, state), self._total_pulled - len(self._buffered))
+        # A stop can return the batches of the last two windows.
+        self._marks.add(Mark(total_pulled, self._passes, pulled, state), min(*self._window_starts, self.consumed))
+
+    @property
+    def consumed(self) -> int:
+        """The number of batches that steps have used or that were left out, over all passes."""
+        return self._total_pulled - len(self._buffered)
+
+    def locate(self, first: int, steps: int) -> tuple[int, int]:
+        """Return the position of a batch of one of the last two windows, in the form of `leave_out`.
+
+        Args:
+            first: The value of `consumed` before the window was pulled.
+            steps: Number of steps of the window before the batch.
+        """
+        return self._locate(self._left_out.number(first, steps))
+
+    def _locate(self, number: int) -> tuple[int, int]:
+        position = self._marks.position(number)
+        return position.get("pass", self._passes), position.get("consumed", number)
 
     def position(self) -> dict[str, Any]:
         """Return the position of the next batch, in the form that `seek` accepts.
@@ -287,11 +322,13 @@ class BatchStream:
         Returns:
             `open`: whether a pass has begun. `pass`: its number. `consumed`: batches of the pass that steps have used.
             `state`, `ahead`: iterator state, and batches to skip after restoring it. `total`: batches consumed in all
-            passes. `rewound`: see `continue_pass`.
+            passes. `rewound`: see `continue_pass`. `left_out`: see `leave_out`; missing if no batch is left out.
         """
-        consumed = self._total_pulled - len(self._buffered)
+        consumed = self.consumed
         position = {"open": self._iterator is not None, "pass": self._passes, "consumed": 0, "total": consumed}
         position |= {"state": None, "ahead": 0, "rewound": [self._ahead_of_epochs, self._keeps_pass, self._skips_rest]}
+        if self._left_out.positions:  # otherwise, the format stays that of earlier versions
+            position["left_out"] = sorted(map(list, self._left_out.positions))
         return position | self._marks.position(consumed)
 
     def seek(self, position: Mapping[str, Any]) -> int:
@@ -306,7 +343,9 @@ class BatchStream:
         Raises:
             DataError: The source ends before the position.
         """
-        self._skips_rest = False  # otherwise `next` would yield no batches to skip
+        self._skips_rest = False  # otherwise `_next` would yield no batches to skip
+        self._window_starts = (0, 0)
+        self._left_out = LeftOut((number, at) for number, at in position.get("left_out", ()))
         replayed = self._continue_iterator(position) if self._one_shot else self._restart(position)
         self._ahead_of_epochs, self._keeps_pass, self._skips_rest = position["rewound"]
         return replayed
@@ -366,7 +405,7 @@ class BatchStream:
                 fix="give something that can be iterated again, or a Grain iterator, which knows its position",
             )
         for done in range(count):
-            if self.next(continues_stream=False) is None:
+            if self._next(continues_stream=False) is None:
                 raise DataError(
                     f"`{self.name}` ends after {done} of the {count} batches that came before the checkpoint.",
                     why="the run continues with the batches after them",
@@ -377,9 +416,9 @@ class BatchStream:
 
     @property
     def batches(self) -> int | None:
-        """The number of batches of a pass, without those that are expected to be dropped; None if it is unknown."""
-        length = length_of(self.source)
-        return None if length is None else length - self._drops
+        """The expected number of batches of this pass that are not dropped or left out; None if it is unknown."""
+        length, left_out = length_of(self.source), self._left_out.count(self._passes)
+        return None if length is None else length - self._drops - left_out
 
     @property
     def has_buffered(self) -> bool:
@@ -392,7 +431,10 @@ class BatchStream:
 
     def push_back(self, batches: Sequence[Batch]) -> None:
         """Put batches that were pulled but not consumed back at the front."""
-        self._buffered.extendleft(reversed(batches))
+        for batch in reversed(batches):
+            while (left_out := self._left_out.recent.pop(self.consumed - 1, None)) is not None:
+                self._buffered.appendleft(left_out)
+            self._buffered.appendleft(batch)
 
 
 def _empty_error(name: str) -> DataError:
@@ -405,45 +447,3 @@ def _empty_error(name: str) -> DataError:
 
 def _copy_arrays(batch: Batch) -> Batch:
     return jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, batch)
-
-
-def pull_batches(stream: BatchStream, length: int, continues_stream: bool, *, seconds: float) -> list[Batch]:
-    """Pull the batches of a window: `length` of them, or as many as arrive within some seconds (s).
-
-    Raises:
-        Exception: An error of the source, if no batch precedes it; otherwise it is stored and raised later.
-    """
-    batches: list[Batch] = []
-    stream.mark()
-    until = time.perf_counter() + seconds
-    try:
-        while len(batches) < length:
-            batch = stream.next(continues_stream=continues_stream)
-            if batch is None:
-                break
-            batches.append(batch)
-            # A slow source must not keep the device idle, or delay a signal.
-            if time.perf_counter() > until:
-                break
-    except BaseException as error:
-        if is_interruption(error):
-            stream.push_back(batches)
-            raise
-        if not batches:
-            raise
-        stream.fail_later(error)
-    return batches
-
-
-def return_batches(stream: BatchStream | None, batches: list[Batch]) -> None:
-    """Put batches that were not consumed back, except those of a single step outside an epoch."""
-    if stream is not None and batches:
-        stream.push_back(batches)
-
-
-def expected_steps(stream: BatchStream, limit: int | None, continues_stream: bool) -> int:
-    """Return the expected number of steps of an epoch, or 0 if it is unknown."""
-    length = stream.batches or 0
-    if continues_stream and limit is not None:
-        return limit
-    return min(length, limit) if limit is not None and length else length or limit or 0

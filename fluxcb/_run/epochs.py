@@ -11,9 +11,10 @@ from fluxcb._declare.control import CancelEpoch, CancelFitting, CancelStep
 from fluxcb._declare.events import EpochBegin, EpochEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError, StateLostError
-from fluxcb._run.batch_stream import BatchStream, expected_steps
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.engine import Engine
 from fluxcb._run.fit_record import Position
+from fluxcb._run.pulling import expected_steps
 
 __all__ = ["Epoch", "run_epoch"]
 

@@ -194,8 +194,12 @@ class HostBackend:
                 return self._lend(below(window.written[name], path[2:]), path)
             if name == "stop":
                 return window.stop
+            if name == "data_position":
+                return self._lend(window.data_position, path)
             if name in ("skip", "hold") and window.has(path) is None:  # no traced handler writes it
                 return False
+            if name == "skips" and window.computed and window.has(path) is None:
+                return {"by": {}, "key": None}
             if name == "earlier_losses" and window.computed and window.has(path) is None:  # the step has one loss
                 return ()
             if name != "batch":

@@ -306,6 +306,7 @@ class LearnerCore:
             self.split,
             switched_names(plan.graph),
             self.lineage,
+            plan.records_skips,
         )
 
     def batch_spec(self, phase: Phase) -> Batch | None:
@@ -422,6 +423,16 @@ class LearnerCore:
         self._example_batch = spec_of(batch)
         self._build_carry(batch)
         self.install(self._items)
+
+    def leave_out_batches(self) -> None:
+        """Leave out the batches of the training data that callbacks name. A replay keeps those of the checkpoint."""
+        left_out: dict[str, set[tuple[int, int]]] = {}
+        for declared in self.graph.declared:
+            for name, positions in declared.callback.left_out_batches().items() if not declared.disabled else ():
+                left_out.setdefault(name, set()).update(positions)
+        for name, positions in left_out.items():
+            if name in self.streams:
+                self.streams[name].leave_out(positions)
 
     def set_data(self, name: str, source: Any) -> None:
         """Use another data source for a phase from the next epoch on."""

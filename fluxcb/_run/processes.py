@@ -32,7 +32,7 @@ from fluxcb._declare.events import Event, StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import EverySeconds, EverySteps, Predicate, Schedule
 from fluxcb._errors import DeclarationError, PeerError
-from fluxcb._run.batch_stream import BatchStream, return_batches
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.emitter import Emitter
 from fluxcb._run.host_backend import HostBackend
 from fluxcb._run.host_writes import HostWrites, may_write_carry
@@ -40,6 +40,7 @@ from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.peers import Peers
 from fluxcb._run.program_runner import ProgramRunner
 from fluxcb._run.programs import Programs
+from fluxcb._run.pulling import return_batches
 from fluxcb._run.services import Services
 from fluxcb._run.state import HostState
 from fluxcb._run.threaded import ThreadedEmitter

@@ -16,8 +16,9 @@ from fluxcb._compile.program import Program
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.phases import Phase
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.batch_stream import BatchStream, return_batches
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.programs import Programs
+from fluxcb._run.pulling import return_batches
 from fluxcb._run.stacker import Stacker
 from fluxcb._run.state import HostState
 from fluxcb._run.window import Window

@@ -402,7 +402,7 @@ class Programs:
 
 def _traced_content(plan: Plan, phase: Phase) -> Any:
     """Return the part of a trace's key that the callbacks determine: the traced handlers of each event, in order."""
-    return tuple(
+    return plan.records_skips, *(
         (event, tuple((h.function, tuple(h.access.items()), h.schedules) for h in handlers))
         for (event, phase_type), handlers in plan.graph.orders.items()
         if phase_type is type(phase) and issubclass(event, TracedEvent)

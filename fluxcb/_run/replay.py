@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -27,6 +27,7 @@ from fluxcb._declare.schedules import EverySteps, Schedule, StepRange
 from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
 from fluxcb._declare.wrappers import Scheduled
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError
+from fluxcb._run.bad_step_replay import BadStep, find_record, replay_bad_step
 from fluxcb._run.encoding import Decoder
 from fluxcb._run.history import History
 from fluxcb._run.learner_core import LearnerCore
@@ -58,6 +59,7 @@ class Replay(Constructed):
         losses: The replayed training losses of `steps`, as pairs of a step and a value. Empty without `Metrics`.
         differences: One line for each difference from the recorded run.
         lineage: The writes to the path that was passed as `lineage`, or None.
+        bad_step: The skipped step that was passed as `bad_step`, with its record, or None.
     """
 
     steps: tuple[int, int]
@@ -66,17 +68,25 @@ class Replay(Constructed):
     losses: tuple[tuple[int, float], ...]
     differences: tuple[str, ...]
     lineage: Lineage | None = None
+    bad_step: BadStep | None = None
 
     @property
     def identical(self) -> bool | None:
-        """Whether the replay is the same as the recorded run bit for bit, or None if there was nothing to compare."""
+        """Whether the replay is the same as the recorded run bit for bit, or None if there was nothing to compare.
+
+        For a bad step, whether it is the same as its record.
+        """
+        if self.bad_step is not None:
+            return not self.bad_step.differences
         return None if self.compared is None else not self.differences
 
     def __str__(self) -> str:
-        return self._report() if self.lineage is None else f"{self._report()}\n{self.lineage}"
+        return "\n".join(str(part) for part in (self._report(), self.lineage, self.bad_step) if part is not None)
 
     def _report(self) -> str:
         began = f"the checkpoint {self.began}" if self.began is not None else "the beginning of the run"
+        if self.bad_step is not None:
+            return f"Replayed step {self.steps[0]} from {began}."
         first = f"Replayed steps {self.steps[0]} to {self.steps[1]} from {began}."
         if self.compared is None:
             return f"{first}\nNothing was compared: no checkpoint of step {self.steps[1]} or later was found."
@@ -101,7 +111,8 @@ class Replaying:
         self,
         path: str | os.PathLike[str],
         *,
-        steps: tuple[int, int],
+        steps: tuple[int, int] | None = None,
+        bad_step: int | None = None,
         callbacks: Iterable[Callback] = (),
         lineage: str | None = None,
         steps_per_epoch: int | None = None,
@@ -119,6 +130,8 @@ class Replaying:
         Args:
             path: The directory of the run.
             steps: The first and the last step (inclusive) at which the handlers of the observers run.
+            bad_step: The number of a step that `BadSteps` has recorded, instead of `steps`. The result has its record,
+                and compares it with the values that the replay computes. The step is replayed twice.
             callbacks: The observers. They may read everything, and write only entries of their own in `cbstate`.
             lineage: A path of state whose writes are listed in the result, e.g. `step.grads`. The replayed steps
                 measure the value before and after each write by their phase and by traced handlers.
@@ -129,7 +142,7 @@ class Replaying:
 
         Raises:
             DeclarationError: An observer is not read-only, or an argument is invalid.
-            CheckpointError: There is no checkpoint to begin with.
+            CheckpointError: There is no checkpoint to begin with, or the batch of the bad step cannot be found.
             ResumeError: The run belongs to a different Learner.
 
         Example:
@@ -145,24 +158,45 @@ class Replaying:
         """
         self._core.refuse_while_running("replay(...)")
         self._core.ensure_built(self._core.phase_set.training()[0])
-        return _replay(cast("Learner", self), path, steps, callbacks, lineage, steps_per_epoch)
+        learner, observers = cast("Learner", self), list(callbacks)
+        if bad_step is None:
+            return _replay(learner, path, _range(steps), observers, lineage, steps_per_epoch)
+        if steps is not None or lineage is not None:
+            raise DeclarationError(
+                f"`replay` takes either `bad_step` or `{'steps' if steps is not None else 'lineage'}`.",
+                why="a bad step is compared with its record, and nothing else must be computed in it",
+                fix=f"to observe the step, write `steps=({bad_step}, {bad_step})` instead of `bad_step`",
+            )
+        record, left_out = find_record(Path(path), bad_step)
+        # A step that was undone followed a checkpoint of its own branch.
+        before = record["undone"]["to"] + 1 if record["undone"] else bad_step
+
+        def replay_step(callbacks: list[Callback], prepare: Callable[[LearnerCore], None]) -> Replay:
+            return _replay(learner, path, (bad_step, bad_step), callbacks, None, steps_per_epoch, (before, prepare))
+
+        return replay_bad_step(self._core, record, left_out, replay_step, observers)
 
 
 def _replay(
     learner: Learner,
     path: str | os.PathLike[str],
-    steps: Sequence[int],
-    callbacks: Iterable[Callback],
+    steps: tuple[int, int],
+    callbacks: list[Callback],
     lineage: str | None,
     steps_per_epoch: int | None,
+    bad_step: tuple[int, Callable[[LearnerCore], None]] | None = None,
 ) -> Replay:
-    """Replay steps of a run; see `Learner.replay`."""
+    """Replay steps of a run; see `Learner.replay`.
+
+    With `bad_step`, the replay begins at a checkpoint before the step in it, calls the function in it after the
+    restore, ends after the last step, and compares nothing.
+    """
     core = learner._core
-    first, last = _range(steps)
-    observers = _observers(core, list(callbacks))
+    first, last = steps
+    observers = _observers(core, callbacks)
     probe = LineageProbe(parse_path(lineage)) if lineage is not None else None
     writes = LineageObserver(probe, first, last) if probe is not None else None
-    began, recorded = _checkpoints(Path(path), first, last)
+    began, recorded = _checkpoints(Path(path), first if bad_step is None else bad_step[0], last)
     if began is not None:
         restore_run(core, began.path, ())
     elif core.state.progress.step:
@@ -171,6 +205,9 @@ def _replay(
             why=f"this Learner is at step {core.state.progress.step}, so the replay cannot begin at step 0",
             fix="replay with a new Learner, or replay later steps",
         )
+    if bad_step is not None:
+        bad_step[1](core)
+        recorded = None  # a later checkpoint may belong to another branch of the run
     start, end = core.state.progress.step, recorded.step if recorded is not None else last
     at_step = recorded is not None and recorded.read(core.snapshots.trees()).host["at"] is not None
     capture = _Capture(end, at_step=at_step)

@@ -28,10 +28,11 @@ from fluxcb._declare.control import Cancel, CancelStep
 from fluxcb._declare.events import StepBegin, StepEnd, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.batch_stream import BatchStream, pull_batches, return_batches
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.emitter import Emitter
 from fluxcb._run.program_runner import ProgramRunner
 from fluxcb._run.programs import Programs
+from fluxcb._run.pulling import pull_batches, return_batches
 from fluxcb._run.state import HostState
 from fluxcb._run.window import Window
 from fluxcb._run.window_spans import WindowSpans
@@ -243,7 +244,9 @@ class StepLoop:
     def _pull(self, stream: BatchStream, length: int, continues_stream: bool) -> Window:
         """Pull the batches of a window: `length` of them, or fewer."""
         began = time.perf_counter()
+        first = stream.consumed
         window = Window(pull_batches(stream, length, continues_stream, seconds=self.runner.window_seconds), self._meter)
+        window.stream, window.first_batch = stream, first
         if self._spans is not None:
             self._spans.pulled(stream.name, began, window.length)
         return window

@@ -1,4 +1,4 @@
-"""The recorded positions of a data source, from which the position in a checkpoint is computed."""
+"""The recorded positions of a data source, from which the position in a checkpoint is computed; batches left out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Mark", "StreamMarks"]
+from fluxcb._typing import Batch
+
+__all__ = ["LeftOut", "Mark", "StreamMarks"]
 
 
 @dataclass(frozen=True)
@@ -74,3 +76,39 @@ class StreamMarks:
             elif mark.pulled == 0:  # a new pass began, so the state of the previous one leads nowhere
                 position |= {"state": None, "ahead": 0}
         return position
+
+
+class LeftOut:
+    """The batches that a stream leaves out.
+
+    Args:
+        positions: See Attributes.
+
+    Attributes:
+        positions: Pairs of the number of a pass and the position of a batch in it.
+        recent: The batches that were left out since the start of the last two windows, by their number over all passes.
+            If the batches around one of them return to the stream, it must return as well. Otherwise, the positions
+            would be wrong.
+    """
+
+    def __init__(self, positions: Iterable[tuple[int, int]] = ()) -> None:
+        self.positions = frozenset(positions)
+        self.recent: dict[int, Batch] = {}
+
+    def count(self, number: int) -> int:
+        """Return the number of batches of a pass that are left out."""
+        return sum(pair[0] == number for pair in self.positions)
+
+    def forget(self, *, before: int) -> None:
+        """Forget the batches before a number."""
+        for number in [number for number in self.recent if number < before]:
+            del self.recent[number]
+
+    def number(self, first: int, steps: int) -> int:
+        """Return the number over all passes of the batch after `steps` others, counted from `first`."""
+        number = first - 1
+        for _ in range(steps + 1):
+            number += 1
+            while number in self.recent:
+                number += 1
+        return number

@@ -189,7 +189,7 @@ def warn_uncalled(graph: CallbackGraph) -> None:
 
 _EFFECTS = (
     *("init", "runafter", "resolveconflict", "state_dict", "output_locations", "validates_with", "measured_with"),
-    *("provided_metrics", "metric_phases", "watched_metrics", "logged_names"),
+    *("provided_metrics", "metric_phases", "watched_metrics", "logged_names", "left_out_batches"),
 )
 """Methods through which a callback without handlers can affect the Learner or other callbacks."""
 

@@ -16,6 +16,7 @@ from fluxcb._compile.fetch import Fetch
 from fluxcb._compile.program import Program
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.access import dotted
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.meter import Meter
 from fluxcb._typing import Batch, PyTree, Rows, StatePath
 
@@ -45,6 +46,8 @@ class Window:
         written: Step values that host handlers wrote at the current step.
         overwritten: Parts of the carry that a handler replaced after the window ran.
         first_step: Number of the first step, as schedules count it.
+        stream: The stream of the batches, or None outside an epoch.
+        first_batch: Number of batches that were taken from the stream before the window.
         began: Time of the dispatch (s, `time.perf_counter`).
         failed: The exception that dispatching one of the batches raised, and that batch, or None. The batch is
             dispatched again in its turn, which is expected to raise the exception again.
@@ -59,7 +62,8 @@ class Window:
         self.calls: list[Any] = []
         self.live = False
         self.call_seconds = 0.0
-        self.first_step = 0
+        self.first_step = self.first_batch = 0
+        self.stream: BatchStream | None = None
         self.reached = 0
         self.blocks = False
         self.at = 0
@@ -162,6 +166,14 @@ class Window:
     @batch.setter
     def batch(self, batch: Batch) -> None:
         self.batches[self.at] = batch
+
+    @property
+    def data_position(self) -> dict[str, Any] | None:
+        """The position of the current step's batch in its data source, or None outside an epoch."""
+        if self.stream is None:
+            return None
+        number, at = self.stream.locate(self.first_batch, self.at)
+        return {"source": self.stream.name.removeprefix("data."), "pass": number, "batch": at}
 
     @property
     def stop(self) -> bool:

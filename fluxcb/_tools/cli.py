@@ -78,7 +78,10 @@ def _run(chosen: argparse.Namespace) -> int:
             chosen.target, chosen.names, chosen.epochs, chosen.steps, chosen.seeds, as_json=chosen.json
         )
     if chosen.command == "replay":
-        return commands.replay(chosen.run, chosen.steps, chosen.learner, chosen.watch, chosen.save, chosen.lineage)
+        options = chosen.learner, chosen.watch, chosen.save
+        if chosen.bad_step is not None:
+            return commands.replay_bad_step(chosen.run, chosen.bad_step, *options)
+        return commands.replay(chosen.run, chosen.steps, *options, chosen.lineage)
     if chosen.command == "control":
         from fluxcb._tools.controlling import control
 
@@ -171,7 +174,9 @@ def _parser() -> argparse.ArgumentParser:
 
     replay = parsers.add_parser("replay", help="train steps of a recorded run again, and compare the results")
     replay.add_argument("run", type=Path, metavar="RUN", help="folder that was passed to Checkpointer")
-    replay.add_argument("--steps", required=True, metavar="FIRST:LAST", help="the steps to observe, e.g. 800:820")
+    which = replay.add_mutually_exclusive_group(required=True)
+    which.add_argument("--steps", metavar="FIRST:LAST", help="the steps to observe, e.g. 800:820")
+    which.add_argument("--bad-step", type=int, metavar="N", help="a skipped step that `BadSteps` has recorded")
     replay.add_argument(
         "--learner",
         metavar="SET",

@@ -231,6 +231,18 @@ def replay(
     return 1 if result.differences else 0
 
 
+def replay_bad_step(run: Path, step: int, name: str | None, watch: Sequence[str], save: Path | None) -> int:
+    """Replay a skipped step of a run. Return 1 if the replay differs from the record."""
+    from fluxcb.callbacks import DumpArrays, PrintArrays
+
+    observers: list[Any] = [PrintArrays(watch)] if watch and save is None else []
+    if save is not None:
+        observers.append(DumpArrays(list(dict.fromkeys(("step.batch", "step.grads", *watch))), save))
+    result = _maker(name or _only_set())().replay(run, bad_step=step, callbacks=observers)
+    _write(str(result))
+    return 0 if result.identical else 1
+
+
 # -- finding -----------------------------------------------------------------------------------
 
 

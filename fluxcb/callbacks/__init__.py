@@ -10,6 +10,7 @@ from fluxcb.callbacks.by_phase import ByPhase
 from fluxcb.callbacks.defaults import default_callbacks, with_defaults
 from fluxcb.callbacks.gradients.accumulate import AccumulateGradients
 from fluxcb.callbacks.gradients.average import ParameterEMA, StochasticWeightAveraging
+from fluxcb.callbacks.gradients.bad_steps import BadSteps
 from fluxcb.callbacks.gradients.freeze import Freeze
 from fluxcb.callbacks.gradients.gradients import ClipGradients, GradientNoise
 from fluxcb.callbacks.gradients.loss_scale import DynamicLossScale
@@ -97,6 +98,7 @@ __all__ = [
     "AbstractGatheredMetric",
     "AbstractMetric",
     "AccumulateGradients",
+    "BadSteps",
     "BinaryClassificationStats",
     "ByPhase",
     "CallbackCondition",

@@ -47,7 +47,8 @@ class Says(Callback):
 
 
 # What the phases of the library provide, and what the engine adds.
-STEP_NAMES = ["batch", "earlier_losses", "grads", "hold", "loss", "outputs", "skip", "stop", "updates", "xs", "ys"]
+STEP_NAMES = ["batch", "data_position", "earlier_losses", "grads", "hold", "loss", "outputs", "skip", "skips", "stop"]
+STEP_NAMES += ["updates", "xs", "ys"]
 
 # --- paths ------------------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import optax
 
 import fluxcb.callbacks as library
 from fluxcb import Append, Callback, Learner, Read, Write, on
-from fluxcb.events import StepEnd
+from fluxcb.events import BackwardEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 
 
@@ -29,6 +29,15 @@ class Losses(Callback):
     def init(self, learner):
         if "losses" not in learner.cbstate:
             learner.cbstate.losses = []
+
+
+class SkipsSteps(Callback):
+    def stateaccess(self):
+        return {"step": {"skip": Append()}}
+
+    @on
+    def skip(self, event: BackwardEnd, phase: TrainingPhase, learner):
+        learner.step.skip = learner.progress.step % 3 == 2
 
 
 def logging_losses():
@@ -200,6 +209,7 @@ HOW = {
         "needs": [library.Monitors],
     },
     "LabelSmoothing": {"learner": of_images},
+    "BadSteps": {"needs": [SkipsSteps]},
     "LossSpikeGuard": {"make": lambda: library.LossSpikeGuard(0.5, window=3)},
     "MaxSaver": {
         "make": lambda: max_saver(folder()),

@@ -21,6 +21,7 @@ READINGS = {
 
 # Those that are made otherwise than in the other tests over all callbacks: what they write has to be the run's.
 OF_A_RUN = {
+    "BadSteps": lambda run: library.BadSteps(run / "saved"),
     "Checkpointer": lambda run: library.Checkpointer(run / "saved", steps=3),
     "ControlFile": lambda run: library.ControlFile(run / "saved"),
     "DumpArrays": lambda run: library.DumpArrays(["step.loss", "params"], run / "dumped", keep=2),

@@ -47,6 +47,7 @@ class LossSpikeGuard(Callback):
     Access:
         step.loss: Read.
         step.skip: Append.
+        step.loss_spike_bound: Write (traced). The loss above which the step is skipped; infinite at first.
         step.stop: Append (traced), Read (host), if `rewind_after` is given.
         cbstate.loss_spikes: Write. `losses` (float32[window], a ring buffer), `seen`, `skipped` and `in_a_row`
             (int32[]).
@@ -105,7 +106,8 @@ class LossSpikeGuard(Callback):
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
-        access = {"step": {"loss": Read(), "skip": Append()}, "cbstate": {"loss_spikes": Write()}}
+        step = {"loss": Read(), "skip": Append(), "loss_spike_bound": Write()}
+        access = {"step": step, "cbstate": {"loss_spikes": Write()}}
         if self.rewind_after is None:
             return access
         return {**access, "step": {**access["step"], "stop": Append()}, "control": Append()}
@@ -135,6 +137,7 @@ class LossSpikeGuard(Callback):
         # The deviation is 0 if more than half of the losses are equal. Without this case, any higher loss would then
         # be a spike.
         bound = jnp.where((seen >= self.window) & (deviation > 0), median + self.threshold * deviation, jnp.inf)
+        learner.step["loss_spike_bound"] = bound
         spike = ~(loss <= bound)  # not `loss > bound`, which is false for NaN
         finite = jnp.isfinite(loss)
         in_a_row = jnp.where(spike, old["in_a_row"] + 1, 0)

@@ -128,9 +128,8 @@ class SkipNonFinite(StopOnNaNLoss):
         old = learner.cbstate.non_finite
         if "non_finite" in learner.step:  # the phase has emitted BackwardEnd before, for another loss of this step
             # Count from the counts before the step, so that a step with several losses counts once.
-            earlier, old = learner.step["non_finite"]
-            bad |= earlier
-        learner.step["non_finite"] = bad, old
+            bad, old = bad | learner.step["non_finite"]["found"], learner.step["non_finite"]["before"]
+        learner.step["non_finite"] = {"found": bad, "before": old}
         in_a_row = jnp.where(bad, old["in_a_row"] + 1, 0)
         learner.cbstate.non_finite = {"skipped": old["skipped"] + bad, "in_a_row": in_a_row}
         learner.step.skip = bad
