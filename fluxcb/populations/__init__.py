@@ -1,0 +1,1 @@
+"""Populations: several Learners that train in one compiled program, and callbacks that compare them."""

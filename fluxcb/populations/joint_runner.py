@@ -1,0 +1,348 @@
+"""Running the windows of a population: each member asks for its window, and one program runs all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from fluxcb._compile.arrays import batch_spec, nbytes_of, to_host
+from fluxcb._compile.fetch import Fetch
+from fluxcb._compile.joint_program import JointProgram, compile_joint
+from fluxcb._compile.program import Outputs, Program
+from fluxcb._compile.step import TracedStep
+from fluxcb._declare.phases import Phase
+from fluxcb._run.batch_stream import BatchStream, return_batches
+from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.program_runner import AHEAD, LONGEST, ProgramRunner
+from fluxcb._run.programs import Programs, signature
+from fluxcb._run.stacker import Stacker
+from fluxcb._run.state import HostState
+from fluxcb._run.window import Window
+from fluxcb._typing import Rows
+from fluxcb.populations.joint_carry import JointCarry
+from fluxcb.populations.members import joined
+
+__all__ = ["JointRunner", "JointSteps", "StepRequest"]
+
+
+@dataclass(eq=False)
+class StepRequest:
+    """A window that a member wants to run.
+
+    Attributes:
+        row: The row of the member.
+        phase: The phase.
+        window: The window.
+        stream: The stream of its batches.
+        runner: The runner that receives the program.
+    """
+
+    row: int
+    phase: type[Phase]
+    window: Window
+    stream: BatchStream | None
+    runner: JointRunner
+
+
+class JointRunner(ProgramRunner):
+    """Runs the windows of one phase of a member, together with the other members.
+
+    Args:
+        state: See `ProgramRunner`.
+        programs: See `ProgramRunner`.
+        phase: See `ProgramRunner`.
+        row: The row of the member.
+        steps: The joint programs.
+        wait_for: Waits until the others have asked for their windows, and all windows have been called.
+    """
+
+    def __init__(
+        self,
+        state: HostState,
+        programs: Programs,
+        phase: Phase,
+        *,
+        row: int,
+        steps: JointSteps,
+        wait_for: Callable[[StepRequest], None],
+    ) -> None:
+        super().__init__(state, programs, phase)
+        self._row, self._steps, self._wait_for = row, steps, wait_for
+
+    def call(self, window: Window, stream: BatchStream | None, *, manual: bool) -> None:
+        """Run a window's steps on the device; see `ProgramRunner.call`."""
+        if manual:  # `run_step` in a handler of one member
+            super().call(window, stream, manual=manual)
+            return
+        # Errors of this member's batches are raised here, before the other members are involved.
+        self._programs.traced(self._phase, window.batches[0])
+        self._wait_for(StepRequest(self._row, type(self._phase), window, stream, self))
+
+    def max_length(self, *, idle: bool) -> int:
+        """Return the maximum number of steps of the next window; see `ProgramRunner.max_length`."""
+        return min(AHEAD, self._steps.max_length) if idle else self._steps.max_length
+
+    def record_duration(self, window: Window, seconds: float) -> None:
+        """Record the duration of a window (s), which includes the steps of the other members."""
+        self.step_seconds = seconds / window.length
+
+    def receive(self, program: Program) -> None:
+        """Take the program of a window."""
+        if self.main_program is None:
+            self.main_program = program
+
+
+class _MemberRows:
+    """The rows of one member in the rows of all members, with the methods of a JAX array that `Window` uses."""
+
+    def __init__(self, joint: _JointOutputs, member: int) -> None:
+        self._joint, self._member = joint, member
+
+    def is_ready(self) -> bool:
+        return self._joint.outputs.rows.is_ready()
+
+    def block_until_ready(self) -> _MemberRows:
+        self._joint.outputs.rows.block_until_ready()
+        return self
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._joint.of("rows", self._joint.outputs.rows, self._member)
+
+
+class _MemberValue:
+    """A fetched value of one member in that of all members."""
+
+    def __init__(self, joint: _JointOutputs, name: str, array: Any, member: int) -> None:
+        self._joint, self._name, self._array, self._member = joint, name, array, member
+        self.dtype = array.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self._joint.of(self._name, self._array, self._member)
+
+
+class _JointOutputs:
+    """The outputs of one call. Each array is transferred to the host once, and not once for each member.
+
+    Args:
+        outputs: The outputs.
+        stacked: Whether the arrays have the steps as their leading axis, followed by the members.
+    """
+
+    def __init__(self, outputs: Outputs, *, stacked: bool) -> None:
+        self.outputs = outputs
+        self._stacked = stacked
+        self._on_host: dict[str, np.ndarray] = {}
+
+    def of(self, name: str, array: Any, member: int) -> np.ndarray:
+        """Return a member's part of an array, on the host."""
+        if name not in self._on_host:
+            self._on_host[name] = to_host(array)
+        values = self._on_host[name]
+        return values[:, member] if self._stacked and not name.startswith("last") else values[member]
+
+    def member(self, member: int) -> Outputs:
+        """Return the outputs of one member."""
+        buffers = [
+            _MemberValue(self, f"buffer {at}", array, member) for at, array in enumerate(self.outputs.buffers)
+        ]
+        leaves, structure = jax.tree.flatten(self.outputs.last)
+        last = [_MemberValue(self, f"last {at}", array, member) for at, array in enumerate(leaves)]
+        return Outputs(_MemberRows(self, member), buffers, structure.unflatten(last), {})
+
+
+class JointSteps:
+    """The joint programs of the members of a population, and the carry that they run on.
+
+    Args:
+        cores: The cores of the members, in the order of the rows.
+        labels: The names of the members, for messages.
+
+    Attributes:
+        carry: The joint carry.
+        compiles: Number of compiled joint programs.
+        compile_seconds: The duration of their compilation (s).
+        calls: Number of calls of joint programs.
+    """
+
+    def __init__(self, cores: Sequence[LearnerCore], labels: Sequence[str]) -> None:
+        self._cores, self._labels = list(cores), labels
+        self.carry = JointCarry([core.state.train for core in cores])
+        self._programs: dict[Any, JointProgram] = {}
+        self._members: dict[tuple[JointProgram, int], Program] = {}
+        self._stackers: dict[Any, Stacker] = {}
+        self._longest: int | None = None
+        self._separate: set[type[Phase]] = set()  # phases in which the members have different batches
+        self.compiles = self.calls = 0
+        self.compile_seconds = 0.0
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of steps of a window."""
+        return 1 if self._longest is None else self._longest
+
+    def run(self, requests: Sequence[StepRequest]) -> dict[int, BaseException]:
+        """Run the windows of all members that have asked for one.
+
+        Returns:
+            The exceptions of members whose window could not be called, by row.
+        """
+        failures: dict[int, BaseException] = {}
+        # Members can be in different phases, or have a shorter last batch. Each such group has its own program, which
+        # leaves the rows of the other members as they are.
+        groups: dict[Any, list[StepRequest]] = {}
+        for request in requests:
+            groups.setdefault((request.phase, signature(request.window.batches[0])), []).append(request)
+        for group in groups.values():
+            try:
+                self._run_group(group)
+            except BaseException as error:
+                if self.carry.arrays and self.carry.arrays[0].is_deleted():
+                    self.carry.lose(error)
+                failures.update({request.row: error for request in group})
+        return failures
+
+    def _run_group(self, group: list[StepRequest]) -> None:
+        buffers, length, shared, resident = self._stack(group)
+        for request in group:
+            return_batches(request.stream, request.window.cut(length))
+        arrays = self.carry.lend()
+        program = self._program(group[0], arrays, buffers, shared=shared, resident=resident)
+        for request in group:
+            member = self._program_of(program, request)
+            request.window.record_program(member)
+            request.window.began = time.perf_counter()
+            request.runner.receive(member)
+        lengths = np.zeros(len(self._cores), np.uint32)
+        lengths[[request.row for request in group]] = length if program.steps > 1 else 1
+        for batches in [buffers] if program.steps > 1 else _each(buffers, length, resident=resident):
+            arrays, outputs = program.call(arrays, batches, lengths)
+            self.carry.take_back(arrays)
+            joint = _JointOutputs(outputs, stacked=program.steps > 1)
+            for request in group:
+                request.window.calls.append(joint.member(request.row))
+        self.calls += 1
+
+    def _stack(self, group: list[StepRequest]) -> tuple[Any, int, bool, bool]:
+        """Return the batches of the members in one buffer, the common length, and whether they share them."""
+        phase, windows = group[0].phase, [request.window for request in group]
+        steps = max(2, self._buffer_length(group[0]))
+        length = min([self.max_length, *(window.length for window in windows)])
+        columns = [[window.batches[at] for window in windows] for at in range(length)]
+        resident = isinstance(columns[0][0], Rows)
+        if resident and any(batch.arrays is not columns[0][0].arrays for column in columns for batch in column):
+            # The members have different arrays on the device, so their rows cannot be gathered from one of them.
+            columns = [[_gathered(batch) for batch in column] for column in columns]
+            resident = False
+        shared = phase not in self._separate and all(_is_same(batch, column[0]) for column in columns for batch in column)
+        if shared:
+            flat = [column[0] for column in columns]
+        else:
+            # Chosen once per phase, because both programs may give other bits.
+            self._separate.add(phase)
+            by_row = {request.row: at for at, request in enumerate(group)}
+            # The rows of members that do not take part are not used.
+            flat = [column[by_row.get(row, 0)] for column in columns for row in range(len(self._cores))]
+        width = 1 if shared else len(self._cores)
+        key = phase, signature(columns[0][0]), steps, width, resident and id(columns[0][0].arrays)
+        stacker = self._stackers.get(key)
+        if stacker is None:
+            stacker = self._stackers[key] = Stacker(flat[0], steps * width)
+        buffer, count = stacker.stack(flat)
+        if not shared:
+            rows = buffer.rows if resident else buffer
+            rows = jax.tree.map(lambda x: x.reshape(steps, width, *x.shape[1:]), rows)
+            buffer = Rows(buffer.arrays, rows) if resident else rows
+        return (buffer.arrays, buffer.rows) if resident else buffer, count // width, shared, resident
+
+    def _buffer_length(self, request: StepRequest) -> int:
+        """Return the length of the buffers (steps)."""
+        if self._longest is None:
+            programs = self._cores[0].engine.programs
+            step = programs.traced(self._phase_of(0, request.phase), request.window.batches[0])
+            plan = programs.windows(step.phase, step)
+            each = (nbytes_of(step.batch_spec) + plan.fetch.bytes_each) * len(self._cores)
+            in_memory = max(1, programs.window_bytes // max(1, each))
+            wanted = LONGEST if programs.steps_per_call == "auto" else programs.steps_per_call
+            self._longest = min(wanted, in_memory)
+        return self._longest
+
+    def _phase_of(self, row: int, phase: type[Phase]) -> Phase:
+        return next(known for known in self._cores[row].phases if type(known) is phase)
+
+    def _traced(self, row: int, request: StepRequest) -> TracedStep:
+        phase = self._phase_of(row, request.phase)
+        return self._cores[row].engine.programs.traced(phase, batch_spec(request.window.batches[0]))
+
+    def _program(self, request: StepRequest, arrays: list[Any], buffers: Any, *, shared: bool, resident: bool) -> JointProgram:
+        steps = [self._traced(row, request) for row in range(len(self._cores))]
+        fetches = [
+            core.engine.programs.windows(step.phase, step).fetch for core, step in zip(self._cores, steps, strict=True)
+        ]
+        each = {path: spec for fetch in fetches for path, spec in fetch.each.items()}
+        last = {path: spec for fetch in fetches for path, spec in fetch.last.items() if path not in each}
+        key = (*steps, tuple(each), tuple(last), shared, resident)
+        program = self._programs.get(key)
+        if program is None:
+            core = self._cores[0]
+            programs, train = core.engine.programs, core.state.train
+            kind = programs.kind_of(steps[0], train.platform)
+            program = self._programs[key] = compile_joint(
+                joined(self._cores, steps, self._labels),
+                arrays,
+                buffers if kind == "loop" else _each(buffers, 1, resident=resident)[0],
+                structure=self.carry.structure,
+                fetch=Fetch(each, last),
+                kind=kind,
+                steps=1 if kind == "straight" else jax.tree.leaves(buffers)[-1].shape[0],
+                hyperparams=train.hyperparams,
+                shared=shared,
+                resident=resident,
+                fuses=not programs.exact_observers,
+            )
+            self.compiles += 1
+            self.compile_seconds += program.seconds
+        return program
+
+    def _program_of(self, joint: JointProgram, request: StepRequest) -> Program:
+        """Return a joint program as the program of one member, for its windows."""
+        known = self._members.get((joint, request.row))
+        if known is None:
+            step = self._traced(request.row, request)
+            on_host = self._cores[0].state.train.platform == "cpu"
+            known = Program(_never_called, None, step, joint.fetch, joint.steps, joint.seconds, on_host, False, None)
+            self._members[joint, request.row] = known
+        return known
+
+
+def _never_called(*arguments: Any) -> Any:
+    raise AssertionError("the joint program runs the steps of this window")
+
+
+def _each(buffers: Any, length: int, *, resident: bool) -> list[Any]:
+    """Return the batches of a buffer one by one."""
+    if resident:
+        arrays, rows = buffers
+        return [(arrays, rows[at]) for at in range(length)]
+    return [jax.tree.map(lambda b: b[at], buffers) for at in range(length)]
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    if isinstance(a, Rows) and isinstance(b, Rows):
+        return a.arrays is b.arrays and a.rows is b.rows
+    if a is b:
+        return True
+    # The tuple of a batch can be new although its arrays are not.
+    left, right = jax.tree.leaves(a), jax.tree.leaves(b)
+    return len(left) == len(right) and all(x is y for x, y in zip(left, right, strict=True))
+
+
+def _gathered(batch: Any) -> Any:
+    if not isinstance(batch, Rows):
+        return batch
+    rows = np.asarray(batch.rows)
+    return jax.tree.map(lambda a: np.asarray(a)[rows], batch.arrays)

@@ -1,0 +1,50 @@
+"""The exchange of values between the members of a population."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fluxcb._errors import DeclarationError
+
+__all__ = ["Meeting", "Share"]
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """A value that a member shares with the others.
+
+    Attributes:
+        value: The value.
+    """
+
+    value: Any
+
+
+class Meeting:
+    """The place where the callbacks of all members exchange values while the population trains."""
+
+    def __init__(self) -> None:
+        self._park: Sequence[Callable[[Any], Any]] = ()
+
+    def open(self, park: Sequence[Callable[[Any], Any]]) -> None:
+        """Begin a fit; `park` waits, by member, until the values of all members have been exchanged."""
+        self._park = park
+
+    def close(self) -> None:
+        """End a fit."""
+        self._park = ()
+
+    def share(self, member: int, value: Any) -> dict[int, Any]:
+        """Share a value with all members that still train, and return their values by member, in order.
+
+        Raises:
+            DeclarationError: The population does not train.
+        """
+        if not self._park:
+            raise DeclarationError(
+                f"Member {member} of a population was trained alone, but its callbacks compare it with the others.",
+                fix="call `population.fit` instead of the `fit` of the member",
+            )
+        return self._park[member](Share(value))
