@@ -57,6 +57,7 @@ _HOMES = {
     "PathWrite": "fluxcb._run.lineage",
     "Replay": "fluxcb._run.replay",
     "Learner": "fluxcb._run.learner",
+    "Population": "fluxcb.populations.population",
     "callbacks_as_hook": "fluxcb._run.callbacks_as_hook",
     "Ablation": "fluxcb._tools.ablation",
     "Effect": "fluxcb._tools.ablation",
@@ -79,7 +80,19 @@ _HOMES = {
     "UndeclaredAccessError": "fluxcb._errors",
     "UnknownStateError": "fluxcb._errors",
 }
-_MODULES = ("callbacks", "checkpoints", "data", "events", "logging", "models", "phases", "plots", "stopping", "testing")
+_MODULES = (
+    "callbacks",
+    "checkpoints",
+    "data",
+    "events",
+    "logging",
+    "models",
+    "phases",
+    "plots",
+    "populations",
+    "stopping",
+    "testing",
+)
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]  # one list, not two
 
@@ -102,7 +115,19 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from fluxcb import callbacks, checkpoints, data, events, logging, models, phases, plots, stopping, testing
+    from fluxcb import (
+        callbacks,
+        checkpoints,
+        data,
+        events,
+        logging,
+        models,
+        phases,
+        plots,
+        populations,
+        stopping,
+        testing,
+    )
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback
@@ -148,4 +173,5 @@ if TYPE_CHECKING:
     from fluxcb._run.learner import Learner
     from fluxcb._run.lineage import Lineage, PathWrite
     from fluxcb._run.replay import Replay
+    from fluxcb.populations.population import Population
     from fluxcb._tools.ablation import Ablation, Effect, ablate

@@ -163,7 +163,7 @@ class JointSteps:
         labels: The names of the members, for messages.
 
     Attributes:
-        carry: The joint carry.
+        carry: The joint carry of the current fit.
         compiles: Number of compiled joint programs.
         compile_seconds: The duration of their compilation (s).
         calls: Number of calls of joint programs.
@@ -171,7 +171,7 @@ class JointSteps:
 
     def __init__(self, cores: Sequence[LearnerCore], labels: Sequence[str]) -> None:
         self._cores, self._labels = list(cores), labels
-        self.carry = JointCarry([core.state.train for core in cores])
+        self.carry: JointCarry
         self._programs: dict[Any, JointProgram] = {}
         self._members: dict[tuple[JointProgram, int], Program] = {}
         self._stackers: dict[Any, Stacker] = {}
@@ -179,6 +179,10 @@ class JointSteps:
         self._separate: set[type[Phase]] = set()  # phases in which the members have different batches
         self.compiles = self.calls = 0
         self.compile_seconds = 0.0
+
+    def begin(self) -> None:
+        """Begin a fit with the train states of the members."""
+        self.carry = JointCarry([core.state.train for core in self._cores])
 
     @property
     def max_length(self) -> int:

@@ -23,14 +23,19 @@ class Share:
 
 
 class Meeting:
-    """The place where the callbacks of all members exchange values while the population trains."""
+    """The place where the callbacks of all members exchange values while the population trains.
+
+    Attributes:
+        ended: The reasons of the members that have ended in the current fit, by member.
+    """
 
     def __init__(self) -> None:
         self._park: Sequence[Callable[[Any], Any]] = ()
+        self.ended: dict[int, str] = {}
 
     def open(self, park: Sequence[Callable[[Any], Any]]) -> None:
         """Begin a fit; `park` waits, by member, until the values of all members have been exchanged."""
-        self._park = park
+        self._park, self.ended = park, {}
 
     def close(self) -> None:
         """End a fit."""

@@ -28,13 +28,15 @@ class Session:
     Args:
         members: The members.
         labels: Their names, for messages.
+        steps: The joint programs.
         meeting: Connects the population callbacks of the members.
     """
 
-    def __init__(self, members: Sequence[Learner], labels: Sequence[str], meeting: Meeting) -> None:
-        self._members, self._labels, self._meeting = list(members), labels, meeting
+    def __init__(
+        self, members: Sequence[Learner], labels: Sequence[str], steps: JointSteps, meeting: Meeting
+    ) -> None:
+        self._members, self._labels, self._steps, self._meeting = list(members), labels, steps, meeting
         self._cores = [learner._core for learner in members]
-        self.steps = JointSteps(self._cores, labels)
         self._turns: list[Turn] = []
 
     def run(self, fit: Callable[[Learner], Any], interrupt: Interrupt) -> list[BaseException | None]:
@@ -47,12 +49,13 @@ class Session:
         Returns:
             For each member, the exception that ended its fit, or None.
         """
+        self._steps.begin()
         self._turns = [
             Turn(functools.partial(fit, learner), f"fluxcb member {row}") for row, learner in enumerate(self._members)
         ]
         for row, core in enumerate(self._cores):
             wait = self._turns[row].park
-            core.engine.run_with(functools.partial(JointRunner, row=row, steps=self.steps, wait_for=wait))
+            core.engine.run_with(functools.partial(JointRunner, row=row, steps=self._steps, wait_for=wait))
         self._meeting.open([turn.park for turn in self._turns])
         try:
             self._take_turns(interrupt)
@@ -75,7 +78,10 @@ class Session:
                 live[row].resume(answers.get(row), failures.get(row))
                 if live[row].ended:
                     turn = live.pop(row)
-                    self.steps.carry.release(row)  # from here on, nothing changes this member
+                    self._steps.carry.release(row)  # from here on, nothing changes this member
+                    reason = self._members[row].stop_reason
+                    if reason is not None:
+                        self._meeting.ended[row] = reason
                     if turn.error is not None and not interrupt.requested:
                         # The other members end between two steps, so that they can be saved and resumed.
                         interrupt.pause(f"{self._labels[row]} failed: {type(turn.error).__name__}: {turn.error}")
@@ -89,7 +95,7 @@ class Session:
         waiting = {row: turn.waits_for for row, turn in live.items()}
         requests = [request for request in waiting.values() if isinstance(request, StepRequest)]
         if requests:  # members that wait to share a value stay parked
-            failures = self.steps.run(requests)
+            failures = self._steps.run(requests)
             return {request.row: None for request in requests if request.row not in failures}, failures
         shares = {row: share for row, share in waiting.items() if isinstance(share, Share)}
         return dict.fromkeys(shares, {row: share.value for row, share in shares.items()}), {}
