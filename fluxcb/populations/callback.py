@@ -85,10 +85,8 @@ class PopulationCallback(Callback):
             value: Any object. Arrays are not copied.
 
         Returns:
-            The values of all members that have not ended, by member, in the order of the members.
-
-        Raises:
-            DeclarationError: The member trains alone.
+            The values of all members that have not ended, by member, in the order of the members. If the member is
+            trained alone, with its own `fit`, only its own value.
         """
         if self._meeting is None:
             return {self.member: value}

@@ -57,12 +57,12 @@ class SuccessiveHalving(PopulationCallback):
         DeclarationError: An argument is not valid.
 
     Example:
-        >>> import fluxcb, optax
+        >>> import fluxcb
         >>> from fluxcb.callbacks import Metrics
         >>> from fluxcb.populations import SuccessiveHalving
         >>> from fluxcb.testing import testlearner
         >>> def make_learner(learning_rate):
-        ...     return testlearner(Metrics(), optimizer=fluxcb.inject(optax.sgd, learning_rate=learning_rate))
+        ...     return testlearner(Metrics(), learning_rate=learning_rate)
         >>> population = fluxcb.Population(
         ...     make_learner,
         ...     learning_rate=[1e-5, 1e-4, 1e-3, 1e-2],

@@ -37,6 +37,7 @@ class StepRequest:
     Attributes:
         row: The row of the member.
         phase: The phase.
+        shapes: The structure, shapes and dtypes of the window's first batch.
         window: The window.
         stream: The stream of its batches.
         runner: The runner that receives the program.
@@ -44,6 +45,7 @@ class StepRequest:
 
     row: int
     phase: type[Phase]
+    shapes: Any
     window: Window
     stream: BatchStream | None
     runner: JointRunner
@@ -73,15 +75,25 @@ class JointRunner(ProgramRunner):
     ) -> None:
         super().__init__(state, programs, phase)
         self._row, self._steps, self._wait_for = row, steps, wait_for
+        self._known: set[Any] = set()  # shapes of batches
 
     def call(self, window: Window, stream: BatchStream | None, *, manual: bool) -> None:
         """Run a window's steps on the device; see `ProgramRunner.call`."""
         if manual:  # `run_step` in a handler of one member
             super().call(window, stream, manual=manual)
             return
-        # Errors of this member's batches are raised here, before the other members are involved.
-        self._programs.traced(self._phase, window.batches[0])
-        self._wait_for(StepRequest(self._row, type(self._phase), window, stream, self))
+        shapes = signature(window.batches[0])
+        if shapes not in self._known:
+            # Errors of this member's batches are raised here, before the other members are involved.
+            self._programs.traced(self._phase, window.batches[0])
+            self._known.add(shapes)
+        self._wait_for(StepRequest(self._row, type(self._phase), shapes, window, stream, self))
+
+    def forget(self) -> None:
+        """Forget the programs, because the model or the data was replaced."""
+        super().forget()
+        self._known.clear()
+        self._steps.forget()
 
     def max_length(self, *, idle: bool) -> int:
         """Return the maximum number of steps of the next window; see `ProgramRunner.max_length`."""
@@ -173,6 +185,7 @@ class JointSteps:
         self._cores, self._labels = list(cores), labels
         self.carry: JointCarry
         self._programs: dict[Any, JointProgram] = {}
+        self._current: dict[Any, JointProgram] = {}  # those of the current fit, by phase and shapes of the batch
         self._members: dict[tuple[JointProgram, int], Program] = {}
         self._stackers: dict[Any, Stacker] = {}
         self._longest: int | None = None
@@ -183,6 +196,11 @@ class JointSteps:
     def begin(self) -> None:
         """Begin a fit with the train states of the members."""
         self.carry = JointCarry([core.state.train for core in self._cores])
+        self.forget()
+
+    def forget(self) -> None:
+        """Look the programs up again at the next window, because a member may need others."""
+        self._current = {}
 
     @property
     def max_length(self) -> int:
@@ -200,7 +218,7 @@ class JointSteps:
         # leaves the rows of the other members as they are.
         groups: dict[Any, list[StepRequest]] = {}
         for request in requests:
-            groups.setdefault((request.phase, signature(request.window.batches[0])), []).append(request)
+            groups.setdefault((request.phase, request.shapes), []).append(request)
         for group in groups.values():
             try:
                 self._run_group(group)
@@ -215,7 +233,10 @@ class JointSteps:
         for request in group:
             return_batches(request.stream, request.window.cut(length))
         arrays = self.carry.lend()
-        program = self._program(group[0], arrays, buffers, shared=shared, resident=resident)
+        key = group[0].phase, group[0].shapes, shared, resident
+        program = self._current.get(key)
+        if program is None:
+            program = self._current[key] = self._program(group[0], arrays, buffers, shared=shared, resident=resident)
         for request in group:
             member = self._program_of(program, request)
             request.window.record_program(member)

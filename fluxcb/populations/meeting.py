@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fluxcb._errors import DeclarationError
-
 __all__ = ["Meeting", "Share"]
 
 
@@ -42,14 +40,6 @@ class Meeting:
         self._park = ()
 
     def share(self, member: int, value: Any) -> dict[int, Any]:
-        """Share a value with all members that still train, and return their values by member, in order.
-
-        Raises:
-            DeclarationError: The population does not train.
-        """
-        if not self._park:
-            raise DeclarationError(
-                f"Member {member} of a population was trained alone, but its callbacks compare it with the others.",
-                fix="call `population.fit` instead of the `fit` of the member",
-            )
-        return self._park[member](Share(value))
+        """Share a value with all members that still train, and return their values by member, in order."""
+        # A member that is trained alone, with its own `fit`, is the only one.
+        return self._park[member](Share(value)) if self._park else {member: value}

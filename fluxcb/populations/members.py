@@ -139,8 +139,13 @@ def make_members(factory: Callable[..., Any], arguments: Sequence[Mapping[str, A
     return members
 
 
-def check_members(cores: Sequence[LearnerCore], labels: Sequence[str]) -> None:
+def check_members(cores: Sequence[LearnerCore], labels: Sequence[str], checked: set[Any]) -> None:
     """Check that the members can run in one program.
+
+    Args:
+        cores: The cores of the members.
+        labels: Their names, for messages.
+        checked: The steps that have been checked before. This function adds those that it checks.
 
     Raises:
         DeclarationError: A member has another structure, other phases or batches, or a part that cannot be batched.
@@ -162,8 +167,13 @@ def check_members(cores: Sequence[LearnerCore], labels: Sequence[str]) -> None:
             lines, _ = batch_differences(specs[0], spec)
             if lines:
                 raise _mismatch(f"other batches of `data.{type(phase).name}`", lines, labels[0], label)
-        joint = joined(cores, [core.engine.programs.traced(core.phases[position], s) for core, s in zip(cores, specs, strict=True)], labels)
-        _check_batched(joint, first.state.train.carry, len(cores), type(phase).__name__)
+        steps = tuple(
+            core.engine.programs.traced(core.phases[position], of) for core, of in zip(cores, specs, strict=True)
+        )
+        if steps not in checked:
+            joint = joined(cores, steps, labels)
+            _check_batched(joint, first.state.train.carry, len(cores), type(phase).__name__)
+            checked.add(steps)
 
 
 def joined(cores: Sequence[LearnerCore], steps: Sequence[Any], labels: Sequence[str]) -> JointStep:
@@ -191,9 +201,7 @@ def _shown(change: Change) -> str:
 
 def _mismatch(what: str, lines: Sequence[str], first: str, label: str) -> DeclarationError:
     return DeclarationError(
-        f"{label[0].upper()}{label[1:]} has {what} than {first}."
-        if what.startswith("other")
-        else f"{label[0].upper()}{label[1:]} has {what} than {first}.",
+        f"{label[0].upper()}{label[1:]} has {what} than {first}.",
         where=list(lines[:6]),
         why="all members run in one program, which performs the same operations on arrays of the same shapes",
         fix=[

@@ -68,11 +68,11 @@ class Population(Constructed):
         TraceError: The step has an operation that `jax.vmap` does not support.
 
     Example:
-        >>> import fluxcb, optax
+        >>> import fluxcb
         >>> from fluxcb.callbacks import Metrics
         >>> from fluxcb.testing import testlearner
         >>> def make_learner(learning_rate):
-        ...     return testlearner(Metrics(), optimizer=fluxcb.inject(optax.sgd, learning_rate=learning_rate))
+        ...     return testlearner(Metrics(), learning_rate=learning_rate)
         >>> population = fluxcb.Population(make_learner, learning_rate=[1e-4, 1e-3, 1e-2], default_callbacks=False)
         >>> histories = population.fit(2)
         >>> best = population.best("validation/loss")
@@ -96,7 +96,8 @@ class Population(Constructed):
         self._members = make_members(learner_factory, self._arguments)
         self._cores = [learner._core for learner in self._members]
         check_outputs(self._members, self._labels)
-        check_members(self._cores, self._labels)
+        self._checked: set[Any] = set()
+        check_members(self._cores, self._labels, self._checked)
         if default_callbacks and not any(isinstance(callback, PopulationTable) for callback in templates):
             templates += _default_table(self._members)
         self._meeting = Meeting()
@@ -220,7 +221,7 @@ class Population(Constructed):
         for core in self._cores:
             core.refuse_while_running("population.fit(...)")
             core.ensure_built(core.phase_set.training()[0])
-        check_members(self._cores, self._labels)
+        check_members(self._cores, self._labels, self._checked)
         if resume:
             records = [own[-1] for own in self._callbacks]
             resume_members(self._cores, self._labels, records, allow)

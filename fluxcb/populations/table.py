@@ -49,12 +49,12 @@ class PopulationTable(PopulationCallback):
         DeclarationError: An argument is not valid.
 
     Example:
-        >>> import io, fluxcb, optax
+        >>> import io, fluxcb
         >>> from fluxcb.callbacks import Metrics
         >>> from fluxcb.populations import PopulationTable
         >>> from fluxcb.testing import testlearner
         >>> def make_learner(learning_rate):
-        ...     return testlearner(Metrics(), optimizer=fluxcb.inject(optax.sgd, learning_rate=learning_rate))
+        ...     return testlearner(Metrics(), learning_rate=learning_rate)
         >>> population = fluxcb.Population(
         ...     make_learner,
         ...     learning_rate=[0.01, 0.02, 0.04],
