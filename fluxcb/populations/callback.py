@@ -90,7 +90,7 @@ class PopulationCallback(Callback):
         """
         if self._meeting is None:
             return {self.member: value}
-        return self._meeting.share(self.member, value)
+        return self._meeting.share(type(self).__name__, self.member, value)
 
     def share_in_epoch(self, epoch: int, value: Any) -> dict[int, Any]:
         """Share a value that belongs to an epoch; see `share`.

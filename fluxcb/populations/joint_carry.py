@@ -15,7 +15,7 @@ from fluxcb._compile.arrays import is_key, signature_of
 from fluxcb._run.train_state import TrainState
 from fluxcb._typing import PyTree
 
-__all__ = ["JointCarry", "RowLayout"]
+__all__ = ["JointCarry", "RowLayout", "at_least_two"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,47 +157,88 @@ class JointCarry:
     (`RowArrays`), and copies only what a handler reads.
 
     Args:
-        trains: The train states of the members, in the order of the rows.
+        trains: The train states of the members, in order.
 
     Attributes:
         structure: The structure of the carry.
         arrays: The joint arrays after the last `lend` or `take_back`.
+        members: The member of each row. Rows of members that have ended stay until `compact`.
     """
 
     def __init__(self, trains: Sequence[TrainState]) -> None:
-        self.arrays: list[Any] = []
-        self._attached = {row: (train, RowLayout(train.carry, row, self.arrays)) for row, train in enumerate(trains)}
-        self._leaves = len(jax.tree.leaves(trains[0].carry))
+        self._trains = dict(enumerate(trains))
+        self._layouts: dict[int, RowLayout] = {}
         self.structure = jax.tree.structure(trains[0].carry)
+        self.arrays: list[Any] = []
+        self.members: list[int] = []
+
+    @property
+    def attached(self) -> list[int]:
+        """The members that have not ended."""
+        return list(self._trains)
+
+    def row_of(self, member: int) -> int:
+        """Return the row of a member."""
+        return self._layouts[member].row
 
     def lend(self) -> list[Any]:
         """Return the joint arrays with everything that the members have written; a program may donate them."""
-        rows: list[Any] = [train.lend(layout) for train, layout in self._attached.values()]
-        for index in range(self._leaves):
+        if not self.members:
+            self.members = at_least_two(self.attached)
+            self._layouts = {
+                member: RowLayout(train.carry, row, self.arrays)
+                for row, (member, train) in enumerate(self._trains.items())
+            }
+        rows: list[Any] = [train.lend(self._layouts[member]) for member, train in self._trains.items()]
+        for index in range(self.structure.num_leaves):
             written = {of.row: of.written[index] for of in rows if index in of.written}
             if not self.arrays[index:]:  # the first call: every member has brought all its arrays
-                self.arrays.append(_stacked(list(written.values())))
+                self.arrays.append(_stacked(at_least_two(list(written.values()))))
             elif written:
                 self.arrays[index] = _with_rows(self.arrays[index], written)
+        return self.arrays
+
+    def compact(self) -> list[Any]:
+        """Remove the rows of members that have ended from the joint arrays that `lend` returned."""
+        rows = [self.row_of(member) for member in self.attached]
+        self.members = at_least_two(self.attached)
+        for row, member in enumerate(self.attached):
+            self._layouts[member].row = row
+        # A new list, because the train states refer to the rows of the old one until the next `take_back`.
+        self.arrays = [_taken(array, at_least_two(rows)) for array in self.arrays]
         return self.arrays
 
     def take_back(self, arrays: list[Any]) -> None:
         """Return to each train state its row of the arrays that a program returned."""
         self.arrays = arrays
-        for row, (train, layout) in self._attached.items():
-            train.take_back(RowArrays(arrays, row), layout)
+        for member, train in self._trains.items():
+            layout = self._layouts[member]
+            train.take_back(RowArrays(arrays, layout.row), layout)
             layout.forget()
 
-    def release(self, row: int) -> None:
+    def release(self, member: int) -> None:
         """Give a train state its carry as separate arrays. Its row stays in the joint arrays, and is not read again."""
-        train, _ = self._attached.pop(row)
+        train = self._trains.pop(member)
         if train.alive:
             train.carry = train.carry  # reading it copies the row
 
     def lose(self, error: BaseException) -> None:
         """Mark all train states as lost, because a call failed to which the arrays were donated."""
-        for train, _ in self._attached.values():
+        for train in self._trains.values():
             train.lose(error)
+
+
+def at_least_two(rows: list[Any]) -> list[Any]:
+    """Return a list of rows, with a copy of the only one if there is one."""
+    # XLA removes an axis of length 1, and may then compute other bits. The last member of a population must not depend
+    # on how many have ended before.
+    return rows * 2 if len(rows) == 1 else rows
+
+
+def _taken(array: jax.Array, rows: list[int]) -> jax.Array:
+    if _on_host(array):
+        return jax.device_put(np.asarray(array)[rows])
+    return array[np.array(rows)]
 
 
 def _stacked(rows: list[Any]) -> jax.Array:

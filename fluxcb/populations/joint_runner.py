@@ -24,8 +24,11 @@ from fluxcb._run.stacker import Stacker
 from fluxcb._run.state import HostState
 from fluxcb._run.window import Window
 from fluxcb._typing import Rows
-from fluxcb.populations.joint_carry import JointCarry
+from fluxcb.populations.joint_carry import JointCarry, at_least_two
 from fluxcb.populations.members import joined
+
+_COMPILE_FLOPS = 4e10
+"""Compiling takes about as long as this number of operations: 1 to 2 s, at 20 to 40 GFLOP/s of one core."""
 
 __all__ = ["JointRunner", "JointSteps", "StepRequest"]
 
@@ -35,7 +38,7 @@ class StepRequest:
     """A window that a member wants to run.
 
     Attributes:
-        row: The row of the member.
+        member: The number of the member.
         phase: The phase.
         shapes: The structure, shapes and dtypes of the window's first batch.
         window: The window.
@@ -43,7 +46,7 @@ class StepRequest:
         runner: The runner that receives the program.
     """
 
-    row: int
+    member: int
     phase: type[Phase]
     shapes: Any
     window: Window
@@ -58,7 +61,7 @@ class JointRunner(ProgramRunner):
         state: See `ProgramRunner`.
         programs: See `ProgramRunner`.
         phase: See `ProgramRunner`.
-        row: The row of the member.
+        member: The number of the member.
         steps: The joint programs.
         wait_for: Waits until the others have asked for their windows, and all windows have been called.
     """
@@ -69,12 +72,12 @@ class JointRunner(ProgramRunner):
         programs: Programs,
         phase: Phase,
         *,
-        row: int,
+        member: int,
         steps: JointSteps,
         wait_for: Callable[[StepRequest], None],
     ) -> None:
         super().__init__(state, programs, phase)
-        self._row, self._steps, self._wait_for = row, steps, wait_for
+        self._member, self._steps, self._wait_for = member, steps, wait_for
         self._known: set[Any] = set()  # shapes of batches
 
     def call(self, window: Window, stream: BatchStream | None, *, manual: bool) -> None:
@@ -87,7 +90,7 @@ class JointRunner(ProgramRunner):
             # Errors of this member's batches are raised here, before the other members are involved.
             self._programs.traced(self._phase, window.batches[0])
             self._known.add(shapes)
-        self._wait_for(StepRequest(self._row, type(self._phase), shapes, window, stream, self))
+        self._wait_for(StepRequest(self._member, type(self._phase), shapes, window, stream, self))
 
     def forget(self) -> None:
         """Forget the programs, because the model or the data was replaced."""
@@ -102,6 +105,10 @@ class JointRunner(ProgramRunner):
     def record_duration(self, window: Window, seconds: float) -> None:
         """Record the duration of a window (s), which includes the steps of the other members."""
         self.step_seconds = seconds / window.length
+
+    def steps_to_come(self) -> int:
+        """Return the number of steps that remain in this fit, as far as it is known."""
+        return self._steps_to_come()
 
     def receive(self, program: Program) -> None:
         """Take the program of a window."""
@@ -171,7 +178,7 @@ class JointSteps:
     """The joint programs of the members of a population, and the carry that they run on.
 
     Args:
-        cores: The cores of the members, in the order of the rows.
+        cores: The cores of the members.
         labels: The names of the members, for messages.
 
     Attributes:
@@ -211,7 +218,7 @@ class JointSteps:
         """Run the windows of all members that have asked for one.
 
         Returns:
-            The exceptions of members whose window could not be called, by row.
+            The exceptions of members whose window could not be called, by member.
         """
         failures: dict[int, BaseException] = {}
         # Members can be in different phases, or have a shorter last batch. Each such group has its own program, which
@@ -225,31 +232,34 @@ class JointSteps:
             except BaseException as error:
                 if self.carry.arrays and self.carry.arrays[0].is_deleted():
                     self.carry.lose(error)
-                failures.update({request.row: error for request in group})
+                failures.update({request.member: error for request in group})
         return failures
 
     def _run_group(self, group: list[StepRequest]) -> None:
+        if self._compaction_pays_off(group[0]):
+            self.carry.lend()
+            self.carry.compact()
+            self.carry.take_back(self.carry.arrays)
         buffers, length, shared, resident = self._stack(group)
         for request in group:
             return_batches(request.stream, request.window.cut(length))
         arrays = self.carry.lend()
-        key = group[0].phase, group[0].shapes, shared, resident
+        key = group[0].phase, group[0].shapes, shared, resident, len(self.carry.members)
         program = self._current.get(key)
         if program is None:
             program = self._current[key] = self._program(group[0], arrays, buffers, shared=shared, resident=resident)
         for request in group:
-            member = self._program_of(program, request)
-            request.window.record_program(member)
+            request.window.record_program(self._program_of(program, request))
             request.window.began = time.perf_counter()
-            request.runner.receive(member)
-        lengths = np.zeros(len(self._cores), np.uint32)
-        lengths[[request.row for request in group]] = length if program.steps > 1 else 1
+            request.runner.receive(request.window.program)
+        lengths = np.zeros(len(self.carry.members), np.uint32)
+        lengths[[self.carry.row_of(request.member) for request in group]] = length if program.steps > 1 else 1
         for batches in [buffers] if program.steps > 1 else _each(buffers, length, resident=resident):
             arrays, outputs = program.call(arrays, batches, lengths)
             self.carry.take_back(arrays)
             joint = _JointOutputs(outputs, stacked=program.steps > 1)
             for request in group:
-                request.window.calls.append(joint.member(request.row))
+                request.window.calls.append(joint.member(self.carry.row_of(request.member)))
         self.calls += 1
 
     def _stack(self, group: list[StepRequest]) -> tuple[Any, int, bool, bool]:
@@ -264,15 +274,17 @@ class JointSteps:
             columns = [[_gathered(batch) for batch in column] for column in columns]
             resident = False
         shared = phase not in self._separate and all(_is_same(batch, column[0]) for column in columns for batch in column)
+        width = 1
         if shared:
             flat = [column[0] for column in columns]
         else:
             # Chosen once per phase, because both programs may give other bits.
             self._separate.add(phase)
-            by_row = {request.row: at for at, request in enumerate(group)}
-            # The rows of members that do not take part are not used.
-            flat = [column[by_row.get(row, 0)] for column in columns for row in range(len(self._cores))]
-        width = 1 if shared else len(self._cores)
+            places = {request.member: at for at, request in enumerate(group)}
+            # The batches of members that do not take part are not used.
+            members = self.carry.members or at_least_two(self.carry.attached)
+            flat = [column[places.get(member, 0)] for column in columns for member in members]
+            width = len(members)
         key = phase, signature(columns[0][0]), steps, width, resident and id(columns[0][0].arrays)
         stacker = self._stackers.get(key)
         if stacker is None:
@@ -296,28 +308,37 @@ class JointSteps:
             self._longest = min(wanted, in_memory)
         return self._longest
 
-    def _phase_of(self, row: int, phase: type[Phase]) -> Phase:
-        return next(known for known in self._cores[row].phases if type(known) is phase)
+    def _compaction_pays_off(self, request: StepRequest) -> bool:
+        """Return whether the rows of members that have ended cost more than another program without them.
 
-    def _traced(self, row: int, request: StepRequest) -> TracedStep:
-        phase = self._phase_of(row, request.phase)
-        return self._cores[row].engine.programs.traced(phase, batch_spec(request.window.batches[0]))
+        The estimate uses no clock, so that two runs of the same program run the same programs.
+        """
+        rows, attached = len(self.carry.members), max(2, len(self.carry.attached))
+        if 2 * attached > rows or not request.phase.trains:
+            return False
+        saved = (rows - attached) * request.runner.steps_to_come() * self._traced(request.member, request).flops
+        return saved > _COMPILE_FLOPS
+
+    def _phase_of(self, member: int, phase: type[Phase]) -> Phase:
+        return next(known for known in self._cores[member].phases if type(known) is phase)
+
+    def _traced(self, member: int, request: StepRequest) -> TracedStep:
+        phase = self._phase_of(member, request.phase)
+        return self._cores[member].engine.programs.traced(phase, batch_spec(request.window.batches[0]))
 
     def _program(self, request: StepRequest, arrays: list[Any], buffers: Any, *, shared: bool, resident: bool) -> JointProgram:
-        steps = [self._traced(row, request) for row in range(len(self._cores))]
-        fetches = [
-            core.engine.programs.windows(step.phase, step).fetch for core, step in zip(self._cores, steps, strict=True)
-        ]
+        cores = [self._cores[member] for member in self.carry.members]
+        steps = [self._traced(member, request) for member in self.carry.members]
+        fetches = [core.engine.programs.windows(step.phase, step).fetch for core, step in zip(cores, steps, strict=True)]
         each = {path: spec for fetch in fetches for path, spec in fetch.each.items()}
         last = {path: spec for fetch in fetches for path, spec in fetch.last.items() if path not in each}
         key = (*steps, tuple(each), tuple(last), shared, resident)
         program = self._programs.get(key)
         if program is None:
-            core = self._cores[0]
-            programs, train = core.engine.programs, core.state.train
+            programs, train = cores[0].engine.programs, cores[0].state.train
             kind = programs.kind_of(steps[0], train.platform)
             program = self._programs[key] = compile_joint(
-                joined(self._cores, steps, self._labels),
+                joined(cores, steps, [self._labels[member] for member in self.carry.members]),
                 arrays,
                 buffers if kind == "loop" else _each(buffers, 1, resident=resident)[0],
                 structure=self.carry.structure,
@@ -335,12 +356,12 @@ class JointSteps:
 
     def _program_of(self, joint: JointProgram, request: StepRequest) -> Program:
         """Return a joint program as the program of one member, for its windows."""
-        known = self._members.get((joint, request.row))
+        known = self._members.get((joint, request.member))
         if known is None:
-            step = self._traced(request.row, request)
+            step = self._traced(request.member, request)
             on_host = self._cores[0].state.train.platform == "cpu"
             known = Program(_never_called, None, step, joint.fetch, joint.steps, joint.seconds, on_host, False, None)
-            self._members[joint, request.row] = known
+            self._members[joint, request.member] = known
         return known
 
 

@@ -14,9 +14,11 @@ class Share:
     """A value that a member shares with the others.
 
     Attributes:
+        owner: The name of the callback.
         value: The value.
     """
 
+    owner: str
     value: Any
 
 
@@ -39,7 +41,7 @@ class Meeting:
         """End a fit."""
         self._park = ()
 
-    def share(self, member: int, value: Any) -> dict[int, Any]:
+    def share(self, owner: str, member: int, value: Any) -> dict[int, Any]:
         """Share a value with all members that still train, and return their values by member, in order."""
         # A member that is trained alone, with its own `fit`, is the only one.
-        return self._park[member](Share(value)) if self._park else {member: value}
+        return self._park[member](Share(owner, value)) if self._park else {member: value}

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fluxcb._errors import DeclarationError
 from fluxcb._run.interrupts import Interrupt
 from fluxcb._run.learner import Learner
 from fluxcb._run.program_runner import ProgramRunner
@@ -51,11 +52,12 @@ class Session:
         """
         self._steps.begin()
         self._turns = [
-            Turn(functools.partial(fit, learner), f"fluxcb member {row}") for row, learner in enumerate(self._members)
+            Turn(functools.partial(fit, learner), f"fluxcb member {member}") for member, learner in enumerate(self._members)
         ]
-        for row, core in enumerate(self._cores):
-            wait = self._turns[row].park
-            core.engine.run_with(functools.partial(JointRunner, row=row, steps=self._steps, wait_for=wait))
+        # A single member runs its own programs, so it computes the bits of a Learner that is trained alone.
+        for member, core in enumerate(self._cores if len(self._cores) > 1 else ()):
+            wait = self._turns[member].park
+            core.engine.run_with(functools.partial(JointRunner, member=member, steps=self._steps, wait_for=wait))
         self._meeting.open([turn.park for turn in self._turns])
         try:
             self._take_turns(interrupt)
@@ -65,7 +67,7 @@ class Session:
             raise
         finally:
             self._meeting.close()
-            for row, core in enumerate(self._cores):
+            for core in self._cores:
                 core.engine.run_with(ProgramRunner)
         return [turn.error for turn in self._turns]
 
@@ -74,33 +76,49 @@ class Session:
         answers: dict[int, Any] = dict.fromkeys(live)
         failures: dict[int, BaseException] = {}
         while live:
-            for row in sorted({*answers, *failures}):
-                live[row].resume(answers.get(row), failures.get(row))
-                if live[row].ended:
-                    turn = live.pop(row)
-                    self._steps.carry.release(row)  # from here on, nothing changes this member
-                    reason = self._members[row].stop_reason
+            for member in sorted({*answers, *failures}):
+                live[member].resume(answers.get(member), failures.get(member))
+                if live[member].ended:
+                    turn = live.pop(member)
+                    self._steps.carry.release(member)  # from here on, nothing changes this member
+                    reason = self._members[member].stop_reason
                     if reason is not None:
-                        self._meeting.ended[row] = reason
+                        self._meeting.ended[member] = reason
                     if turn.error is not None and not interrupt.requested:
                         # The other members end between two steps, so that they can be saved and resumed.
-                        interrupt.pause(f"{self._labels[row]} failed: {type(turn.error).__name__}: {turn.error}")
+                        interrupt.pause(f"{self._labels[member]} failed: {type(turn.error).__name__}: {turn.error}")
             if interrupt.requested:
-                for row in live:
-                    self._forward(interrupt, row)
+                for member in live:
+                    self._forward(interrupt, member)
             answers, failures = self._serve(live)
 
     def _serve(self, live: dict[int, Turn]) -> tuple[dict[int, Any], dict[int, BaseException]]:
-        """Return the answers to the members that can continue, by row, and the exceptions of their steps."""
-        waiting = {row: turn.waits_for for row, turn in live.items()}
+        """Return the answers to the members that can continue, by member, and the exceptions of their steps."""
+        waiting = {member: turn.waits_for for member, turn in live.items()}
         requests = [request for request in waiting.values() if isinstance(request, StepRequest)]
         if requests:  # members that wait to share a value stay parked
             failures = self._steps.run(requests)
-            return {request.row: None for request in requests if request.row not in failures}, failures
-        shares = {row: share for row, share in waiting.items() if isinstance(share, Share)}
-        return dict.fromkeys(shares, {row: share.value for row, share in shares.items()}), {}
+            return {request.member: None for request in requests if request.member not in failures}, failures
+        shares: dict[int, Share] = waiting
+        owners = {share.owner: member for member, share in shares.items()}
+        if len(owners) > 1:
+            error = _out_of_step(owners)
+            return {}, dict.fromkeys(shares, error)
+        return dict.fromkeys(shares, {member: share.value for member, share in shares.items()}), {}
 
-    def _forward(self, interrupt: Interrupt, row: int) -> None:
+    def _forward(self, interrupt: Interrupt, member: int) -> None:
         # All members see the request after the same window, whenever the signal arrived.
-        own = self._cores[row].engine.emitter.interrupt
+        own = self._cores[member].engine.emitter.interrupt
         own.requested, own.preempted, own.paused = True, interrupt.preempted, interrupt.paused
+
+
+def _out_of_step(owners: dict[str, int]) -> DeclarationError:
+    shown = " and ".join(f"member {member} in {owner}" for owner, member in owners.items())
+    return DeclarationError(
+        f"The members of a population share values in different callbacks: {shown}.",
+        why="each callback compares all members, so all of them have to call `share` equally often",
+        fix=[
+            "train all members to the same epoch before",
+            "call `share` whether or not the member has a value, and share None",
+        ],
+    )
