@@ -15,6 +15,8 @@ from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed
 from fluxcb.callbacks.watched import Watched, requested_mode
+from fluxcb.plots.panel import Panel
+from fluxcb.plots.picture import Picture
 from fluxcb.populations.callback import PopulationCallback
 from fluxcb.populations.joint_runner import JointSteps
 from fluxcb.populations.meeting import Meeting
@@ -147,19 +149,44 @@ class Population(Constructed):
             DeclarationError: No member has a value of the metric.
         """
         watched = Watched.named(metric, phase, "Population.best")
-        values = {
-            index: float(history[str(watched)][-1])
-            for index, history in enumerate(learner.history for learner in self._members)
-            if history.get(str(watched))
+        histories = enumerate(self._histories(watched))
+        values = {member: float(history[str(watched)][-1]) for member, history in histories if history is not None}
+        return ranked(values, requested_mode(mode, "Population.best") or watched.default_mode)[0]
+
+    @entry_point
+    def plot(self, metric: str = "loss", *, phase: Any = None) -> Picture:
+        """Draw the epoch values of a metric, with a curve for each member.
+
+        Args:
+            metric: The metric: its name, such as `loss`, or its name in logs, such as `training/loss`.
+            phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
+
+        Raises:
+            DeclarationError: No member has a value of the metric.
+        """
+        watched = Watched.named(metric, phase, "Population.plot")
+        curves = {
+            label: history.per_epoch[watched.phase][watched.metric]
+            for label, history in zip(self._labels, self._histories(watched), strict=True)
+            if history is not None
         }
-        if not values:
-            known = sorted({name for learner in self._members for name in learner.history})
+        return Picture(Panel(curves, "epoch", str(watched)))
+
+    def _histories(self, watched: Watched) -> list[History | None]:
+        """Return the histories of the members that have a value of a metric, and None for the others.
+
+        Raises:
+            DeclarationError: No member has one.
+        """
+        histories = [learner.history for learner in self._members]
+        if not any(str(watched) in history for history in histories):
+            known = sorted({name for history in histories for name in history})
             raise DeclarationError(
                 f"No member has a value of `{watched}`.",
                 where=f"available metrics: {', '.join(f'`{name}`' for name in known) or 'none'}",
                 fix="name one of these" if known else "train the population first, with `Metrics` in each Learner",
             )
-        return ranked(values, requested_mode(mode, "Population.best") or watched.default_mode)[0]
+        return [history if str(watched) in history else None for history in histories]
 
     def __len__(self) -> int:
         return len(self._members)
