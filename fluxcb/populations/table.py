@@ -92,14 +92,15 @@ class PopulationTable(PopulationCallback):
         """Print the line of an epoch, in the first member that trains."""
         epoch = learner.progress.epoch
         shared = self.share(self._watched.at(learner.cbstate.metrics_epoch, epoch))
+        # Every copy knows that there is a header, because another member prints after the first one has ended.
+        has_header, self._has_header = self._has_header, True
         if self.member != min(shared):
             return
         console = console_for(self.file)
         name = str(self._watched)
         widths = (_WIDTHS[0], max(_WIDTHS[1], len(name)), *_WIDTHS[2:])
-        if not self._has_header:
+        if not has_header:
             print_line(console, aligned(("epoch", name, "member", "median", "worst", "training"), widths), "bold")
-            self._has_header = True
         scores = {member: value for member, value in shared.items() if value is not None}
         values = sorted(value for value in scores.values() if not math.isnan(value))
         order = ranked(scores, self._mode)
