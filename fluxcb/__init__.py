@@ -173,5 +173,5 @@ if TYPE_CHECKING:
     from fluxcb._run.learner import Learner
     from fluxcb._run.lineage import Lineage, PathWrite
     from fluxcb._run.replay import Replay
-    from fluxcb.populations.population import Population
     from fluxcb._tools.ablation import Ablation, Effect, ablate
+    from fluxcb.populations.population import Population

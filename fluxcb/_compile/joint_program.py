@@ -16,6 +16,7 @@ from fluxcb._compile.fetch import Fetch, empty_buffers, store
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.joint_step import JointStep
 from fluxcb._compile.program import Outputs, ProgramKind, compiled_for, plain_program
+
 __all__ = ["JointProgram", "compile_joint", "joint_function"]
 
 
@@ -24,8 +25,8 @@ class JointProgram:
     """A compiled program for all members.
 
     Attributes:
-        call: `(arrays, batches, lengths) -> (arrays, Outputs)`. `arrays` are the leaves of the carry with the members as
-            their leading axis, and donated. `lengths` is uint32[members], the number of steps that each member runs.
+        call: `(arrays, batches, lengths) -> (arrays, Outputs)`. `arrays` are the leaves of the carry, with the members
+            as their leading axis. They are donated. `lengths` (uint32[members]) is the number of steps of each member.
         step: The step that it runs.
         fetch: The values that it returns.
         steps: Length of the buffer (steps); 1 for a program without a loop.

@@ -18,12 +18,12 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
 from fluxcb._compile.step import TracedStep, jaxprs_in
 
-__all__ = ["JointStep", "StepMismatch", "join_steps"]
+__all__ = ["JointStep", "StepMismatchError", "join_steps"]
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
-class StepMismatch(Exception):
+class StepMismatchError(Exception):
     """Two members perform different operations.
 
     Args:
@@ -53,7 +53,7 @@ def join_steps(steps: Sequence[TracedStep]) -> JointStep:
     """Combine the steps of all members.
 
     Raises:
-        StepMismatch: A member performs other operations than the first one.
+        StepMismatchError: A member performs other operations than the first one.
     """
     first = steps[0]
     closed = first.jaxpr
@@ -61,16 +61,16 @@ def join_steps(steps: Sequence[TracedStep]) -> JointStep:
     constants: dict[int, None] = {}
     for member, step in enumerate(steps[1:], 1):
         if step.structure != first.structure:
-            raise StepMismatch(member, "its step computes other values")
+            raise StepMismatchError(member, "its step computes other values")
         found = _Comparison()
         difference = found.compare(closed.jaxpr, step.jaxpr.jaxpr, top=True)
         if difference is not None:
-            raise StepMismatch(member, difference)
+            raise StepMismatchError(member, difference)
         literals.update(dict.fromkeys(found.literals))
         for at, (a, b) in enumerate(zip(closed.consts, step.jaxpr.consts, strict=True)):
             if a is not b and not _same_bits(a, b):
                 if (np.shape(a), np.asarray(a).dtype) != (np.shape(b), np.asarray(b).dtype):
-                    raise StepMismatch(member, f"a constant has shape {np.shape(b)} instead of {np.shape(a)}")
+                    raise StepMismatchError(member, f"a constant has shape {np.shape(b)} instead of {np.shape(a)}")
                 constants[at] = None
     if not literals and not constants:
         return JointStep(first, tuple(() for _ in steps))
@@ -145,7 +145,7 @@ class _Comparison:
     def _compare_equations(self, number: int, x: Any, y: Any, *, top: bool) -> str | None:
         name = x.primitive.name
         if y.primitive is not x.primitive:
-            return f"operation {number} is `{y.primitive.name}` instead of `{name}`"
+            return f"an operation is `{y.primitive.name}` instead of `{name}`"
         if len(x.invars) != len(y.invars):
             return f"`{name}` has {len(y.invars)} inputs instead of {len(x.invars)}"
         for at, (p, q) in enumerate(zip(x.invars, y.invars, strict=True)):

@@ -1,4 +1,6 @@
-"""The command line: `check`, `graph`, `explain`, `events`, `list`, `ablate`, `replay`, `plot`, `control`, `demo`, `sweep`."""
+"""The command line: `check`, `graph`, `explain`, `events`, `list`, `ablate`, `replay`, `plot`, `control`, `demo`, and
+`sweep`.
+"""
 
 from __future__ import annotations
 

@@ -61,9 +61,7 @@ def run_sweep(rates: Sequence[float], *, epochs: int, seed: int, out: Path) -> P
         highlight=False,
         soft_wrap=True,
     )
-    rows = [
-        {"learning_rate": rate, **history.to_dict()} for rate, history in zip(rates, histories, strict=True)
-    ]
+    rows = [{"learning_rate": rate, **history.to_dict()} for rate, history in zip(rates, histories, strict=True)]
     (folder / "members.json").write_text(f"{json.dumps(rows, indent=1)}\n", encoding="utf-8")
     population.plot("validation/loss").save(folder / "loss.svg")
     for name, content in {"members.json": "the history of each member", "loss.svg": "the loss curves"}.items():

@@ -143,11 +143,15 @@ def _leaf(arrays: RowArrays, index: int) -> Any:
 
 def _copies(leaves: list[Any]) -> list[jax.Array]:
     # NumPy's copies need no program, and JAX would compile one for each shape.
-    return jax.device_put([leaf.copy() if isinstance(leaf, jax.Array) and not _on_host(leaf) else np.array(leaf) for leaf in leaves])
+    return jax.device_put(
+        [leaf.copy() if isinstance(leaf, jax.Array) and not _on_host(leaf) else np.array(leaf) for leaf in leaves]
+    )
 
 
 def _on_host(array: Any) -> bool:
-    return not is_key(array) and (isinstance(array, np.ndarray | np.generic) or next(iter(array.devices())).platform == "cpu")
+    return not is_key(array) and (
+        isinstance(array, np.ndarray | np.generic) or next(iter(array.devices())).platform == "cpu"
+    )
 
 
 class JointCarry:

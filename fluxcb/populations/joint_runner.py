@@ -166,9 +166,7 @@ class _JointOutputs:
 
     def member(self, member: int) -> Outputs:
         """Return the outputs of one member."""
-        buffers = [
-            _MemberValue(self, f"buffer {at}", array, member) for at, array in enumerate(self.outputs.buffers)
-        ]
+        buffers = [_MemberValue(self, f"buffer {at}", array, member) for at, array in enumerate(self.outputs.buffers)]
         leaves, structure = jax.tree.flatten(self.outputs.last)
         last = [_MemberValue(self, f"last {at}", array, member) for at, array in enumerate(leaves)]
         return Outputs(_MemberRows(self, member), buffers, structure.unflatten(last), {})
@@ -273,7 +271,9 @@ class JointSteps:
             # The members have different arrays on the device, so their rows cannot be gathered from one of them.
             columns = [[_gathered(batch) for batch in column] for column in columns]
             resident = False
-        shared = phase not in self._separate and all(_is_same(batch, column[0]) for column in columns for batch in column)
+        shared = phase not in self._separate and all(
+            _is_same(batch, column[0]) for column in columns for batch in column
+        )
         width = 1
         if shared:
             flat = [column[0] for column in columns]
@@ -326,10 +326,14 @@ class JointSteps:
         phase = self._phase_of(member, request.phase)
         return self._cores[member].engine.programs.traced(phase, batch_spec(request.window.batches[0]))
 
-    def _program(self, request: StepRequest, arrays: list[Any], buffers: Any, *, shared: bool, resident: bool) -> JointProgram:
+    def _program(
+        self, request: StepRequest, arrays: list[Any], buffers: Any, *, shared: bool, resident: bool
+    ) -> JointProgram:
         cores = [self._cores[member] for member in self.carry.members]
         steps = [self._traced(member, request) for member in self.carry.members]
-        fetches = [core.engine.programs.windows(step.phase, step).fetch for core, step in zip(cores, steps, strict=True)]
+        fetches = [
+            core.engine.programs.windows(step.phase, step).fetch for core, step in zip(cores, steps, strict=True)
+        ]
         each = {path: spec for fetch in fetches for path, spec in fetch.each.items()}
         last = {path: spec for fetch in fetches for path, spec in fetch.last.items() if path not in each}
         key = (*steps, tuple(each), tuple(last), shared, resident)
@@ -374,7 +378,8 @@ def _each(buffers: Any, length: int, *, resident: bool) -> list[Any]:
     if resident:
         arrays, rows = buffers
         return [(arrays, rows[at]) for at in range(length)]
-    return [jax.tree.map(lambda b: b[at], buffers) for at in range(length)]
+    leaves, structure = jax.tree.flatten(buffers)
+    return [structure.unflatten(leaf[at] for leaf in leaves) for at in range(length)]
 
 
 def _is_same(a: Any, b: Any) -> bool:

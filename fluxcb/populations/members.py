@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from fluxcb._compile.arrays import batch_differences, differences
-from fluxcb._compile.joint_step import JointStep, StepMismatch, join_steps
+from fluxcb._compile.joint_step import JointStep, StepMismatchError, join_steps
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import DeclarationError, TraceError
@@ -184,7 +184,7 @@ def joined(cores: Sequence[LearnerCore], steps: Sequence[Any], labels: Sequence[
     """
     try:
         return join_steps(steps)
-    except StepMismatch as mismatch:
+    except StepMismatchError as mismatch:
         lines = [mismatch.difference, *_changes(cores[0], cores[mismatch.member])]
         raise _mismatch("another step", lines, labels[0], labels[mismatch.member]) from None
 
@@ -263,7 +263,7 @@ def _check_batched(joint: JointStep, carry: PyTree, members: int, phase: str) ->
             f"The step of {phase} cannot run for several members at once: {str(error).splitlines()[0]}",
             why="a population applies `jax.vmap` to the step, and an operation of this step does not support it",
             fix=[
-                "remove that operation; `jax.pure_callback` needs `vmap_method=`, and ordered effects cannot be batched",
+                "remove that operation; `jax.pure_callback` needs `vmap_method=`, and ordered effects do not work",
                 "train the Learners one after the other",
             ],
         ) from error

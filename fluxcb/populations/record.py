@@ -50,7 +50,7 @@ class PopulationRecord(PopulationCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the members that have stopped."""
-        self.stopped = {member: reason for member, reason in state["stopped"]}
+        self.stopped = dict(state["stopped"])
 
     def __repr__(self) -> str:
         return "PopulationRecord()"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+
 from fluxcb._errors import CheckpointError
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.resume import lock_run, restore_checkpoint, run_savers, unlock_run
@@ -88,7 +89,7 @@ def _saver_of(core: LearnerCore, label: str) -> RunSaver:
         count = len(savers) or "none"
         raise CheckpointError(
             f"`fit(resume=True)` continues the run of a Checkpointer, and {label} has {count}.",
-            fix='add one to the Learner that the factory returns, with a path of its own: '
+            fix="add one to the Learner that the factory returns, with a path of its own: "
             '`Checkpointer(f"runs/{member}")`',
         )
     return savers[0]

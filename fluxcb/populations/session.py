@@ -33,9 +33,7 @@ class Session:
         meeting: Connects the population callbacks of the members.
     """
 
-    def __init__(
-        self, members: Sequence[Learner], labels: Sequence[str], steps: JointSteps, meeting: Meeting
-    ) -> None:
+    def __init__(self, members: Sequence[Learner], labels: Sequence[str], steps: JointSteps, meeting: Meeting) -> None:
         self._members, self._labels, self._steps, self._meeting = list(members), labels, steps, meeting
         self._cores = [learner._core for learner in members]
         self._turns: list[Turn] = []
@@ -52,7 +50,8 @@ class Session:
         """
         self._steps.begin()
         self._turns = [
-            Turn(functools.partial(fit, learner), f"fluxcb member {member}") for member, learner in enumerate(self._members)
+            Turn(functools.partial(fit, learner), f"fluxcb member {member}")
+            for member, learner in enumerate(self._members)
         ]
         # A single member runs its own programs, so it computes the bits of a Learner that is trained alone.
         for member, core in enumerate(self._cores if len(self._cores) > 1 else ()):
@@ -102,9 +101,9 @@ class Session:
         shares: dict[int, Share] = waiting
         owners = {share.owner: member for member, share in shares.items()}
         if len(owners) > 1:
-            error = _out_of_step(owners)
-            return {}, dict.fromkeys(shares, error)
-        return dict.fromkeys(shares, {member: share.value for member, share in shares.items()}), {}
+            return {}, {member: _out_of_step(owners) for member in shares}
+        # A mapping for each member, because a callback may change it.
+        return {member: {other: of.value for other, of in shares.items()} for member in shares}, {}
 
     def _forward(self, interrupt: Interrupt, member: int) -> None:
         # All members see the request after the same window, whenever the signal arrived.

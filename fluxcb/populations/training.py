@@ -174,7 +174,9 @@ class PopulationBasedTraining(PopulationCallback):
                     setattr(learner.hyperparams, name, value)
         self.decisions += decisions
 
-    def _decisions(self, epoch: int, shared: Mapping[int, tuple[float | None, dict[str, float]]]) -> list[dict[str, Any]]:
+    def _decisions(
+        self, epoch: int, shared: Mapping[int, tuple[float | None, dict[str, float]]]
+    ) -> list[dict[str, Any]]:
         """Return the replacements after an epoch. Every member computes them, and comes to the same result."""
         order = ranked({m: score for m, (score, _) in shared.items() if score is not None}, self._mode)
         count = min(max(1, int(self.fraction * len(order))), len(order) // 2)

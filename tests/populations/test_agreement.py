@@ -33,7 +33,9 @@ def assert_members_equal_learners(make, arguments, epochs=2, rtol=1e-5, **option
     for index, history in enumerate(histories):
         alone = make(**{name: values[index] for name, values in arguments.items()})
         expected = alone.fit(epochs)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7), members[index].params, alone.params)
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7), members[index].params, alone.params
+        )
         assert list(history) == list(expected)
         for name in expected:
             np.testing.assert_allclose(history[name], expected[name], rtol=rtol, atol=1e-7)
@@ -124,9 +126,7 @@ def test_members_share_resident_arrays():
 
 @pytest.mark.parametrize("options", [{"steps_per_call": 1}, {"steps_per_call": 3}, {"program": "straight"}], ids=str)
 def test_members_agree_with_each_kind_of_program(options):
-    assert_members_equal_learners(
-        lambda key: network(key, data=[examples(8)] * 7, **options), {"key": range(2)}
-    )
+    assert_members_equal_learners(lambda key: network(key, data=[examples(8)] * 7, **options), {"key": range(2)})
 
 
 def test_member_is_bit_identical_in_every_population():

@@ -131,7 +131,9 @@ def test_stopped_members_stay_stopped_after_resume(tmp_path):
 
 def test_resume_needs_one_checkpointer_per_member():
     members = Population(
-        lambda learning_rate: testlearner(learning_rate=learning_rate), learning_rate=[0.1, 0.2], default_callbacks=False
+        lambda learning_rate: testlearner(learning_rate=learning_rate),
+        learning_rate=[0.1, 0.2],
+        default_callbacks=False,
     )
     with pytest.raises(CheckpointError) as caught:
         members.fit(1, resume=True)
