@@ -93,8 +93,9 @@ def joint_function(
             return i + 1, arrays, store(stored, i, packed), last
 
         # Unsigned, because a signed index would need an additional kernel at each use to check for negative values.
-        state = jax.lax.while_loop(condition, body, (jnp.uint32(0), arrays, stored, last))
-        return state[1], Outputs(*state[2], state[3], {})
+        first = (jnp.uint32(0), arrays, stored, last)
+        _, arrays, (rows, buffers), last = jax.lax.while_loop(condition, body, first)
+        return arrays, Outputs(rows, buffers, last, {})
 
     return run_one if kind == "straight" else run_many
 

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
 
+from fluxcb._compile.arrays import is_key
 from fluxcb._compile.step import TracedStep, jaxprs_in
 
 __all__ = ["JointStep", "StepMismatchError", "join_steps"]
@@ -151,12 +152,12 @@ class _Comparison:
         for at, (p, q) in enumerate(zip(x.invars, y.invars, strict=True)):
             if self._same(p, q):
                 continue
-            if isinstance(p, Literal) and isinstance(q, Literal) and p.aval.shape == q.aval.shape and top:
+            if _is_literal(p) and _is_literal(q) and p.aval.shape == q.aval.shape and top:
                 if p.aval.dtype != q.aval.dtype:
                     return f"`{name}` has an input of type {q.aval.dtype} instead of {p.aval.dtype}"
                 self.literals.append((number, at))
                 continue
-            if isinstance(p, Literal) and isinstance(q, Literal):
+            if _is_literal(p) and _is_literal(q):
                 return f"`{name}` inside a branch or loop uses {q.val} instead of {p.val}"
             return f"`{name}` has other inputs"
         inside = jaxprs_in(x), jaxprs_in(y)
@@ -181,15 +182,19 @@ class _Comparison:
         return None
 
     def _same(self, x: Any, y: Any) -> bool:
-        if isinstance(x, Literal) != isinstance(y, Literal):
+        if _is_literal(x) != _is_literal(y):
             return False
-        if isinstance(x, Literal):
+        if _is_literal(x):
             return x.aval.dtype == y.aval.dtype and _same_bits(x.val, y.val)
         return self._paired.get(x) is y
 
 
+def _is_literal(x: Any) -> bool:
+    return isinstance(x, Literal)
+
+
 def _same_bits(a: Any, b: Any) -> bool:
-    if jax.dtypes.issubdtype(getattr(a, "dtype", None), jax.dtypes.prng_key):
+    if is_key(a) and is_key(b):
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     a, b = np.asarray(a), np.asarray(b)
     # NaN differs from itself, so the bytes are compared.

@@ -1,6 +1,4 @@
-"""The command line: `check`, `graph`, `explain`, `events`, `list`, `ablate`, `replay`, `plot`, `control`, `demo`, and
-`sweep`.
-"""
+"""The command line: `fluxcb check`, and the other commands of `fluxcb --help`."""
 
 from __future__ import annotations
 

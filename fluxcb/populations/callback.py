@@ -62,6 +62,8 @@ class PopulationCallback(Callback):
             meeting: Connects the copies.
         """
         own = copy.copy(self)
+        # Otherwise, all copies would collect their records in the same list.
+        vars(own).update({name: copy.copy(of) for name, of in vars(self).items() if isinstance(of, list | dict)})
         own.member, own.members, own._meeting = member, members, meeting
         return own
 

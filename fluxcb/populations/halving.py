@@ -90,7 +90,7 @@ class SuccessiveHalving(PopulationCallback):
         epochs: int = 1,
     ) -> None:
         self._watched = Watched.named(metric, phase, _NAME)
-        self._mode = requested_mode(mode, _NAME) or self._watched.default_mode
+        self._mode: Literal["min", "max"] = requested_mode(mode, _NAME) or self._watched.default_mode
         self.eta = whole_number(eta, f"`eta` of `{_NAME}`", 2)
         self.epochs = whole_number(epochs, f"`epochs` of `{_NAME}`", 1)
         self.rungs: list[dict[str, Any]] = []
@@ -110,12 +110,6 @@ class SuccessiveHalving(PopulationCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the rungs."""
         self.rungs = list(state["rungs"])
-
-    def for_member(self, *arguments: Any) -> SuccessiveHalving:
-        """Return the copy of a member, with its own list of rungs."""
-        own = super().for_member(*arguments)
-        own.rungs = list(self.rungs)
-        return own
 
     @on(Trigger, AbstractTrainingPhase)
     def halve(self, event: Event, phase: Phase, learner: LearnerView) -> None:

@@ -193,7 +193,8 @@ class JointCarry:
                 member: RowLayout(train.carry, row, self.arrays)
                 for row, (member, train) in enumerate(self._trains.items())
             }
-        rows: list[Any] = [train.lend(self._layouts[member]) for member, train in self._trains.items()]
+        layouts: dict[int, Any] = self._layouts  # they have the interface of `CarryLayout`
+        rows: list[Any] = [train.lend(layouts[member]) for member, train in self._trains.items()]
         for index in range(self.structure.num_leaves):
             written = {of.row: of.written[index] for of in rows if index in of.written}
             if not self.arrays[index:]:  # the first call: every member has brought all its arrays
@@ -216,7 +217,7 @@ class JointCarry:
         """Return to each train state its row of the arrays that a program returned."""
         self.arrays = arrays
         for member, train in self._trains.items():
-            layout = self._layouts[member]
+            layout: Any = self._layouts[member]
             train.take_back(RowArrays(arrays, layout.row), layout)
             layout.forget()
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import batch_differences, differences
+from fluxcb._compile.arrays import batch_differences, differences, is_key
 from fluxcb._compile.joint_step import JointStep, StepMismatchError, join_steps
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.signatures import shown_path
@@ -85,7 +85,7 @@ def _item(value: Any, index: int) -> Any:
 
 
 def _is_number(item: jax.Array) -> bool:
-    return item.ndim == 0 and not jax.dtypes.issubdtype(item.dtype, jax.dtypes.prng_key)
+    return item.ndim == 0 and not is_key(item)
 
 
 def _takes_member(factory: Callable[..., Any]) -> bool:

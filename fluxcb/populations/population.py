@@ -128,7 +128,7 @@ class Population(Constructed):
         return tuple(self._arguments)
 
     @property
-    def callbacks(self) -> tuple[PopulationCallback, ...]:
+    def callbacks(self) -> tuple[Any, ...]:
         """The callbacks that compare the members: of each, the copy of the member that has trained longest."""
         longest = max(range(len(self)), key=lambda index: (self._members[index].step, -index))
         return tuple(self._callbacks[longest])
@@ -292,7 +292,9 @@ class Population(Constructed):
 
 
 def _as_callbacks(callbacks: Any) -> list[PopulationCallback]:
-    items = list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, str) else [callbacks]
+    items: list[Any] = (
+        list(callbacks) if isinstance(callbacks, Iterable) and not isinstance(callbacks, str) else [callbacks]
+    )
     for item in items:
         if not isinstance(item, PopulationCallback):
             raise DeclarationError(

@@ -38,12 +38,6 @@ class PopulationRecord(PopulationCallback):
         ended = self._meeting.ended if self._meeting is not None else {}
         self.stopped = {member: ended[member] for member in sorted(ended) if member not in live}
 
-    def for_member(self, *arguments: Any) -> PopulationRecord:
-        """Return the copy of a member, with its own record."""
-        own = super().for_member(*arguments)
-        own.stopped = {}
-        return own
-
     def state_dict(self) -> dict[str, Any]:
         """Return the members that have stopped."""
         return {"stopped": [[member, reason] for member, reason in self.stopped.items()]}

@@ -75,7 +75,7 @@ class PopulationTable(PopulationCallback):
         file: IO[str] | None = None,
     ) -> None:
         self._watched = Watched.named(metric, phase, _NAME)
-        self._mode = requested_mode(mode, _NAME) or self._watched.default_mode
+        self._mode: Literal["min", "max"] = requested_mode(mode, _NAME) or self._watched.default_mode
         self.file = text_file(file, _NAME)
         self._has_header = False
 

@@ -104,7 +104,7 @@ class PopulationBasedTraining(PopulationCallback):
         key: int = 0,
     ) -> None:
         self._watched = Watched.named(metric, phase, _NAME)
-        self._mode = requested_mode(mode, _NAME) or self._watched.default_mode
+        self._mode: Literal["min", "max"] = requested_mode(mode, _NAME) or self._watched.default_mode
         listed = not isinstance(hyperparams, str | type) and isinstance(hyperparams, Iterable)
         require(
             listed,
@@ -145,12 +145,6 @@ class PopulationBasedTraining(PopulationCallback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the decisions."""
         self.decisions = list(state["decisions"])
-
-    def for_member(self, *arguments: Any) -> PopulationBasedTraining:
-        """Return the copy of a member, with its own list of decisions."""
-        own = super().for_member(*arguments)
-        own.decisions = list(self.decisions)
-        return own
 
     @on(Trigger, AbstractTrainingPhase)
     def exploit_and_explore(self, event: Event, phase: Phase, learner: LearnerView) -> None:

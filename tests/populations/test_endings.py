@@ -13,6 +13,7 @@ from fluxcb import Callback, CancelFitting, Population, on
 from fluxcb.callbacks import EarlyStopping, Metrics, StopOnNaNLoss
 from fluxcb.events import EpochEnd, FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase
+from fluxcb.populations import joint_runner
 from fluxcb.testing import testlearner
 
 
@@ -55,11 +56,36 @@ def test_nan_of_one_member_stops_only_this_member():
     with pytest.warns(RuntimeWarning, match="Training stopped"):
         histories = members.fit(2)
     with pytest.warns(RuntimeWarning, match="Training stopped"):
-        expected = [(alone := make(rate)).fit(2) and alone for rate in (0.1, 1e30, 0.2)]
+        expected = [make(rate) for rate in (0.1, 1e30, 0.2)]
+        for alone in expected:
+            alone.fit(2)
     assert [m.stop_reason for m in members] == [e.stop_reason for e in expected]
     assert [h.step for h in histories] == [e.step for e in expected] == [20, 2, 20]
     for member, alone in zip(members, expected, strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), member.params, alone.params)
+
+
+@pytest.mark.parametrize("stops", [[1, 1, 5, 1, 5, 2], [1, 5, 1, 2]], ids=str)
+def test_removed_rows_change_no_bit(stops, monkeypatch):
+    """Members that have ended leave the joint arrays if that pays off, down to one member."""
+
+    def train():
+        members = Population(
+            lambda epoch, key: testlearner(Metrics(), StopAt(epoch), learning_rate=0.05 + 0.01 * key),
+            epoch=stops,
+            key=range(len(stops)),
+            default_callbacks=False,
+        )
+        members.fit(6)
+        return members
+
+    kept = train()
+    monkeypatch.setattr(joint_runner, "_COMPILE_FLOPS", 0)
+    removed = train()
+    assert removed.compile_counts["compiles"] > kept.compile_counts["compiles"]
+    for one, other in zip(kept, removed, strict=True):
+        assert one.step == other.step
+        jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
 
 
 def test_early_stopping_is_per_member():

@@ -20,7 +20,7 @@ FIX = (
 )
 
 
-def refused(make, *, error=DeclarationError, **arguments):
+def refused(make, *, error: type[fluxcb.FluxcbError] = DeclarationError, **arguments):
     with pytest.raises(error) as caught:
         Population(make, default_callbacks=False, **arguments)
     return str(caught.value)
@@ -224,7 +224,8 @@ def test_two_members_must_not_write_to_one_folder(tmp_path, monkeypatch):
 def test_callbacks_of_members_are_refused_in_population():
     message = refused(lambda key: testlearner(key=key), key=range(2), callbacks=[EarlyStopping(3)])
     assert message == (
-        "`callbacks` of `Population` takes callbacks that compare the members, not EarlyStopping(NumberSinceBest(n=3)).\n"
+        "`callbacks` of `Population` takes callbacks that compare the members, "
+        "not EarlyStopping(NumberSinceBest(n=3)).\n"
         "  why:   all other callbacks belong to the members, which each need their own instances\n"
         "  fix:   put it into the `callbacks` of the Learner that the factory returns"
     )
