@@ -63,7 +63,7 @@ class PopulationTable(PopulationCallback):
         ... )
         >>> histories = population.fit(1)
         >>> print(file.getvalue().splitlines()[0])
-        epoch   best of  validation/loss    median     worst  training
+        epoch  validation/loss  member    median     worst  training
     """
 
     def __init__(

@@ -1,5 +1,7 @@
 """The members of a population agree with the same Learners trained alone, and with a hand-written `vmap`."""
 
+import shutil
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,23 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Callback, Population, Write, on
-from fluxcb.callbacks import ClipGradients, LearningRate, Metrics, ParameterEMA, Scheduler
+from fluxcb import Callback, EverySteps, Population, Read, Write, every, on
+from fluxcb.callbacks import (
+    Checkpointer,
+    ClipGradients,
+    InferenceRunner,
+    LearningRate,
+    LogMetrics,
+    Metrics,
+    Monitors,
+    ParameterEMA,
+    ScalarStats,
+    Scheduler,
+)
 from fluxcb.data import ArrayLoader
-from fluxcb.events import BackwardEnd, StepBegin
-from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
+from fluxcb.events import BackwardEnd, EpochEnd, StepBegin, StepEnd
+from fluxcb.logging import JSONLinesBackend
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
 RATES = [0.01, 0.1, 0.3]
@@ -209,6 +223,105 @@ def test_windows_and_single_steps_are_bit_identical():
     assert single.compile_counts["calls"] > windows.compile_counts["calls"]
     for one, other in zip(windows, single, strict=True):
         jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+
+
+class Look(Callback):
+    """Read large and small values of each step on the host."""
+
+    def __init__(self):
+        self.seen = []
+
+    def stateaccess(self):
+        return {"step": {"grads": Read(), "outputs": Read()}, "progress": Read()}
+
+    @on(StepEnd, TrainingPhase)
+    def look(self, event, phase, learner):
+        self.seen.append(float(optax.tree.norm(learner.step.grads)) + float(np.abs(learner.step.outputs).max()))
+
+
+class Keep(Look):
+    """Read the carry every third step, without making the next steps wait."""
+
+    def stateaccess(self):
+        return {"params": Read(), "hyperparams": {"learning_rate": Read()}}
+
+    @on(StepEnd, TrainingPhase, when=EverySteps(3))
+    def look(self, event, phase, learner):
+        self.seen += [float(learner.params["w"]), float(learner.hyperparams.learning_rate)]
+
+
+class Borrow(Look):
+    """Borrow the parameters at the end of each epoch."""
+
+    def stateaccess(self):
+        return {"params": Read(borrow=True), "opt_state": Read()}
+
+    @on(EpochEnd, TrainingPhase)
+    def look(self, event, phase, learner):
+        self.seen.append(float(learner.params["b"]))
+
+
+def test_host_handlers_of_members_see_what_they_see_alone(tmp_path):
+    def make(learning_rate, member=9):
+        folder = tmp_path / str(member)
+        return testlearner(
+            Metrics(),
+            Look(),
+            Keep(),
+            Borrow(),
+            LogMetrics(),
+            Monitors(JSONLinesBackend(folder / "log.json")),
+            Checkpointer(folder / "run", steps=5),
+            InferenceRunner([examples(8)] * 2, ScalarStats("loss")),
+            every(ParameterEMA(0.9), steps=1),
+            learning_rate=learning_rate,
+            batches=7,
+        )
+
+    members = population(make, learning_rate=RATES)
+    histories = members.fit(2)
+    for index, rate in enumerate(RATES):
+        alone = make(rate)
+        expected = alone.fit(2)
+        for one, other in zip(members[index].callbacks, alone.callbacks, strict=False):
+            if isinstance(one, Look):
+                np.testing.assert_allclose(one.seen, other.seen, rtol=1e-4, atol=1e-6)
+        assert list(histories[index]) == list(expected)
+        for name in expected:
+            np.testing.assert_allclose(histories[index][name], expected[name], rtol=1e-4)
+        saved = sorted(path.name for path in (tmp_path / str(index) / "run").iterdir() if path.name.isdigit())
+        assert saved == sorted(p.name for p in (tmp_path / "9" / "run").iterdir() if p.name.isdigit()) != []
+        # A restored checkpoint of a member continues as the member itself would have.
+        shutil.rmtree(tmp_path / "9")
+
+
+def test_epoch_in_handler_of_one_member():
+    """A handler of one member runs a validation of its own, while the others wait."""
+
+    class Extra(Callback):
+        def __init__(self, active):
+            self.active, self.learner, self.losses = active, None, []
+
+        def stateaccess(self):
+            return {"params": Read(borrow=True)}
+
+        @on(EpochEnd, TrainingPhase)
+        def run(self, event, phase, learner):
+            if self.active:
+                self.learner.run_epoch(ValidationPhase())
+
+    def make(active):
+        extra = Extra(active)
+        extra.learner = testlearner(Metrics(), extra)
+        return extra.learner
+
+    members = population(make, active=[False, True, False])
+    histories = members.fit(2)
+    assert [len(history.per_epoch["validation"]["loss"]) for history in histories] == [2, 4, 2]
+    expected = make(True).fit(2).per_epoch["validation"]["loss"]
+    found = histories[1].per_epoch["validation"]["loss"]
+    assert [epoch for epoch, _ in found] == [epoch for epoch, _ in expected]
+    np.testing.assert_allclose([loss for _, loss in found], [loss for _, loss in expected], rtol=1e-5)
 
 
 def test_traced_schedules_differ_between_members():

@@ -55,10 +55,9 @@ def test_nan_of_one_member_stops_only_this_member():
     members = Population(make, learning_rate=[0.1, 1e30, 0.2], default_callbacks=False)
     with pytest.warns(RuntimeWarning, match="Training stopped"):
         histories = members.fit(2)
+    expected = [make(rate) for rate in (0.1, 1e30, 0.2)]
     with pytest.warns(RuntimeWarning, match="Training stopped"):
-        expected = [make(rate) for rate in (0.1, 1e30, 0.2)]
-        for alone in expected:
-            alone.fit(2)
+        [alone.fit(2) for alone in expected]
     assert [m.stop_reason for m in members] == [e.stop_reason for e in expected]
     assert [h.step for h in histories] == [e.step for e in expected] == [20, 2, 20]
     for member, alone in zip(members, expected, strict=True):
