@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -146,7 +146,9 @@ def compile_joint(
     lengths = np.ones(arrays[0].shape[0], np.uint32)
     lowered = jax.jit(run, donate_argnums=0).lower(arrays, batches, own, lengths)
     platform = next(iter(arrays[0].devices())).platform
-    compiled = compiled_for(lowered, joint.step, platform, fuses=fuses)
+    # The kernels of all members together decide whether it pays off to run them in parallel.
+    whole = replace(joint.step, flops=len(joint.own) * joint.step.flops)
+    compiled = compiled_for(lowered, whole, platform, fuses=fuses)
     return JointProgram(
         lambda arrays, batches, lengths: compiled(arrays, batches, own, lengths),
         joint,

@@ -203,6 +203,10 @@ class JointSteps:
         self.carry = JointCarry([core.state.train for core in self._cores])
         self.forget()
 
+    def end(self) -> None:
+        """Free the joint arrays after a fit, when each member has its own ones again."""
+        self.carry.arrays = []
+
     def forget(self) -> None:
         """Look the programs up again at the next window, because a member may need others."""
         self._current = {}

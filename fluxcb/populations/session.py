@@ -66,6 +66,7 @@ class Session:
             raise
         finally:
             self._meeting.close()
+            self._steps.end()
             for core in self._cores:
                 core.engine.run_with(ProgramRunner)
         return [turn.error for turn in self._turns]

@@ -40,6 +40,7 @@ class Turn:
         self._back.acquire()
         self._answer: Any = None
         self._failure: BaseException | None = None
+        self._running = False
         self.waits_for: Any = None
         self.ended = False
         self.result: Any = None
@@ -67,9 +68,10 @@ class Turn:
             answer: What `park` returns to the function.
             failure: An exception that `park` raises instead.
         """
-        self._answer, self._failure, self.waits_for = answer, failure, None
+        self._answer, self._failure, self.waits_for, self._running = answer, failure, None, True
         self._go.release()
         self._back.acquire()
+        self._running = False
         if self.ended:
             self._thread.join()
 
@@ -87,6 +89,9 @@ class Turn:
         return self._answer
 
     def abandon(self) -> None:
-        """End the function at the place where it is parked. Its handlers and `finally` blocks run."""
-        while not self.ended:
+        """End the function at the place where it is parked. Its handlers and `finally` blocks run.
+
+        A function that is running cannot be ended, which is so if an exception has interrupted `resume`.
+        """
+        while not (self.ended or self._running):
             self.resume(failure=_Abandoned("the population was interrupted"))
