@@ -270,11 +270,11 @@ class JointSteps:
         steps = max(2, self._buffer_length(group[0]))
         length = min([self.max_length, *(window.length for window in windows)])
         columns = [[window.batches[at] for window in windows] for at in range(length)]
-        resident = isinstance(columns[0][0], Rows)
-        if resident and any(batch.arrays is not columns[0][0].arrays for column in columns for batch in column):
-            # The members have different arrays on the device, so their rows cannot be gathered from one of them.
+        of = [batch.arrays if isinstance(batch, Rows) else None for column in columns for batch in column]
+        resident = of[0] is not None and all(arrays is of[0] for arrays in of)
+        if not resident:
+            # Rows of different arrays on the device cannot be gathered from one of them.
             columns = [[_gathered(batch) for batch in column] for column in columns]
-            resident = False
         shared = phase not in self._separate and all(
             _is_same(batch, column[0]) for column in columns for batch in column
         )

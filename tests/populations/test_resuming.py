@@ -142,3 +142,14 @@ def test_resume_needs_one_checkpointer_per_member():
         "  fix:   add one to the Learner that the factory returns, with a path of its own: "
         '`Checkpointer(f"runs/{member}")`'
     )
+
+
+def test_checkpoint_of_member_restores_in_learner_alone(tmp_path):
+    members = population(tmp_path, rates=RATES[:2])
+    members.fit(1)
+    alone = testlearner(Metrics(), StopOnNaNLoss(), Checkpointer(tmp_path / "alone"), learning_rate=RATES[1])
+    alone.restore(tmp_path / "1", allow=("callbacks",))
+    jax.tree.map(np.testing.assert_array_equal, alone.params, members[1].params)
+    members.fit(1)
+    alone.fit(1)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), alone.params, members[1].params)
