@@ -26,7 +26,7 @@ class SuccessiveHalving(PopulationCallback):
 
     With `eta=2`, half of the members stop after `epochs` epochs, half of the remaining ones after `2 * epochs`, and so
     on until one remains. In general, rung `k` (from 0) is at the end of epoch `epochs * eta**k`. After it, the best
-    `floor(n / eta**(k + 1))` of the `n` members of the population go on, but at least one. A member that has stopped
+    `floor(n / eta**(k + 1))` of the `n` members of the population continue, but at least one. A member that has stopped
     for another reason counts as one of the worst. A member whose metric is NaN is ranked last.
 
     A stopped member keeps its state: `learner.stop_reason` names the rung, and its parameters no longer change.
@@ -36,7 +36,7 @@ class SuccessiveHalving(PopulationCallback):
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
             decides; see `Watched.default_mode`.
-        eta: One of `eta` members goes on at each rung, at least 2.
+        eta: One of `eta` members continues after each rung; at least 2.
         epochs: Epoch of the first rung.
 
     Attributes:

@@ -197,7 +197,7 @@ class JointCarry:
         rows: list[Any] = [train.lend(layouts[member]) for member, train in self._trains.items()]
         for index in range(self.structure.num_leaves):
             written = {of.row: of.written[index] for of in rows if index in of.written}
-            if not self.arrays[index:]:  # the first call: every member has brought all its arrays
+            if not self.arrays[index:]:  # the first call, for which every member has written all arrays
                 self.arrays.append(_stacked(at_least_two(list(written.values()))))
             elif written:
                 self.arrays[index] = _with_rows(self.arrays[index], written)

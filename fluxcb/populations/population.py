@@ -42,7 +42,7 @@ class Population(Constructed):
     The factory is called once per member, and returns the member's Learner. Each member has its own callbacks, metrics,
     history, checkpoints, logs and early stopping, as if it were trained alone. The steps of all members run in one
     program, which applies `jax.vmap` to the traced step. A member that has stopped keeps its state bit for bit, while
-    the others go on.
+    the others continue.
 
     Because all members run one program, they need the same structure: the same model shapes, callbacks, and batch
     shapes. Numbers may differ, whether they are hyperparameters, arguments of traced callbacks, or constants of the

@@ -46,7 +46,7 @@ class Turn:
         self.result: Any = None
         self.error: BaseException | None = None
         context = contextvars.copy_context()
-        # A daemon, because after a second Ctrl-C nobody resumes it.
+        # A daemon, because the thread may stay parked forever after a second Ctrl-C.
         self._thread = threading.Thread(target=context.run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
