@@ -21,6 +21,7 @@ from fluxcb.callbacks import (
     ParameterEMA,
     ScalarStats,
     Scheduler,
+    StopOnNaNLoss,
 )
 from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, EpochEnd, StepBegin, StepEnd
@@ -141,6 +142,43 @@ def test_members_share_resident_arrays():
 @pytest.mark.parametrize("options", [{"steps_per_call": 1}, {"steps_per_call": 3}, {"program": "straight"}], ids=str)
 def test_members_agree_with_each_kind_of_program(options):
     assert_members_equal_learners(lambda key: network(key, data=[examples(8)] * 7, **options), {"key": range(2)})
+
+
+def test_convolutions_agree():
+    """On CPU, a step with convolutions runs without a loop."""
+    random = np.random.default_rng(0)
+    data = [(random.normal(size=(8, 6, 6, 1)).astype(np.float32), random.integers(0, 2, 8)) for _ in range(5)]
+
+    def init(key, xs):
+        return {"k": 0.1 * jax.random.normal(key, (3, 3, 1, 4)), "w": jnp.zeros((4, 2))}
+
+    def apply(params, xs):
+        numbers = ("NHWC", "HWIO", "NHWC")
+        hidden = jax.lax.conv_general_dilated(xs, params["k"], (1, 1), "SAME", dimension_numbers=numbers)
+        return jax.nn.relu(hidden).mean((1, 2)) @ params["w"]
+
+    def make(key):
+        return fluxcb.Learner(
+            (init, apply),
+            lambda logits, ys: optax.softmax_cross_entropy_with_integer_labels(logits, ys).mean(),
+            optax.sgd(0.5),
+            data=data,
+            callbacks=[Metrics(), StopOnNaNLoss()],
+            default_callbacks=False,
+            key=key,
+        )
+
+    assert_members_equal_learners(make, {"key": range(3)})
+
+
+@pytest.mark.parametrize("length", [{"steps": 10}, {"steps": 7, "steps_per_epoch": 3}, {"epochs": 2}], ids=str)
+def test_members_train_as_long_as_learners(length):
+    members = population(lambda learning_rate: testlearner(learning_rate=learning_rate), learning_rate=RATES[:2])
+    alone = testlearner(learning_rate=RATES[1])
+    members.fit(**length)
+    alone.fit(**length)
+    assert [(member.step, member.epoch) for member in members] == [(alone.step, alone.epoch)] * 2
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), members[1].params, alone.params)
 
 
 def test_member_is_bit_identical_in_every_population():
