@@ -58,6 +58,7 @@ _HOMES = {
     "Replay": "fluxcb._run.replay",
     "BadStep": "fluxcb._run.bad_step_replay",
     "Learner": "fluxcb._run.learner",
+    "Population": "fluxcb.populations.population",
     "callbacks_as_hook": "fluxcb._run.callbacks_as_hook",
     "Ablation": "fluxcb._tools.ablation",
     "Effect": "fluxcb._tools.ablation",
@@ -80,7 +81,19 @@ _HOMES = {
     "UndeclaredAccessError": "fluxcb._errors",
     "UnknownStateError": "fluxcb._errors",
 }
-_MODULES = ("callbacks", "checkpoints", "data", "events", "logging", "models", "phases", "plots", "stopping", "testing")
+_MODULES = (
+    "callbacks",
+    "checkpoints",
+    "data",
+    "events",
+    "logging",
+    "models",
+    "phases",
+    "plots",
+    "populations",
+    "stopping",
+    "testing",
+)
 
 __all__ = sorted([*_HOMES, *_MODULES])  # pyright: ignore[reportUnsupportedDunderAll]  # one list, not two
 
@@ -103,7 +116,19 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from fluxcb import callbacks, checkpoints, data, events, logging, models, phases, plots, stopping, testing
+    from fluxcb import (
+        callbacks,
+        checkpoints,
+        data,
+        events,
+        logging,
+        models,
+        phases,
+        plots,
+        populations,
+        stopping,
+        testing,
+    )
     from fluxcb._compile.hyperparams import inject
     from fluxcb._declare.access import Append, Read, Write
     from fluxcb._declare.callback import Callback
@@ -151,3 +176,4 @@ if TYPE_CHECKING:
     from fluxcb._run.lineage import Lineage, PathWrite
     from fluxcb._run.replay import Replay
     from fluxcb._tools.ablation import Ablation, Effect, ablate
+    from fluxcb.populations.population import Population

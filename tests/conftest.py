@@ -59,6 +59,7 @@ SAMPLES = {
     "models": (8, 1),
     "plugin": (2, 1),
     "programs": (ALL, 1),
+    "populations": (2, 1),
     "properties": (2, 1),
     "reliability": (6, 1),
     "run": (3, 1),

@@ -50,6 +50,8 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "__main__": frozenset({"_tools"}),
     "events": frozenset({"_declare"}),
     "phases": frozenset({"_declare"}),
+    # trains several Learners at once, with the parts of the engine and the library
+    "populations": DECLARE | {"_compile", "_run", "callbacks", "checkpoints", "logging", "plots"},
     # tools for users and their tests
     "testing": ANYTHING,
     "_tools": ANYTHING,

@@ -1,8 +1,8 @@
 """Make the pictures of the documentation: `python docs/images/make_images.py [FOLDER]`.
 
-`terminal.svg` and `graph.svg` show the example of the README, `demo.svg` is what `fluxcb demo` prints, and the others
-are the drawings of the pages about concepts. A test compares them with the committed pictures, apart from numbers that
-depend on the machine.
+`terminal.svg` and `graph.svg` show the example of the README, `demo.svg` is what `fluxcb demo` prints, `sweep.svg` is
+made by the page about populations, and the others are the drawings of the pages about concepts. A test compares them
+with the committed pictures, apart from numbers that depend on the machine.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fluxcb.events import BackwardEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 
 README = Path(__file__).resolve().parents[2] / "README.md"
+POPULATIONS = README.parent / "docs/how-to/populations.md"
 
 # -- terminals ----------------------------------------------------------------------------------
 
@@ -46,11 +47,23 @@ def example_svg() -> str:
 
 def _example() -> dict:
     """Run the README's example, and return its names."""
-    code = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    return _run(README)
+
+
+def _run(page: Path) -> dict:
+    """Run the first example of a page, and return its names."""
+    code = re.search(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert code
     names: dict = {"__name__": "example"}
     exec(code[1], names)
     return names
+
+
+def sweep_svg() -> str:
+    """Return the picture that the page about populations saves."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
+        _run(POPULATIONS)
+        return Path("sweep.svg").read_text(encoding="utf-8")
 
 
 def _terminal_svg(command: str, function, name: str, width: int) -> str:
@@ -114,6 +127,7 @@ if __name__ == "__main__":
     pictures = {
         "terminal": example_svg,
         "graph": graph_svg,
+        "sweep": sweep_svg,
         "demo": demo_svg,
         "events": events_svg,
         "state": state_svg,

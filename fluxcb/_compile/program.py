@@ -27,7 +27,7 @@ from fluxcb._compile.traced_update import update_with_selection
 from fluxcb._compile.updating import FLAG_SCOPE
 from fluxcb._typing import PyTree, Rows, StatePath
 
-__all__ = ["FETCH_SCOPE", "Outputs", "Program", "ProgramKind", "compile_program", "plain_program"]
+__all__ = ["FETCH_SCOPE", "Outputs", "Program", "ProgramKind", "compile_program", "compiled_for", "plain_program"]
 
 ProgramKind = Literal["loop", "straight"]
 
@@ -127,7 +127,7 @@ def compile_program(
     )
     # The platform of the arrays, because `jax.default_backend()` may differ from it.
     platform = next(iter(jax.tree.leaves(carry)[0].devices())).platform
-    call = compiled = _compiled(lowered, _options(step, platform, fuses=fuses))
+    call = compiled = compiled_for(lowered, step, platform, fuses=fuses)
     if isinstance(batches, Rows):
         # `Rows` is not a pytree, so the program takes its two fields.
         def call(carry: PyTree, batch: Any, *length: Any) -> tuple[PyTree, Any]:
@@ -188,12 +188,13 @@ def _peak_bytes(compiled: jax.stages.Compiled) -> int | None:
     return memory.argument_size_in_bytes + results + memory.temp_size_in_bytes
 
 
-def _compiled(lowered: Any, options: Mapping[str, Any]) -> jax.stages.Compiled:
-    """Compile with the options that this version of XLA accepts.
+def compiled_for(lowered: Any, step: TracedStep, platform: str, *, fuses: bool) -> jax.stages.Compiled:
+    """Compile a program of a step with the options that this version of XLA accepts.
 
     XLA may rename or remove an option in any release, and then raises an error. The options only make programs
     faster, so options that raise an error are dropped.
     """
+    options = _options(step, platform, fuses=fuses)
     try:
         return lowered.compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError:

@@ -33,6 +33,7 @@ __all__ = [
     "as_loss",
     "as_optimizer",
     "as_parts",
+    "cached_program",
     "check_params",
     "colocate_carry",
     "compiled_opt_state",
@@ -290,7 +291,7 @@ def compiled_opt_state(optimizer: Any, params: PyTree) -> tuple[PyTree] | None:
             structure, closed = jax.tree.structure(traced.out_info), traced.jaxpr
             if structure.num_leaves:
                 # A program with constants, which can be large, is not cached.
-                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else _program(_Jaxpr.of(closed))
+                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else cached_program(closed)
                 return (jax.tree.unflatten(structure, program(*leaves)),)
         except Exception as error:
             if is_interruption(error):
@@ -312,6 +313,14 @@ class _Jaxpr:
     @classmethod
     def of(cls, closed: ClosedJaxpr) -> _Jaxpr:
         return cls(str(closed.jaxpr), tuple(closed.in_avals), tuple(closed.out_avals), closed)
+
+
+def cached_program(closed: ClosedJaxpr) -> Any:
+    """Return a compiled function that evaluates a jaxpr without constants.
+
+    All Learners share it, such as the members of a population, which build the same model with other random keys.
+    """
+    return _program(_Jaxpr.of(closed))
 
 
 # Bounded, because a sweep over architectures would keep a program for each of them.

@@ -79,6 +79,11 @@ class Engine:
         self.programs.use(plan, setup)
         self._loops = {}  # the old step loops have bound the calls of the old plan
 
+    def run_with(self, runner: Callable[[HostState, Programs, Phase], ProgramRunner]) -> None:
+        """Create program runners with another function, as the members of a population do while they train."""
+        self._make_runner = runner
+        self._loops = {}
+
     def step_loop(self, phase: Phase) -> StepLoop:
         """Return the step loop of a phase."""
         loop = self._loops.get(phase)

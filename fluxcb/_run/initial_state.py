@@ -13,7 +13,7 @@ from fluxcb._compile.loss_calls import call_model_loss
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.losses import takes_model
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.arguments import check_params, compiled_opt_state, copy_params, zeros_of_batch
+from fluxcb._run.arguments import cached_program, check_params, compiled_opt_state, copy_params, zeros_of_batch
 from fluxcb._typing import Batch, LossFn, ModelAdapter, PyTree
 
 __all__ = ["initial_opt_state", "initial_params", "initialized"]
@@ -68,11 +68,8 @@ def _by_inputs(adapter: ModelAdapter, key: Any, xs: PyTree) -> tuple[PyTree, PyT
         closed = traced.jaxpr
         # A jaxpr with constants returns arrays that the model holds, and a program would contain copies of them.
         fresh = not closed.consts
-        if fresh:
-            made = traced.lower().compile()(key, xs)
-        else:
-            values = jaxpr_as_fun(closed)(*jax.tree.leaves((key, xs)))
-            made = jax.tree.unflatten(jax.tree.structure(traced.out_info), values)
+        evaluate = cached_program(closed) if fresh else jaxpr_as_fun(closed)
+        made = jax.tree.unflatten(jax.tree.structure(traced.out_info), evaluate(*jax.tree.leaves((key, xs))))
     params, model_state = made
     if not fresh:
         return initial_params(params), own_copy(model_state)

@@ -1,4 +1,4 @@
-"""The command line: `check`, `graph`, `explain`, `events`, `list`, `ablate`, `replay`, `plot`, `control`, `demo`."""
+"""The command line: `fluxcb check`, and the other commands of `fluxcb --help`."""
 
 from __future__ import annotations
 
@@ -65,6 +65,13 @@ def _run(chosen: argparse.Namespace) -> int:
         from fluxcb._tools.demo import run_demo
 
         run_demo(epochs=chosen.epochs, seed=chosen.seed, out=chosen.out)
+        return 0
+    if chosen.command == "sweep":
+        positive(chosen.epochs, "--epochs")
+        from fluxcb._tools.sweep import RATES, run_sweep
+
+        rates = chosen.learning_rates or RATES
+        run_sweep(rates, epochs=chosen.epochs, seed=chosen.seed, out=chosen.out)
         return 0
     if chosen.command == "plot":
         import rich
@@ -218,6 +225,14 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--epochs", type=int, default=20, help="number of epochs (default 20)")
     demo.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     demo.add_argument("--out", type=Path, default=Path("runs"), help="folder for the results (default runs/)")
+
+    sweep = parsers.add_parser("sweep", help="train the demo's network with several learning rates in one program")
+    sweep.add_argument(
+        "--learning-rates", type=float, nargs="+", metavar="RATE", help="default: eight rates from 0.0001 to 0.3"
+    )
+    sweep.add_argument("--epochs", type=int, default=10, help="number of epochs (default 10)")
+    sweep.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
+    sweep.add_argument("--out", type=Path, default=Path("runs"), help="folder for the results (default runs/)")
     return parser
 
 

@@ -35,7 +35,7 @@ from fluxcb.data import ArrayLoader, digits
 from fluxcb.plots.panel import Panel
 from fluxcb.plots.picture import Picture
 
-__all__ = ["build", "run_demo"]
+__all__ = ["apply", "build", "cross_entropy", "init", "new_folder", "run_demo"]
 
 _HIDDEN = 128
 
@@ -87,8 +87,8 @@ def build(*, epochs: int, seed: int, notes: list[dict[str, float]]) -> Learner:
     training, validation = digits()
     batches = ArrayLoader(training, batch_size=32, seed=seed)
     return Learner(
-        (_init, _apply),
-        _cross_entropy,
+        (init, apply),
+        cross_entropy,
         inject(optax.adam, learning_rate=1e-3),
         data=(batches, ArrayLoader(validation, batch_size=120, shuffle=False)),
         callbacks=[
@@ -116,7 +116,7 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
         The run's folder.
     """
     console = rich.get_console()
-    folder = _folder(Path(out))  # before training, to report a folder that cannot be written immediately
+    folder = new_folder(Path(out), "demo")  # before training, to report a folder that cannot be written immediately
     notes: list[dict[str, float]] = []
     learner = build(epochs=epochs, seed=seed, notes=notes)
     graph = learner.callbacks.graph
@@ -152,7 +152,8 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
     return folder
 
 
-def _init(key: Any, xs: Any) -> Any:
+def init(key: Any, xs: Any) -> Any:
+    """Return the initial parameters of the network."""
     first, second = jax.random.split(key)
     he = jax.nn.initializers.he_normal()
     return {
@@ -161,12 +162,14 @@ def _init(key: Any, xs: Any) -> Any:
     }
 
 
-def _apply(params: Any, xs: Any) -> Any:
+def apply(params: Any, xs: Any) -> Any:
+    """Return the outputs of the network, `float32[batch, 10]`."""
     hidden = jax.nn.relu(xs @ params["hidden"]["w"] + params["hidden"]["b"])
     return hidden @ params["out"]["w"] + params["out"]["b"]
 
 
-def _cross_entropy(outputs: Any, ys: Any) -> Any:
+def cross_entropy(outputs: Any, ys: Any) -> Any:
+    """Return the mean cross entropy (nats)."""
     return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(outputs, ys))
 
 
@@ -199,9 +202,9 @@ def _curves(history: dict[str, Any]) -> Picture:
     return Picture(Panel(curves, "step", "loss (nats)"), title="fluxcb demo: handwritten digits")
 
 
-def _folder(out: Path) -> Path:
-    """Create and return a new folder that is named after the current time."""
-    stamp = time.strftime("demo-%Y%m%d-%H%M%S")
+def new_folder(out: Path, name: str) -> Path:
+    """Create and return a new folder whose name is followed by the current time."""
+    stamp = time.strftime(f"{name}-%Y%m%d-%H%M%S")
     for suffix in ("", *(f"-{n}" for n in range(2, 1000))):
         folder = out / f"{stamp}{suffix}"
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from fluxcb._calls import entry_point
@@ -17,7 +19,19 @@ from fluxcb.callbacks.progress.printer import MetricsPrinter
 from fluxcb.callbacks.progress.progress import ProgressBar
 from fluxcb.callbacks.stopping.nan_loss import StopOnNaNLoss
 
-__all__ = ["default_callbacks", "with_defaults"]
+__all__ = ["default_callbacks", "with_defaults", "without_output"]
+
+_prints: ContextVar[bool] = ContextVar("prints", default=True)
+
+
+@contextmanager
+def without_output() -> Iterator[None]:
+    """Leave out the default callbacks that print, in all Learners that are built in this context."""
+    token = _prints.set(False)
+    try:
+        yield
+    finally:
+        _prints.reset(token)
 
 
 @entry_point
@@ -58,4 +72,6 @@ def with_defaults(callbacks: Any) -> Any:
     defaults = default_callbacks()
     if any(isinstance(callback, Monitors) for callback in present):
         defaults.append(LogMetrics())  # a `Monitors` alone logs no metrics
+    if not _prints.get():
+        defaults = [d for d in defaults if not isinstance(d, ProgressBar | MetricsPrinter | FitSummary)]
     return items + [d for d in defaults if not any(isinstance(callback, type(d)) for callback in present)]

@@ -60,6 +60,12 @@ def test_demo_picture_matches_output_of_demo(made):
     )
 
 
+def test_picture_of_population_matches_its_page(made):
+    lines = shown_lines(made / "sweep.svg")
+    assert shown_lines(IMAGES / "sweep.svg") == lines, CURE
+    assert " ".join(lines).count("member #") == 4
+
+
 def test_readme_links_and_pictures_work_on_pypi():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     targets = re.findall(r"\]\((\S+?)\)", text)
