@@ -55,6 +55,7 @@ class SnapshotSource(Protocol):
     graph: CallbackGraph
     streams: dict[str, BatchStream]
     phases: tuple[Phase, ...]
+    switching: frozenset[str] | None
 
     def program_kinds(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the kind of program that each phase's steps run in, by the name of the phase."""

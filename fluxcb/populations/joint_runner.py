@@ -16,10 +16,11 @@ from fluxcb._compile.joint_program import JointProgram, compile_joint
 from fluxcb._compile.program import Outputs, Program
 from fluxcb._compile.step import TracedStep
 from fluxcb._declare.phases import Phase
-from fluxcb._run.batch_stream import BatchStream, return_batches
+from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.program_runner import AHEAD, LONGEST, ProgramRunner
 from fluxcb._run.programs import Programs, signature
+from fluxcb._run.pulling import return_batches
 from fluxcb._run.stacker import Stacker
 from fluxcb._run.state import HostState
 from fluxcb._run.window import Window
