@@ -430,9 +430,8 @@ class LearnerCore:
         for declared in self.graph.declared:
             for name, positions in declared.callback.left_out_batches().items() if not declared.disabled else ():
                 left_out.setdefault(name, set()).update(positions)
-        for name, positions in left_out.items():
-            if name in self.streams:
-                self.streams[name].leave_out(positions)
+        for name in left_out.keys() & self.streams.keys():
+            self.streams[name].leave_out(left_out[name])
 
     def set_data(self, name: str, source: Any) -> None:
         """Use another data source for a phase from the next epoch on."""
