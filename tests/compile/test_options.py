@@ -21,30 +21,41 @@ class Lowered:
         return "compiled"
 
 
+@pytest.fixture
+def compiled(monkeypatch):
+    """A function that compiles with given options."""
+
+    def compile_with(lowered, options):
+        monkeypatch.setattr(program, "_options", lambda step, platform, *, fuses: options)
+        return program.compiled_for(lowered, None, "cpu", fuses=True)
+
+    return compile_with
+
+
 KNOWN = {"xla_cpu_copy_insertion_use_region_analysis": True}
 UNKNOWN = {"xla_was_renamed": True, "xla_was_removed": "VALUE"}
 
 
-def test_accepted_xla_options_are_used():
+def test_accepted_xla_options_are_used(compiled):
     lowered = Lowered()
-    assert program._compiled(lowered, KNOWN) == "compiled"
+    assert compiled(lowered, KNOWN) == "compiled"
     assert lowered.tried == [KNOWN]
 
 
-def test_rejected_xla_options_are_dropped():
+def test_rejected_xla_options_are_dropped(compiled):
     lowered = Lowered(refuses=UNKNOWN)
-    assert program._compiled(lowered, {**UNKNOWN, **KNOWN}) == "compiled"
+    assert compiled(lowered, {**UNKNOWN, **KNOWN}) == "compiled"
     assert lowered.tried == [{**UNKNOWN, **KNOWN}, KNOWN]
 
 
-def test_no_compiler_options_if_all_are_rejected():
+def test_no_compiler_options_if_all_are_rejected(compiled):
     lowered = Lowered(refuses=UNKNOWN)
-    assert program._compiled(lowered, UNKNOWN) == "compiled"
+    assert compiled(lowered, UNKNOWN) == "compiled"
     assert lowered.tried == [UNKNOWN, None]
 
 
 @pytest.mark.parametrize("options", [{}, KNOWN])
-def test_other_compile_errors_are_raised(options):
+def test_other_compile_errors_are_raised(compiled, options):
     class Failing(Lowered):
         def compile(self, compiler_options):
             super().compile(compiler_options)
@@ -52,7 +63,7 @@ def test_other_compile_errors_are_raised(options):
 
     lowered = Failing()
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"^RESOURCE_EXHAUSTED: Out of memory$"):
-        program._compiled(lowered, options)
+        compiled(lowered, options)
     assert lowered.tried == [options or None]
 
 

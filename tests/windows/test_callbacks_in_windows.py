@@ -19,7 +19,7 @@ from fluxcb.events import StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.stopping import Threshold
 from fluxcb.testing import EventLog, testlearner
-from tests.contract.every_callback import FakeGPU, Idle, max_saver
+from tests.contract.every_callback import FakeGPU, Idle, SkipsSteps, max_saver
 from tests.shared_programs import shared_programs
 
 STEPS, EPOCHS = 37, 2
@@ -214,6 +214,7 @@ BUILT_IN = {
     "DynamicLossScale": (lambda file: [library.DynamicLossScale(period=5)], False, 0),
     "GradientNoise": (lambda file: [library.GradientNoise(0.3)], False, 0),
     "LabelSmoothing": (lambda file: [library.LabelSmoothing()], False, 0),
+    "BadSteps": (lambda file: [SkipsSteps(), library.BadSteps()], True, 0),
     "LossSpikeGuard": (lambda file: [library.LossSpikeGuard(0.5, window=3)], False, 0),
     "MixUp": (lambda file: [library.MixUp()], False, 0),
     "MixUp, of numbers": (lambda file: [library.MixUp()], False, 0),
