@@ -350,7 +350,8 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
         """Restore a checkpoint, including one from the middle of an epoch; the next `fit` continues from there.
 
         After `restore`, `fit(steps=n)` trains `n` more steps, and `fit(n)` trains `n` more epochs. The rest of an
-        interrupted epoch counts as the first of these. With `resume=True`, both count from the beginning of the run.
+        interrupted epoch counts as the first of these. With `resume=True`, both count from the beginning of the
+        call of `fit` that saved the checkpoint.
 
         Args:
             path: The directory of a run, whose newest good checkpoint is restored, or the directory of one checkpoint.
