@@ -326,7 +326,7 @@ def UnknownStateError(folder: Path) -> Case:  # noqa: N802
     def reads(name: str) -> Any:
         return check(made("Prints", {"step": {name: Read()}})())
 
-    names = "batch, earlier_losses, grads, hold, loss, outputs, skip, stop, updates, xs, ys"
+    names = "batch, data_position, earlier_losses, grads, hold, loss, outputs, skip, skips, stop, updates, xs, ys"
     return Case(
         fluxcb.UnknownStateError,
         lambda: reads("lsos"),

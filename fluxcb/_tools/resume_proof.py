@@ -75,13 +75,22 @@ class _Boundaries(Callback):
         entry = save(folder, snapshot, run="proof", value=None)
         folder.unlock()
         copy = self.saves / f"{number}-run"  # pyright: ignore[reportOptionalOperand]
-        shutil.copytree(self.run, copy)
+        try:
+            _copy_run(self.run, copy)
+        except shutil.Error:  # the thread of a saver has deleted an old checkpoint meanwhile
+            shutil.rmtree(copy)
+            _copy_run(self.run, copy)
         at, ended = snapshot.host["at"], snapshot.host["fit"]["ended"]
         where = f"after step {snapshot.step} (epoch {snapshot.epoch})"
         if at is None:
             step = f"step {snapshot.step}, the end of the fit" if ended else f"step {snapshot.step}"
             where = f"after epoch {snapshot.epoch} ({step})"
         self.points.append((where, entry.path if entry is not None else folder.path, copy))
+
+
+def _copy_run(run: Path, copy: Path) -> None:
+    # Unfinished saves and deletions change while they are copied. A run that resumes only deletes them.
+    shutil.copytree(run, copy, ignore=shutil.ignore_patterns(".saving-*", ".trash-*"))
 
 
 def resume_differences(make: Make, fit: Mapping[str, Any], ignore: Collection[str]) -> Iterator[tuple[str, list[str]]]:

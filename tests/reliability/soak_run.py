@@ -216,6 +216,7 @@ def makers(folder, nothing, sent):
         "SendMonitorData": lambda: library.SendMonitorData(sent.append, "loss"),
         "SendStat": lambda: every(library.SendStat(["true", "{loss}"], "loss"), epochs=10),
         "SimpleMovingAverage": lambda: library.SimpleMovingAverage("step.loss", 100),
+        "BadSteps": library.BadSteps,
         "SkipNonFinite": library.SkipNonFinite,
         "StartProcOrThread": lambda: library.StartProcOrThread(Idle),
         "StatMonitorParamSetter": lambda: library.StatMonitorParamSetter(
@@ -240,7 +241,8 @@ EXCLUDED = {"MixUp": "CutMix", "StopOnNaNLoss": "SkipNonFinite", "StochasticWeig
 
 def callbacks_of(make, exchanged):
     """Create all callbacks except the excluded ones, or the excluded ones instead of those that they conflict with."""
-    left_out = set(EXCLUDED.values() if exchanged else EXCLUDED)
+    # `LossSpikeGuard` skips a tenth of the steps here, and `BadSteps` keeps a record of each, so memory would grow.
+    left_out = {*(EXCLUDED.values() if exchanged else EXCLUDED), "BadSteps"}
     made = {name: function() for name, function in make.items() if name not in left_out}
     return [
         *made.values(),
