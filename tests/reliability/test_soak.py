@@ -60,7 +60,9 @@ def soak(steps, *arguments):
     # Every save has threads of its own, and glibc would give each of them an arena of its own, with its own remains.
     done = subprocess.run(
         [sys.executable, RUN, str(steps), *arguments],
-        env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+        # Compiling leaves free memory, which the training uses later. With programs from the cache, the memory would
+        # grow by this amount when it is first used.
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "JAX_ENABLE_COMPILATION_CACHE": "false"},
         capture_output=True,
         text=True,
         timeout=3600,
