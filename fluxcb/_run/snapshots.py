@@ -36,7 +36,6 @@ _FIT = ("epoch", "step", "ended", "rewinds", "rewound_to")
 _TREES = ("params", "model_state", "opt_state")
 _PACKAGES = ("fluxcb", "jax", "jaxlib", "numpy", "optax")
 
-
 Saver = Callable[[Snapshot], None]
 IsSaved = Callable[[tuple[Any, ...]], bool]
 

@@ -114,6 +114,22 @@ class Fails(Callback):
             raise RuntimeError("no")
 
 
+@pytest.mark.parametrize(
+    ("options", "end"), [({"steps": (9, 12)}, "step 8"), ({"epochs": (3, 3)}, "epoch 2")], ids=["steps", "epochs"]
+)
+def test_fit_that_ends_before_the_range_warns(options, end, tmp_path):
+    profiler = Profiler(tmp_path, **options)
+    learner = testlearner(profiler, batches=4)
+    with pytest.warns(UserWarning, match="has recorded nothing") as caught:
+        learner.fit(2)
+    (warning,) = caught
+    assert str(warning.message) == f"{profiler!r} has recorded nothing, because the fit ended after {end}."
+    assert warning.filename == __file__
+    assert profiles(tmp_path) == []
+    learner.fit(1)  # the range is counted over the whole training
+    assert len(profiles(tmp_path)) == 1
+
+
 def test_an_error_ends_the_profile(tmp_path):
     learner = testlearner(Profiler(tmp_path, (1, 100)), Fails(3))
     with pytest.raises(RuntimeError, match="no"):

@@ -105,6 +105,11 @@ def test_every_page_is_in_toc_once():
     ], "list the page in docs/index.md, or in the index.md of its folder"
 
 
+def test_how_to_pages_have_at_most_150_lines():
+    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "docs" / "how-to").glob("*.md")}
+    assert {name: length for name, length in lengths.items() if length > 150} == {}
+
+
 def test_toc_sections_are_in_order():
     parts = script(DOCS / "_site/contents.py").parts(DOCS / "index.md")
     assert list(parts) == [

@@ -17,6 +17,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import Schedule, positive
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import stacklevel_of_user
 from fluxcb.callbacks.arguments import require
 from fluxcb.logging.record_file import checked_path
 
@@ -30,7 +31,8 @@ class Profiler(Callback):
 
     The profile begins when all earlier steps have finished, and ends when the last step of the range has finished.
     `Profiler("profile", steps=(100, 120))` records 21 steps. If the fit ends before that, even with an error, the
-    profile ends with it. Exclude the first steps, because they include compilation.
+    profile ends with it. If the fit ends before the first step of the range, a warning says so. Exclude the first
+    steps, because they include compilation.
 
     The profiler writes `plugins/profile/<time>/perfetto_trace.json.gz`, which you can open in https://ui.perfetto.dev,
     and files for XProf and the profile plugin of TensorBoard. About ten steps are enough. JAX keeps the profile in
@@ -140,9 +142,14 @@ class Profiler(Callback):
             self._end(learner)
 
     @on(FitEnd, Phase, access=_RUNNING)
-    def end_fit(self, event: Event, phase: Phase, learner: LearnerView) -> None:
-        """End a profile that is still being recorded, for example after an error."""
+    def end_fit(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
+        """End a profile that is still being recorded, for example after an error. Warn if it has not begun."""
         self._end(learner)
+        unit, (first, _) = ("step", self.steps) if self.steps is not None else ("epoch", self.epochs or (0, 0))
+        reached = learner.progress.step if unit == "step" else learner.progress.epoch
+        if event.outcome == "finished" and reached < first:
+            text = f"{self!r} has recorded nothing, because the fit ended after {unit} {reached}."
+            warnings.warn(text, UserWarning, stacklevel=stacklevel_of_user())
 
     def _begin(self, learner: LearnerView) -> None:
         import jax
