@@ -192,13 +192,13 @@ def put_back(folder: Path) -> Iterator[None]:
 
 @pytest.mark.parametrize("damage", list(DAMAGE))
 def test_damaged_file_is_named_and_previous_checkpoint_is_used(run: Path, damage: str) -> None:
-    newest, tried, wrong = run / "8", 0, []
+    newest, tried, wrong = run / "8", set[str](), []
     for file in files_of(newest):
         with put_back(newest):
             damaged = DAMAGE[damage](file)
-            if not damaged:
+            if not damaged:  # stale: the file is the same in both checkpoints
                 continue
-            tried += 1
+            tried.add(str(file.relative_to(newest)))
             with pytest.raises(CheckpointCorruptError) as caught:
                 resolve_checkpoint(newest)
             if not any(str(path) in str(caught.value) for path in damaged):
@@ -209,7 +209,11 @@ def test_damaged_file_is_named_and_previous_checkpoint_is_used(run: Path, damage
             if used != run / "6" or "checkpoint 6 " not in text or not any(f"8: {path} " in text for path in damaged):
                 wrong.append((str(file), text))
     assert wrong == []
-    assert tried >= (15 if damage == "stale" else 30)  # equal in two checkpoints: nothing is damaged
+    if damage == "stale":  # orbax decides how many files hold the arrays, and some are the same in both checkpoints
+        assert tried >= {"host.json", MANIFEST}
+        assert {name.split("/")[0] for name in tried if "/d/" in name} == {"cbstate", "opt_state", "params"}
+    else:
+        assert tried == {str(file.relative_to(newest)) for file in files_of(newest)}
 
 
 def test_flipped_bit_is_detected_anywhere(run: Path) -> None:
