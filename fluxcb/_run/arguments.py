@@ -22,6 +22,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._interruptions import is_interruption
+from fluxcb._run.argument_order import is_optimizer
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.data.loader import ArrayLoader
 
@@ -93,8 +94,7 @@ def as_optimizer(optimizer: Any, what: str = "optimizer") -> Any:
                 fix='e.g. `optimizer={"generator": optax.adam(1e-4), "discriminator": optax.adam(4e-4)}`',
             )
         return NamedOptimizers({name: as_optimizer(tx, f"optimizer[{name!r}]") for name, tx in optimizer.items()})
-    # By its functions and not by its class, so that users can write their own transformations.
-    if all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+    if is_optimizer(optimizer):
         return optimizer
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     # By name, because Flax may not be installed.

@@ -24,7 +24,7 @@ from fluxcb import (
     on,
 )
 from fluxcb.callbacks import Checkpointer, ClassificationError, LearningRate, Metrics, Monitors, Scheduler
-from fluxcb.checkpoints import load_params
+from fluxcb.checkpoints import load_model, load_model_state, load_params
 from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
 from fluxcb.logging import JSONLinesBackend
@@ -84,6 +84,76 @@ def test_test_data_beside_training_and_validation_is_an_error():
         lambda: testlearner(data=(loader, loader, loader)),
     )
     assert list(testlearner(Metrics(), data=(loader, loader)).evaluate(loader)) == ["loss"]
+
+
+# -- arguments in another order -----------------------------------------------------------------
+
+
+def squared(outputs, ys):
+    return jnp.mean((outputs - ys) ** 2)
+
+
+PAIR = (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (
+            "(model, optimizer, loss_fn)",
+            "`loss_fn` and `optimizer` of `Learner` are swapped: `loss_fn` is an optimizer and `optimizer` is the "
+            "function `squared`.",
+        ),
+        (
+            "(loss_fn, model, optimizer)",
+            "`model` and `loss_fn` of `Learner` are swapped: `model` is the function `squared` and `loss_fn` is of "
+            "type `tuple`.",
+        ),
+        (
+            "(optimizer, model, loss_fn)",
+            "`model`, `loss_fn` and `optimizer` of `Learner` are swapped: `model` is an optimizer, `loss_fn` is of "
+            "type `tuple` and `optimizer` is the function `squared`.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("loss_fn", [squared, jax.jit(squared)], ids=["plain", "jit"])
+def test_swapped_arguments_of_a_learner_are_named(wrong, what, loss_fn):
+    names = {"Learner": Learner, "model": PAIR, "loss_fn": loss_fn, "optimizer": {"w": optax.sgd(0.1)}}
+    code = "Learner(model, loss_fn, optimizer)"
+    error = refuses(DeclarationError, what, (f"write `{code}`",), lambda: eval(f"Learner{wrong}", names))  # noqa: S307 - of this file
+    assert error.why == "it takes model, loss_fn, optimizer, in this order"
+    eval(code, names)  # noqa: S307 - of the message's own text
+
+
+def test_swapped_arguments_of_from_loss_are_named():
+    def loss_fn(params, batch):
+        return jnp.mean(params["w"] * batch)
+
+    names = {"Learner": Learner, "params": {"w": jnp.ones(())}, "loss_fn": loss_fn, "optimizer": optax.sgd(0.1)}
+    code = "Learner.from_loss(params, loss_fn, optimizer)"
+    refuses(
+        DeclarationError,
+        "`loss_fn` and `optimizer` of `Learner.from_loss` are swapped: `loss_fn` is an optimizer and `optimizer` is the "
+        "function `loss_fn`.",
+        (f"write `{code}`",),
+        lambda: eval("Learner.from_loss(params, optimizer, loss_fn)", names),
+    )
+    eval(code, names)  # noqa: S307 - of the message's own text
+
+
+def test_swapped_arguments_of_load_functions_are_named(tmp_path):
+    learner = Learner(PAIR, squared, optax.sgd(0.1), data=[BATCH], callbacks=[Checkpointer(tmp_path)])
+    learner.fit(1)
+    like = learner.params
+    for call, name, value, wrong in (
+        (load_model, "model", PAIR, lambda: load_model(PAIR, tmp_path)),  # pyright: ignore[reportArgumentType]
+        (load_params, "like", like, lambda: load_params(like, str(tmp_path))),
+        (load_model_state, "like", {}, lambda: load_model_state({}, tmp_path)),  # pyright: ignore[reportArgumentType]
+    ):
+        code = f"{call.__name__}({str(tmp_path)!r}, {name})"
+        what = f"`path` and `{name}` of `{call.__name__}` are swapped: `{name}` is the path {str(tmp_path)!r}."
+        refuses(DeclarationError, what, (f"write `{code}`",), wrong)
+        eval(code, {call.__name__: call, name: value})  # noqa: S307 - of the message's own text
 
 
 # -- resuming another program -------------------------------------------------------------------
