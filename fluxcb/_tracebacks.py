@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dis
 import sys
+import sysconfig
 from types import FrameType, TracebackType
 
 from fluxcb._errors import FluxcbError
 
-__all__ = ["VARIABLE", "remove_own_frames", "stacklevel_of_user"]
+__all__ = ["VARIABLE", "innermost_user_frame", "remove_own_frames", "stacklevel_of_user"]
 
 VARIABLE = "FLUXCB_TRACEBACK"
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -29,6 +30,17 @@ def stacklevel_of_user() -> int:
     while frame is not None and _is_own(frame):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def innermost_user_frame(error: BaseException) -> TracebackType | None:
+    """Return the last entry in the traceback of an error that is in the user's own code, or None."""
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if not _is_own(traceback.tb_frame) and not traceback.tb_frame.f_code.co_filename.startswith(installed):
+            found = traceback
+        traceback = traceback.tb_next
+    return found
 
 
 def _is_own(frame: FrameType) -> bool:

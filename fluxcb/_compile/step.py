@@ -17,7 +17,6 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
-from fluxcb._compile.call_errors import NEEDS_VALUE, needs_value_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
@@ -25,6 +24,7 @@ from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
+from fluxcb._traced_values import needs_value, needs_value_error
 from fluxcb._typing import Batch, PyTree
 
 __all__ = ["TracedStep", "flops_of", "jaxprs_in", "trace_step"]
@@ -110,19 +110,19 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         state.touched = touched
         try:
             phase.step(TracedLearner(state), state.emit)
-        except (*NEEDS_VALUE, TypeError) as error:  # errors in handlers have already been converted
-            if not isinstance(error, NEEDS_VALUE) and not needs_value_of(error):
+        except Exception as error:  # errors in handlers have already been converted
+            if not needs_value(error):
                 raise
-            needs_value = TraceError(
-                f"`{type(phase).__name__}.step` needs a value in Python: {str(error).splitlines()[0]}",
+            raise needs_value_error(
+                f"`{type(phase).__name__}.step`",
+                error,
+                where=(),
                 why="the model and the loss run while the step is traced, when values are not known yet",
-                fix="use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
-                "or numpy, or format values",
-            )
-            # The notes name the arguments of the model or the loss function.
-            for note in getattr(error, "__notes__", ()):
-                needs_value.add_note(note)
-            raise needs_value from error
+                fix=[
+                    "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
+                    "or numpy, or format values"
+                ],
+            ) from error
         # A jaxpr cannot hold Python values, so the names leave the trace through a closure.
         optimizers.update(state.updates.used)
         return state.finish()

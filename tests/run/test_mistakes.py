@@ -1,5 +1,6 @@
 """Mistakes that users of Keras, PyTorch and Optax make: each one is an error, and its fix works."""
 
+import traceback
 import warnings
 from typing import Any
 
@@ -19,11 +20,13 @@ from fluxcb import (
     DataError,
     DeclarationError,
     Learner,
+    Read,
     ResumeError,
     TraceError,
     on,
 )
-from fluxcb.callbacks import Checkpointer, ClassificationError, LearningRate, Metrics, Monitors, Scheduler
+from fluxcb._declare.signatures import shown_path
+from fluxcb.callbacks import AbstractMetric, Checkpointer, ClassificationError, LearningRate, Metrics, Monitors, Scheduler
 from fluxcb.checkpoints import load_model, load_model_state, load_params
 from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
@@ -245,6 +248,107 @@ def test_classification_error_of_one_output_is_an_error():
     counted = ClassificationError("aux.wrong")
     counted.on_fetches({"aux.wrong": np.array([1, 0])}, 2)
     assert counted.after() == {"error": 0.5}
+
+
+# -- functions of metrics -------------------------------------------------------------------------
+
+
+def far(outputs, ys):
+    return float(jnp.mean(jnp.abs(outputs - ys) > 0.5))
+
+
+def far_fixed(outputs, ys):
+    return jnp.mean(jnp.abs(outputs - ys) > 0.5)
+
+
+def times_seven(outputs, ys):
+    return jnp.mean(outputs @ jnp.ones((7, 1)))
+
+
+MEASURE = {
+    "Metrics": lambda metric: testlearner(Metrics(metric)),
+    "evaluate": lambda metric: testlearner().evaluate(metrics=[metric]),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURE)
+def test_metric_that_needs_a_value_is_named(measure):
+    error = refuses(
+        TraceError,
+        "The metric `far` needs a value in Python: Abstract tracer value encountered where concrete value is expected: "
+        "traced array with shape float32[]",
+        (
+            "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() or format "
+            "values",
+        ),
+        lambda: MEASURE[measure](far),
+    )
+    assert error.where == (f"far  {shown_path(__file__)}:{far.__code__.co_firstlineno + 1}",)
+    assert error.why == "metrics are computed by the compiled step, and values are not known yet while it is traced"
+    assert not {frame.name for frame in traceback.extract_tb(error.__traceback__)} & {"__exit__", "inner"}
+    MEASURE[measure](far_fixed)
+
+
+@pytest.mark.parametrize("measure", MEASURE)
+def test_metric_that_raises_is_named(measure):
+    with pytest.raises(TypeError, match="contracting dim") as caught:
+        MEASURE[measure](times_seven)
+    assert caught.value.__notes__[0] == "while computing the metric `times_seven`"
+
+
+def test_metric_that_raises_on_the_host_is_named():
+    class Bad(AbstractMetric):
+        name = "bad"
+
+        def init(self):
+            return jnp.float32(0)
+
+        def update(self, state, step, samples):
+            return state + step.loss
+
+        def compute(self, state):
+            if not isinstance(state, jax.core.Tracer):
+                raise ZeroDivisionError
+            return state
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        testlearner(Metrics(Bad())).fit(1)
+    assert caught.value.__notes__[0] == "while computing the metric `bad`"
+
+
+def test_handler_that_calls_a_function_names_its_line():
+    def positive(loss):
+        return bool(loss > 0)
+
+    class Asks(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Read()}}
+
+        @on
+        def ask(self, event: BackwardEnd, phase: TrainingPhase, learner):
+            positive(learner.step.loss)
+
+    with pytest.raises(TraceError) as caught:
+        testlearner(Asks())
+    assert caught.value.where[1:] == (f"positive  {shown_path(__file__)}:{positive.__code__.co_firstlineno + 1}",)
+
+
+@pytest.mark.parametrize("metrics", ["accuracy", ["accuracy"]])
+def test_names_of_metrics_are_not_metrics(metrics):
+    data = (np.ones((8, 3), np.float32), np.zeros(8, int))
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones((3, 2))}, lambda params, xs: xs @ params["w"]),
+        lambda outputs, ys: optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean(),
+        optax.sgd(0.1),
+        example_batch=data,
+        default_callbacks=False,
+    )
+    code = "learner.evaluate(data, metrics=[fluxcb.callbacks.accuracy])"
+    what = "`metrics` of `learner.evaluate` must be metrics or functions of outputs and targets, not 'accuracy'."
+    refuses(DeclarationError, what, (f"write e.g. `{code}`",), lambda: learner.evaluate(data, metrics=metrics))
+    assert set(eval(code)) == {"loss", "accuracy"}  # noqa: S307 - of the message's own text
+    fix = ("write `learner.evaluate(data)`, which always measures the loss",)
+    refuses(DeclarationError, what.replace("accuracy", "loss"), fix, lambda: learner.evaluate(data, metrics="loss"))
 
 
 # -- the optimizer --------------------------------------------------------------------------------
