@@ -21,6 +21,7 @@ from fluxcb._traced_values import USE_JNP, needs_value_error
 from fluxcb._tracebacks import innermost_user_frame
 
 __all__ = [
+    "HANDLER_NOTE",
     "batch_loss_advice",
     "host_returned",
     "model_advice",
@@ -39,6 +40,9 @@ _MISSING = re.compile(r"missing \d+ required (positional|keyword-only) argument"
 _NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
 _TOO_MANY_AXES = "indices and arr must have the same number of dimensions"
 _NO_BROADCASTING = "Incompatible shapes for broadcasting"
+
+HANDLER_NOTE = "while tracing "
+"""The beginning of the note on an exception that a traced handler has raised."""
 
 _SHOWN = 6  # maximum number of parts of a container that a note lists
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.call_errors import model_advice, noting, traced_needs_value, traced_returned
+from fluxcb._compile.call_errors import HANDLER_NOTE, model_advice, noting, traced_needs_value, traced_returned
 from fluxcb._compile.carry_paths import (
     check_loss,
     conforming,
@@ -397,7 +397,7 @@ class TraceState:
                 needs_value(error) or (isinstance(error, TypeError) and "Tracer" in str(error))
             ):
                 raise traced_needs_value(handler, error) from error
-            error.add_note(f"while tracing {handler.where}, at {event!r} x {type(self.phase).__name__}")
+            error.add_note(f"{HANDLER_NOTE}{handler.where}, at {event!r} x {type(self.phase).__name__}")
             raise
         finally:
             backend.close()

@@ -351,6 +351,31 @@ def test_names_of_metrics_are_not_metrics(metrics):
     refuses(DeclarationError, what.replace("accuracy", "loss"), fix, lambda: learner.evaluate(data, metrics="loss"))
 
 
+# -- exceptions of the model with validation data -------------------------------------------------
+
+
+def test_exception_of_the_model_with_validation_data_names_the_phase():
+    def apply(params, xs):
+        if xs.shape[0] == 3:
+            raise ValueError("three")
+        return xs @ params["w"]
+
+    def build(training, validation):
+        data = ([tuple(part[:training] for part in BATCH)], [tuple(part[:validation] for part in BATCH)])
+        return Learner((PAIR[0], apply), squared, optax.sgd(0.1), data=data, default_callbacks=False)
+
+    note = "while calling the model on float32[3, 1]"
+    phase = "in the step of ValidationPhase, which does not train, for a batch (float32[3, 1], float32[3, 1])"
+    for training, validation, notes in ((8, 3, [note, phase]), (3, 8, [note])):
+        with pytest.raises(ValueError, match="three") as caught:
+            build(training, validation).fit(1)
+        assert [text for text in caught.value.__notes__ if text in (note, phase)] == notes
+    learner = build(8, 8)
+    with pytest.raises(ValueError, match="three") as caught:
+        learner.evaluate(tuple(part[:3] for part in BATCH))
+    assert [text for text in caught.value.__notes__ if text in (note, phase)] == [note, phase]
+
+
 # -- the optimizer --------------------------------------------------------------------------------
 
 GOOD = "fluxcb.inject(optax.adam, learning_rate=1e-3)"
