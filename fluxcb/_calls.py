@@ -69,7 +69,11 @@ _ELSEWHERE: Sequence[tuple[str, str, str]] = (
     ("classes", "10", "num_classes n_classes"),
     ("paths", '"encoder"', "layers params names modules"),
     ("fn", "...", "func function metric_fn"),
-    ("folder", '"runs/1"', "dirpath filepath directory dir path ckpt_dir checkpoint_dir save_dir log_dir logdir output_dir"),
+    (
+        "folder",
+        '"runs/1"',
+        "dirpath filepath directory dir path ckpt_dir checkpoint_dir save_dir log_dir logdir output_dir",
+    ),
     ("path", "...", "file filename filepath directory folder log_dir logdir save_dir"),
     ("project", '"my-project"', "project_name"),
     ("project_name", '"my-project"', "project"),

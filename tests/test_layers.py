@@ -18,7 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fluxcb"
 
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
-SHARED = frozenset({"_calls", "_errors", "_interruptions", "_paths", "_terminal", "_traced_values", "_tracebacks", "_typing"})
+SHARED = frozenset(
+    {"_calls", "_errors", "_interruptions", "_paths", "_terminal", "_traced_values", "_tracebacks", "_typing"}
+)
 DECLARE = SHARED | {"_declare"}
 CHECK = DECLARE | {"_check"}
 COMPILE = CHECK | {"_compile"}

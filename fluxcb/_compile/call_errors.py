@@ -17,8 +17,8 @@ from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import StepBegin, StepEnd
 from fluxcb._declare.signatures import line_of
 from fluxcb._errors import DeclarationError, TraceError
-from fluxcb._traced_values import USE_JNP, needs_value_error
 from fluxcb._tracebacks import innermost_user_frame
+from fluxcb._traced_values import USE_JNP, needs_value_error
 
 __all__ = [
     "HANDLER_NOTE",

@@ -248,7 +248,8 @@ def _mark(
     if explicit is None and any(is_subclass(p, Event) for p in classes_in(phase)):
         parameters = inspect.signature(function).parameters
         raise DeclarationError(
-            f"The handler `{function.__qualname__}` takes ({', '.join(parameters)}), but the third parameter must be the phase.",
+            f"The handler `{function.__qualname__}` takes ({', '.join(parameters)}), "
+            "but the third parameter must be the phase.",
             where=where,
             why="the engine passes the event, the phase and the learner by position",
             fix=f"write `{_corrected(function)}`",

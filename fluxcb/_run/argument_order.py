@@ -13,8 +13,7 @@ __all__ = ["is_optimizer", "refuse_swapped"]
 
 def is_optimizer(value: Any) -> bool:
     """Return whether a value has the two functions of an optax optimizer."""
-    # By its functions and not by its class, so that users can write their own transformations. A class has them as well,
-    # but cannot be called without an instance.
+    # By its functions and not by its class, so that users can write their own transformations.
     return all(callable(getattr(value, name, None)) for name in ("init", "update"))
 
 

@@ -19,7 +19,9 @@ BAD_STEPS = "bad_steps.jsonl"
 
 _FIELDS = {
     **dict.fromkeys(("number", "step", "epoch", "step_in_epoch", "checksum"), int),
-    **{"phase": str, "key": list, "by": dict},
+    "phase": str,
+    "key": list,
+    "by": dict,
 }
 
 

@@ -14,6 +14,7 @@ from fluxcb._run.interrupts import caught_interrupts
 from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
+from fluxcb._tracebacks import calling_line
 from fluxcb.callbacks.watched import Watched, requested_mode
 from fluxcb.plots.panel import Panel
 from fluxcb.plots.picture import Picture
@@ -265,9 +266,9 @@ class Population(Constructed):
         def fit(learner: Learner) -> None:
             learner.fit(epochs, steps=steps, steps_per_epoch=steps_per_epoch, resume=resume)
 
-        session = Session(self._members, self._labels, self._steps, self._meeting)
         try:
-            with caught_interrupts() as interrupt:
+            with caught_interrupts() as interrupt, calling_line():
+                session = Session(self._members, self._labels, self._steps, self._meeting)
                 errors = session.run(fit, interrupt)
         finally:
             for core in self._cores:

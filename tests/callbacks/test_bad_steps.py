@@ -452,7 +452,8 @@ def test_new_run_can_leave_out_the_batches_of_an_earlier_one(tmp_path):
         ),
         (
             lambda: BadSteps(keep_last=0),
-            "`keep_last` of BadSteps must be a whole number of at least 1, not 0.\n  fix:   give a whole number of at least 1",
+            "`keep_last` of BadSteps must be a whole number of at least 1, not 0.\n"
+            "  fix:   give a whole number of at least 1",
         ),
     ],
 )

@@ -26,7 +26,15 @@ from fluxcb import (
     on,
 )
 from fluxcb._declare.signatures import shown_path
-from fluxcb.callbacks import AbstractMetric, Checkpointer, ClassificationError, LearningRate, Metrics, Monitors, Scheduler
+from fluxcb.callbacks import (
+    AbstractMetric,
+    Checkpointer,
+    ClassificationError,
+    LearningRate,
+    Metrics,
+    Monitors,
+    Scheduler,
+)
 from fluxcb.checkpoints import load_model, load_model_state, load_params
 from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
@@ -136,10 +144,10 @@ def test_swapped_arguments_of_from_loss_are_named():
     code = "Learner.from_loss(params, loss_fn, optimizer)"
     refuses(
         DeclarationError,
-        "`loss_fn` and `optimizer` of `Learner.from_loss` are swapped: `loss_fn` is an optimizer and `optimizer` is the "
-        "function `loss_fn`.",
+        "`loss_fn` and `optimizer` of `Learner.from_loss` are swapped: `loss_fn` is an optimizer and `optimizer` is "
+        "the function `loss_fn`.",
         (f"write `{code}`",),
-        lambda: eval("Learner.from_loss(params, optimizer, loss_fn)", names),
+        lambda: eval("Learner.from_loss(params, optimizer, loss_fn)", names),  # noqa: S307 - of this file
     )
     eval(code, names)  # noqa: S307 - of the message's own text
 

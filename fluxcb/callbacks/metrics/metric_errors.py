@@ -6,8 +6,8 @@ from types import TracebackType
 
 from fluxcb._declare.signatures import line_of
 from fluxcb._errors import FluxcbError
-from fluxcb._traced_values import USE_JNP, needs_value, needs_value_error
 from fluxcb._tracebacks import innermost_user_frame
+from fluxcb._traced_values import USE_JNP, needs_value, needs_value_error
 
 __all__ = ["Computing"]
 
