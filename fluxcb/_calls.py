@@ -29,7 +29,7 @@ _ELSEWHERE: Sequence[tuple[str, str, str]] = (
     ("seed", "0", "key rng rngs random_state"),
     ("data", "training", "train_data training_data train_loader train_dataloader train_dataloaders train_dataset"),
     ("data", "training", "train_ds dataset loader dataloader dataloaders"),
-    ("batch_size", "32", "bs batchsize"),
+    ("batch_size", "32", "bs"),
     ("drop_last", "True", "drop_remainder"),
     ("epochs", "10", "num_epochs max_epochs n_epochs nb_epoch"),
     ("steps", "1000", "num_steps max_steps n_steps num_iter num_training"),
