@@ -19,7 +19,17 @@ PACKAGE = ROOT / "fluxcb"
 
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
 SHARED = frozenset(
-    {"_calls", "_errors", "_interruptions", "_paths", "_terminal", "_traced_values", "_tracebacks", "_typing"}
+    {
+        "_calls",
+        "_errors",
+        "_interruptions",
+        "_memory",
+        "_paths",
+        "_terminal",
+        "_traced_values",
+        "_tracebacks",
+        "_typing",
+    }
 )
 DECLARE = SHARED | {"_declare"}
 CHECK = DECLARE | {"_check"}
@@ -32,6 +42,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_typing": frozenset(),
     "_paths": frozenset(),
     "_interruptions": frozenset(),
+    "_memory": frozenset(),
     "_tracebacks": frozenset({"_errors"}),
     "_traced_values": frozenset({"_errors"}),
     "_calls": frozenset({"_errors", "_tracebacks"}),

@@ -13,12 +13,13 @@ import numpy as np
 
 from fluxcb._compile.arrays import describe
 from fluxcb._declare.access import Append, Write
+from fluxcb._declare.control import Cancel
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import StepBegin, StepEnd
 from fluxcb._declare.signatures import line_of
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._tracebacks import innermost_user_frame
-from fluxcb._traced_values import USE_JNP, needs_value_error
+from fluxcb._traced_values import USE_JNP, needs_value, needs_value_error
 
 __all__ = [
     "HANDLER_NOTE",
@@ -28,7 +29,7 @@ __all__ = [
     "noted",
     "noting",
     "shapes",
-    "traced_needs_value",
+    "traced_failure",
     "traced_returned",
 ]
 
@@ -263,18 +264,35 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool) or (getattr(value, "dtype", None) == np.bool_ and np.shape(value) == ())
 
 
-# -- values that traced handlers need --------------------------------------------------------------
+# -- exceptions of traced handlers -----------------------------------------------------------------
 
 
-def traced_needs_value(handler: BoundHandler, error: Exception) -> TraceError:
-    """Return the error for a traced handler that needs the value of a tracer."""
-    return needs_value_error(
-        f"The traced handler {handler.declared.label}.{handler.name}",
-        error,
-        where=[handler.where, *_user_line(error, handler)],
-        why=f"{handler.event.__name__} handlers run while the step is traced, when values are not known yet",
-        fix=[USE_JNP, "read the value in a host handler, at StepEnd"],
-    )
+def traced_failure(handler: BoundHandler, error: BaseException) -> TraceError | None:
+    """Return the error for what a traced handler cannot do: raise a Cancel, or use the value of a tracer.
+
+    Returns None for any other exception, which is an error of the handler's own code.
+    """
+    name = f"The traced handler {handler.declared.label}.{handler.name}"
+    where = [handler.where, *_user_line(error, handler)]
+    why = f"{handler.event.__name__} handlers run while the step is traced, when values are not known yet"
+    if isinstance(error, Cancel):
+        return TraceError(
+            f"{name} raised {type(error).__name__}.",
+            where=where,
+            why=f"{handler.event.__name__} handlers run once, while the step is traced, and not at each step",
+            fix=[
+                "raise it in a host handler, e.g. of StepEnd or EpochEnd",
+                "to leave out the update of a step, write a bool to `learner.step.skip`, and add "
+                '`{"step": {"skip": Append()}}` to `stateaccess`',
+            ],
+        )
+    # A TypeError of Python that names a tracer, such as that of an index, needs its value as well.
+    if isinstance(error, Exception) and (
+        needs_value(error) or (isinstance(error, TypeError) and "Tracer" in str(error))
+    ):
+        fix = [USE_JNP, "read the value in a host handler, at StepEnd"]
+        return needs_value_error(name, error, where=where, why=why, fix=fix)
+    return None
 
 
 def _user_line(error: BaseException, handler: BoundHandler) -> list[str]:

@@ -12,20 +12,24 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import Write, overlap, writes
+from fluxcb._declare.access import Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import TracedEvent, is_concrete
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.state import PROVIDERS, emits
+from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
-from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._errors import AccessError, CheckError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._tracebacks import warn_user
+from fluxcb._typing import StatePath
 from fluxcb.callbacks import Monitors, StopOnNaNLoss
 
 __all__ = [
     "carried_entries",
     "check_hyperparams",
     "check_watched_data",
+    "refuse_late_flags",
+    "refuse_lost_state",
     "refuse_shared",
     "refuse_shared_names",
     "require_created",
@@ -34,6 +38,7 @@ __all__ = [
     "warn_empty_log",
     "warn_inert",
     "warn_uncalled",
+    "warn_unused_stop",
 ]
 
 
@@ -134,6 +139,66 @@ def warn_empty_log(graph: CallbackGraph) -> None:
             f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
             "Add `LogMetrics()` to the callbacks."
         )
+
+
+def refuse_late_flags(graph: CallbackGraph) -> None:
+    """Check that callbacks that declare a flag of the step can write it while the step is computed.
+
+    Raises:
+        AccessError: A callback without traced handlers writes a flag.
+    """
+    for declared in graph.declared:
+        flags = [path for path in STEP_FLAGS if _writes(declared, path)]
+        if flags and declared.handlers and not any(entry.traced for entry in declared.handlers):
+            flag = dotted(flags[0])
+            raise AccessError(
+                f"{declared.label} writes `{flag}`, but it has no traced handler.",
+                where=declared.where,
+                why=f"`{flag}` takes effect while the step is computed; a host handler is too late",
+                fix=[
+                    f"write `learner.{flag}` in a handler of BackwardEnd",
+                    "raise `CancelStep` in a host handler of StepBegin, to leave out the whole step",
+                    "raise `CancelFitting` in a host handler of StepEnd, to stop the fit",
+                ],
+            )
+
+
+def refuse_lost_state(graph: CallbackGraph) -> None:
+    """Check that classes with `load_state_dict` also have `state_dict`, without which nothing is saved.
+
+    Raises:
+        DeclarationError: A class has only `load_state_dict`.
+    """
+    for declared in graph.declared:
+        cls = type(unwrap(declared.callback))
+        if cls.load_state_dict is not Callback.load_state_dict and cls.state_dict is Callback.state_dict:
+            raise DeclarationError(
+                f"`{cls.__name__}` has `load_state_dict`, but no `state_dict`.",
+                where=declared.where,
+                why="checkpoints would save nothing of it, so a resumed run would begin with another state",
+                fix="define `state_dict(self)`, which returns what `load_state_dict(self, state)` restores",
+            )
+
+
+def warn_unused_stop(graph: CallbackGraph) -> None:
+    """Warn about callbacks that set `step.stop` if no host handler acts on it."""
+    stop = ("step", "stop")
+    for declared in graph.declared:
+        # A callback that declares `control` may cancel in its own host handler.
+        if not _writes(declared, stop) or ("control",) in declared.access:
+            continue
+        others = (other for other in graph.declared if other is not declared)
+        if not any(lookup(other.access, stop) is not None and not _writes(other, stop) for other in others):
+            _warn(
+                f"{declared.label} sets `step.stop`, but no host handler acts on it, so the training would continue "
+                'with the next step. Add `"control": Append()` to `stateaccess`, and a handler of StepEnd: '
+                '`if learner.step.stop: raise CancelFitting("the reason")`.'
+            )
+
+
+def _writes(declared: Declared, path: StatePath) -> bool:
+    permission = declared.access.get(path)
+    return permission is not None and writes(permission)
 
 
 def warn_inert(graph: CallbackGraph) -> None:

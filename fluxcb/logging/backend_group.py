@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DeclarationError, FluxcbError
@@ -25,7 +26,7 @@ class BackendGroup:
         backends: The backends.
 
     Raises:
-        DeclarationError: One of them is not a backend, or two have the same name.
+        DeclarationError: One of them is not a backend, or two have the same name or write to the same place.
     """
 
     def __init__(self, backends: Iterable[LoggerBackend]) -> None:
@@ -45,6 +46,7 @@ class BackendGroup:
                     why="they would write to the same place, and their states are stored by name",
                     fix="remove one of them, or give it another place",
                 )
+        _refuse_shared_files(self.backends)
         self._open: set[str] = set()
         self._off: set[str] = set()
         self._states: dict[str, dict[str, Any]] = {}
@@ -147,3 +149,17 @@ def _send(backend: LoggerBackend, puts: Sequence[Put]) -> None:
         if isinstance(loggable, backend.loggables):
             backend.log(name, loggable, step=step, epoch=epoch, seconds=seconds)
     backend.flush()
+
+
+def _refuse_shared_files(backends: Sequence[LoggerBackend]) -> None:
+    """Check that no two backends write to the same file or folder, however its path is written."""
+    owners: dict[Path, LoggerBackend] = {}
+    for backend in backends:
+        for path in (Path(place).resolve() for place in backend.output_locations() if isinstance(place, Path)):
+            other = owners.setdefault(path, backend)
+            if other is not backend:
+                raise DeclarationError(
+                    f"{other.name} and {backend.name} write to the same place, {path}.",
+                    why="each of them would damage what the other has written",
+                    fix="give one of them another path",
+                )

@@ -6,7 +6,7 @@ import pytest
 
 from fluxcb import DeclarationError
 from fluxcb._declare.extras import library
-from fluxcb.logging import Image, LoggerBackend, Text, Value, log_to
+from fluxcb.logging import CSVBackend, Image, JSONLinesBackend, LoggerBackend, Text, Value, log_to
 from fluxcb.logging.backend_group import BackendGroup
 from fluxcb.logging.hub import Put
 
@@ -164,6 +164,19 @@ def test_what_are_no_backends_is_refused(backends, message):
     with pytest.raises(DeclarationError) as error:
         BackendGroup(backends)
     assert str(error.value) == message
+
+
+def test_backends_of_one_file_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DeclarationError) as error:
+        BackendGroup([JSONLinesBackend("log"), CSVBackend(tmp_path / "folder" / ".." / "log")])
+    assert str(error.value) == (
+        f"JSONLinesBackend('log') and CSVBackend('{tmp_path}/folder/../log') write to the same place, "
+        f"{tmp_path.resolve()}/log.\n"
+        "  why:   each of them would damage what the other has written\n"
+        "  fix:   give one of them another path"
+    )
+    BackendGroup([JSONLinesBackend("log.jsonl"), CSVBackend("log.csv")])
 
 
 def test_log_to_logs_to_those_that_take_it(monkeypatch):
