@@ -11,9 +11,17 @@ from fluxcb._check.ordering import moment_name
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
-from fluxcb._declare.events import BUILTIN_EVENTS, BackwardEnd, HostEvent, StepBegin, StepEnd, TracedEvent
+from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, PROVIDERS, STEP_FLAGS, available, step_names
+from fluxcb._declare.state import (
+    ENGINE_STEP_NAMES,
+    FIRST_LEVEL,
+    PROGRESS,
+    PROVIDERS,
+    available,
+    step_names,
+    writable_at,
+)
 from fluxcb._declare.turns import InTurn, flat
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError, did_you_mean, nearest
 from fluxcb._typing import StatePath
@@ -250,8 +258,8 @@ def _too_early(handler: BoundHandler, path: StatePath, moments: Sequence[Any], *
         else f"`{dotted(path)}` does not exist yet there"
     )
     later = StepEnd.__name__ if added else _first_with(path[1], [phase for _, phase in moments], host)
-    if path in STEP_FLAGS and writes(handler.access[path]):
-        later = BackwardEnd.__name__  # at StepEnd, it is too late to write a flag
+    if writes(handler.access[path]) and (events := writable_at(path)):
+        later = events[-1].__name__  # at StepEnd, it is too late to write what the step uses
     fix = f"handle {later} instead" if later else "use it in a phase that provides it"
     if handler.declared.cls.__module__.startswith("fluxcb.") and not only_outside:  # users do not edit its handlers
         fix = "use it in a phase that provides it; those of `Learner(model, loss_fn)` with `loss_fn(outputs, ys)` do"

@@ -26,8 +26,21 @@ __all__ = ["Backend", "make_proxy"]
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # every handler may read these
-# These parts can get and lose names while a Learner is used.
 _STOPS = ("stop_training", "should_stop")
+# Names that a Learner has outside handlers, or that other libraries use, and where handlers find the value.
+_PATHS: Mapping[str, StatePath] = {
+    "epoch": ("progress", "epoch"),
+    "global_step": ("progress", "step"),
+    "current_epoch": ("progress", "epoch"),
+    "loss": ("step", "loss"),
+    "grads": ("step", "grads"),
+    "batch": ("step", "batch"),
+    "learning_rate": ("hyperparams", "learning_rate"),
+    "lr": ("hyperparams", "learning_rate"),
+    "history": ("cbstate", "history"),
+    "metrics": ("cbstate", "metrics_epoch"),
+}
+_METHODS = ("evaluate", "predict", "fit", "run_epoch", "run_step", "replay", "save", "restore")
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
@@ -185,8 +198,10 @@ class _View:
         near = nearest_hyperparameter if self._path == ("hyperparams",) else nearest
         suggestion = near(name, known) if name not in known else ""
         what = f"may not {verb} `{dotted(path)}`: its {self._access_owner} does not declare it."
-        fix = self._how_to_declare(path, needed)
-        if suggestion:
+        fix: str | list[str] = self._how_to_declare(path, needed)
+        if not self._path and name in (*_PATHS, *_METHODS, "log", "state"):
+            what, fix = self._elsewhere(name, needed)
+        elif suggestion:
             what += f" Did you mean `{suggestion}`?"
             suggested_path = (*self._path, suggestion)
             fix = f"write `{_code(suggested_path)}` instead of `{_code(path)}`"
@@ -208,6 +223,41 @@ class _View:
             why="declared access determines order, conflicts and device-to-host transfers",
             fix=fix,
         )
+
+    def _elsewhere(self, name: str, needed: Permission) -> tuple[str, str | list[str]]:
+        """Return what is wrong with a name that the learner of a handler does not have, and how to mend it."""
+        if name in _METHODS:
+            what = f"uses `learner.{name}`, which handlers do not have."
+            return what, [
+                f"call `learner.{name}` after `fit`",
+                "measure on other data during the training with `InferenceRunner`",
+            ]
+        if name == "log":
+            path: StatePath = ("cbstate", "monitors")
+            declare = self._how_to_declare(path, Append())
+            what = "uses `learner.log`, which handlers do not have."
+            return what, f'write `learner.cbstate.monitors.put_scalar("name", value)`, and {declare}'
+        if name == "state":
+            what = "uses `learner.state`, which handlers do not have."
+            return what, "name the part: `learner.params`, `learner.opt_state`, `learner.model_state`, ..."
+        path = _PATHS[name]
+        what = f"{'writes' if writes(needed) else 'reads'} `{name}`, which is not part of the state."
+        declare = "" if path[0] == "progress" else f", and {self._how_to_declare(path, needed)}"
+        return what, f"write `{_code(path)}` instead of `learner.{name}`{declare}"
+
+    def _refuse_number(self, other: Any) -> Any:
+        """Refuse to be a number, which `learner.step` is outside handlers. Any other comparison is that of objects."""
+        if self._path != ("step",) or not isinstance(other, int | float):
+            return NotImplemented
+        raise AccessError(
+            f"{self._label} uses `learner.step` as a number.",
+            where=self._where,
+            why="in a handler, `learner.step` holds the values of the step",
+            fix="write `learner.progress.step`",
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = __add__ = __sub__ = _refuse_number
+    __hash__ = object.__hash__
 
     def _known(self) -> set[str]:
         """Return the names that are known to exist here, including those that the handler may not access."""

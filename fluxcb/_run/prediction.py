@@ -127,6 +127,12 @@ def _batches(
             why="the outputs would be in its random order, and not in that of its arrays",
             fix=["give the array of inputs: `learner.predict(xs)`", "build the loader with `shuffle=False`"],
         )
+    if isinstance(source, ArrayLoader) and source.drop_last:
+        raise DataError(
+            f"{_WHAT} is an `ArrayLoader` with `drop_last=True`.",
+            why="there would be no outputs for the examples of the last batch",
+            fix=["give the array of inputs: `learner.predict(xs)`", "build the loader with `drop_last=False`"],
+        )
     batches = BatchesOf(data, _WHAT, max(core.state.progress.epoch, 1))
     return _checked(batches, inputs), batches.length
 

@@ -97,6 +97,16 @@ def test_values_computed_by_hand(values, options, expected):
     assert ours(values, **options) == pytest.approx(expected)
 
 
+def test_bound_above_the_rate_is_a_warning():
+    with pytest.warns(UserWarning) as warned:
+        assert ours([1.0, 1.0], lr=0.1, patience=0, min_lr=1.0) == [0.1, 0.1]
+    (text,) = (str(warning.message) for warning in warned)
+    assert text == (
+        "ReduceLROnPlateau(patience=0, min_lr=1.0) does not reduce the learning rate, because it is 0.1 and `min_lr` "
+        "is 1. Pass a smaller `min_lr`."
+    )
+
+
 numbers = st.one_of(st.integers(0, 6).map(float), st.sampled_from([NAN, INF]))
 
 

@@ -447,6 +447,17 @@ def test_shuffling_loader_raises(refused):
         fixed().predict(fluxcb.data.map(lambda batch: batch, ArrayLoader((XS, YS), 4)))
 
 
+def test_loader_that_drops_examples_raises(refused):
+    with refused(
+        DataError,
+        "`data` of `learner.predict` is an `ArrayLoader` with `drop_last=True`.\n"
+        "  why:   there would be no outputs for the examples of the last batch\n"
+        "  fix:   give the array of inputs: `learner.predict(xs)`\n"
+        "     or: build the loader with `drop_last=False`",
+    ):
+        fixed().predict(ArrayLoader((XS, YS), 4, shuffle=False, drop_last=True))
+
+
 @pytest.mark.parametrize(
     ("data", "shown"),
     [(None, "None"), (3.0, "3.0"), ("xs.npy", "'xs.npy'"), (object(), "of type `object`")],

@@ -12,6 +12,7 @@ from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import choice, finite_number, whole_number
 from fluxcb.callbacks.watched import Watched, requested_mode
 
@@ -136,6 +137,12 @@ class ReduceLROnPlateau(Callback):
             new = max(self.factor * old, self.min_lr)
             if new < old:
                 learner.hyperparams.learning_rate = new
+            elif old < self.min_lr * (1 - 1e-6):  # float32 rounds a rate that equals the bound
+                warn_user(
+                    f"{self!r} does not reduce the learning rate, because it is {old:g} and `min_lr` is "
+                    f"{self.min_lr:g}. Pass a smaller `min_lr`.",
+                    UserWarning,
+                )
 
     def _better(self, value: float) -> bool:
         if math.isnan(value):
