@@ -103,8 +103,16 @@ def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
 
 def _outputs_loss_advice(error: Exception, args: tuple[Any, ...]) -> str | None:
     """Return the advice for an exception of `loss_fn(outputs, ys)`."""
-    if "object is not callable" in str(error) or "string indexing" in str(error):  # the function used `ys` as a dict
+    text = str(error)
+    if "object is not callable" in text or "string indexing" in text:  # the function used `ys` as a dict
         return "to get the model instead of its outputs, call the first parameter of the loss function `model`"
+    if "values to unpack" in text:
+        return (
+            "the function is called as `loss_fn(outputs, ys)`. To get the model and the whole batch instead, name its "
+            "parameters `model` and `batch`"
+        )
+    if "subdtype" in text and "floating" in text:
+        return "the function is called as `loss_fn(outputs, ys)`, so the outputs of the model come first"
     if len(args) == 2 and args[1] is None:
         return (
             "the batch has no targets, because it is not a pair `(xs, ys)`. If `data` holds arrays of all examples, "

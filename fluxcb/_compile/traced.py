@@ -30,6 +30,7 @@ from fluxcb._compile.loss_gradient_check import GradWrites, LossWrites, independ
 from fluxcb._compile.protect import make_proxy
 from fluxcb._compile.skip_records import OWN_SKIP, SkipRecords
 from fluxcb._compile.step_setup import StepSetup
+from fluxcb._compile.trace_effects import warn_once_only
 from fluxcb._compile.traced_schedules import is_due
 from fluxcb._compile.updating import Gradient, Updates
 from fluxcb._declare.access import dotted
@@ -384,7 +385,8 @@ class TraceState:
             handler.access, backend, declared=handler.declared, where=f"{handler.declared.where}\n{handler.where}"
         )
         try:
-            returned = handler.function(event, self.phase, learner)
+            with warn_once_only(handler):
+                returned = handler.function(event, self.phase, learner)
             if returned is not None:
                 raise traced_returned(handler, returned)
         # These errors already name the handler.
