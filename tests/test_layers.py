@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fluxcb"
 
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
-SHARED = frozenset({"_calls", "_errors", "_interruptions", "_paths", "_terminal", "_tracebacks", "_typing"})
+SHARED = frozenset({"_calls", "_errors", "_interruptions", "_memory", "_paths", "_terminal", "_tracebacks", "_typing"})
 DECLARE = SHARED | {"_declare"}
 CHECK = DECLARE | {"_check"}
 COMPILE = CHECK | {"_compile"}
@@ -29,6 +29,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_errors": frozenset({"_terminal"}),
     "_typing": frozenset(),
     "_paths": frozenset(),
+    "_memory": frozenset(),
     "_interruptions": frozenset(),
     "_tracebacks": frozenset({"_errors"}),
     "_calls": frozenset({"_errors", "_tracebacks"}),

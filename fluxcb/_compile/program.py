@@ -25,6 +25,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced_update import update_with_selection
 from fluxcb._compile.updating import FLAG_SCOPE
+from fluxcb._memory import release_freed_memory
 from fluxcb._typing import PyTree, Rows, StatePath
 
 __all__ = ["FETCH_SCOPE", "Outputs", "Program", "ProgramKind", "compile_program", "compiled_for", "plain_program"]
@@ -33,6 +34,9 @@ ProgramKind = Literal["loop", "straight"]
 
 FETCH_SCOPE = "fluxcb:fetch"
 """The scope in which the values that leave the device are packed."""
+
+_LARGE = 64 << 20
+"""Memory of a call from which freed memory is released before the first call (bytes)."""
 
 _PADDED = 2  # a buffer of length 1 may give other bits than longer buffers, so a single step is padded inside jit
 
@@ -133,8 +137,11 @@ def compile_program(
         def call(carry: PyTree, batch: Any, *length: Any) -> tuple[PyTree, Any]:
             return compiled(carry, _arguments(batch), *length)
 
+    peak_bytes = _peak_bytes(compiled)
+    if platform == "cpu" and (peak_bytes or 0) >= _LARGE:
+        release_freed_memory()  # XLA allocates the memory of the step from the same heaps that it used for compiling
     seconds = time.perf_counter() - began
-    return Program(call, layout, step, fetch, steps, seconds, platform == "cpu", rows_only, _peak_bytes(compiled))
+    return Program(call, layout, step, fetch, steps, seconds, platform == "cpu", rows_only, peak_bytes)
 
 
 def plain_program(

@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from fluxcb._errors import CheckpointError, FluxcbError
+from fluxcb._memory import release_freed_memory
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.host_file import write_host
 from fluxcb.checkpoints.manifest import Manifest, sums_of
@@ -159,6 +160,9 @@ def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
             # array at once, and hold the results until they are written.
             handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit, use_compression=False)
             handler.save(epath.Path(path / part), args=tree)
+            # Threads of TensorStore copy the parts of arrays that are not contiguous. The heaps of these threads would
+            # keep the memory of the copies.
+            release_freed_memory()
     elif trees:
         with _ORBAX_LOCK, ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(path, args=ocp.args.Composite(**trees))
