@@ -9,7 +9,7 @@ import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from fluxcb._errors import DeclarationError
@@ -22,24 +22,69 @@ R = TypeVar("R")
 
 _MARK = "__fluxcb_entry_point__"
 
-_ELSEWHERE: Mapping[str, tuple[str, str]] = {
-    **dict.fromkeys(("loss", "loss_function", "criterion", "objective"), ("loss_fn", "loss_fn")),
-    **dict.fromkeys(("optim", "opt", "tx"), ("optimizer", "optax.adam(1e-3)")),
-    **dict.fromkeys(("seed", "rng", "rngs", "random_state"), ("key", "0")),
-    **dict.fromkeys(("train_data", "training_data", "train_loader", "train_dataloader"), ("data", "training")),
-    **dict.fromkeys(("train_dataloaders", "train_dataset", "train_ds", "dataset", "loader"), ("data", "training")),
-    **dict.fromkeys(("num_epochs", "max_epochs", "n_epochs", "nb_epoch"), ("epochs", "10")),
-    **dict.fromkeys(("num_steps", "max_steps", "n_steps"), ("steps", "1000")),
-    "monitor": ("metric", '"validation/loss"'),
-    **dict.fromkeys(("dirpath", "filepath", "directory", "ckpt_dir", "checkpoint_dir"), ("folder", '"runs/1"')),
-    **dict.fromkeys(("every_n_epochs", "save_freq"), ("epochs", "1")),
-    **dict.fromkeys(("every_n_train_steps", "every_n_steps"), ("steps", "1000")),
-    **dict.fromkeys(("n", "every"), ("steps", "100")),
-    "save_best_only": ("keep_best", "1"),
-    "save_top_k": ("keep_best", "3"),
-    "max_to_keep": ("keep_last", "3"),
-}
-"""Argument names of other libraries, each with fluxcb's name and an example of a value."""
+_ELSEWHERE: Sequence[tuple[str, str, str]] = (
+    ("loss_fn", "loss_fn", "loss loss_function criterion objective"),
+    ("optimizer", "optax.adam(1e-3)", "optim opt tx"),
+    ("key", "0", "seed rng rngs random_state"),
+    ("seed", "0", "key rng rngs random_state"),
+    ("data", "training", "train_data training_data train_loader train_dataloader train_dataloaders train_dataset"),
+    ("data", "training", "train_ds dataset loader dataloader dataloaders"),
+    ("batch_size", "32", "bs"),
+    ("drop_last", "True", "drop_remainder"),
+    ("epochs", "10", "num_epochs max_epochs n_epochs nb_epoch"),
+    ("steps", "1000", "num_steps max_steps n_steps num_iter num_training"),
+    ("epochs", "1", "every_n_epochs every_k_epochs save_freq period"),
+    ("steps", "1000", "every_n_train_steps every_n_steps every_k_steps log_every_n_steps"),
+    ("steps", "100", "n every freq frequency interval"),
+    ("every_k_epochs", "1", "epochs every_n_epochs"),
+    ("every_k_steps", "100", "steps n every freq every_n_steps"),
+    ("freq", "100", "steps every every_n_steps period interval log_freq"),
+    ("period", "100", "steps every freq"),
+    ("period", "2000", "growth_interval"),
+    ("interval", "1.0", "seconds refresh_rate mininterval"),
+    ("every", "1", "epochs freq swa_freq every_n_epochs"),
+    ("start", "10", "swa_start swa_epoch_start start_epoch"),
+    ("seconds", "3600", "timeout time max_time time_limit limit"),
+    ("n", "3", "patience limit epochs"),
+    ("patience", "3", "n epochs"),
+    ("metric", '"validation/loss"', "monitor watch quantity"),
+    ("threshold", "1e-4", "min_delta epsilon"),
+    ("threshold", "6.0", "factor sigma n_sigma num_sigma"),
+    ("factor", "0.1", "gamma growth_factor scale_factor"),
+    ("min_lr", "1e-6", "min_learning_rate eta_min"),
+    ("low", "1e-6", "min_lr start_lr lr_min"),
+    ("high", "1.0", "max_lr end_lr lr_max"),
+    ("max_value", "1e-3", "max_lr lr learning_rate peak_value"),
+    ("warmup", "0.3", "pct_start warmup_steps"),
+    ("initial", "2.0**15", "init_scale initial_scale"),
+    ("minimum", "1.0", "min_scale"),
+    ("decay", "0.999", "momentum ema_decay decay_rate beta smoothing"),
+    ("beta", "0.98", "momentum decay smoothing"),
+    ("alpha", "0.1", "smoothing label_smoothing"),
+    ("eta", "0.01", "std sigma stddev noise scale"),
+    ("max_norm", "1.0", "clip clip_norm max_grad_norm gradient_clip_val clip_value"),
+    ("steps", "4", "accumulate_grad_batches accumulation_steps gradient_accumulation_steps every_k"),
+    ("window", "100", "n size window_size"),
+    ("limit", "10", "max_consecutive_errors max_skips patience"),
+    ("classes", "10", "num_classes n_classes"),
+    ("paths", '"encoder"', "layers params names modules"),
+    ("fn", "...", "func function metric_fn"),
+    (
+        "folder",
+        '"runs/1"',
+        "dirpath filepath directory dir path ckpt_dir checkpoint_dir save_dir log_dir logdir output_dir",
+    ),
+    ("path", "...", "file filename filepath directory folder log_dir logdir save_dir"),
+    ("project", '"my-project"', "project_name"),
+    ("project_name", '"my-project"', "project"),
+    ("experiment", '"my-experiment"', "experiment_name project"),
+    ("keep_best", "1", "save_best_only"),
+    ("keep_best", "3", "save_top_k"),
+    ("keep_last", "3", "max_to_keep save_total_limit keep"),
+    ("max_to_keep", "3", "keep_last keep save_total_limit save_top_k"),
+    ("keep", "10", "keep_last max_to_keep"),
+)
+"""fluxcb's name of an argument, an example of a value, and its names in other libraries. The first that fits counts."""
 
 
 @overload
@@ -218,10 +263,11 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
 def _fix(name: str, known: list[str], rest: str | None, fixes: Mapping[str, str]) -> str:
     if name in fixes:
         return fixes[name]
-    if name == rest:
+    meant = [(ours, example) for ours, example, others in _ELSEWHERE if name in others.split()]
+    if name == rest or any(ours == rest for ours, _ in meant):
         return f"pass the values by position, without `{name}=`"
-    ours, example = _ELSEWHERE.get(name, ("", ""))
-    if ours in known:
-        return f"write `{ours}={example}` instead of `{name}=...`"
+    for ours, example in meant:
+        if ours in known:
+            return f"write `{ours}={example}` instead of `{name}=...`"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"write `{near[0]}=...` instead of `{name}=...`" if near else f"leave out `{name}=...`"

@@ -5,13 +5,18 @@ The environment variable `FLUXCB_TRACEBACK=full` keeps all frames.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from contextvars import ContextVar
 from types import FrameType, TracebackType
 
 from fluxcb._errors import FluxcbError
 
-__all__ = ["VARIABLE", "remove_own_frames", "stacklevel_of_user"]
+__all__ = ["VARIABLE", "calling_line", "innermost_user_frame", "remove_own_frames", "warn_user"]
 
 VARIABLE = "FLUXCB_TRACEBACK"
 _RAISE = dis.opmap["RAISE_VARARGS"]
@@ -23,12 +28,51 @@ def remove_own_frames(error: BaseException) -> None:
     _remove_frames(error, set())
 
 
-def stacklevel_of_user() -> int:
-    """Return the `stacklevel` for a `warnings.warn` in the caller, so that the warning shows the user's line."""
-    frame, level = sys._getframe(1), 1
-    while frame is not None and _is_own(frame):
+_CALLER: ContextVar[tuple[FrameType, int] | None] = ContextVar("fluxcb_caller", default=None)
+"""The frame and the line that called fluxcb, for warnings on threads that it has started."""
+
+
+@contextlib.contextmanager
+def calling_line() -> Iterator[None]:
+    """Make warnings on threads that start in this context show the user's line that called fluxcb."""
+    frame, _ = _user_frame(sys._getframe(1))
+    token = _CALLER.set(None if frame is None else (frame, frame.f_lineno))
+    try:
+        yield
+    finally:
+        _CALLER.reset(token)
+
+
+def warn_user(text: str, category: type[Warning]) -> None:
+    """Give a warning that shows the user's line that called fluxcb."""
+    frame, level = _user_frame(sys._getframe(1))
+    caller = _CALLER.get()
+    if caller is None or (frame is not None and frame.f_globals.get("__name__") != "threading"):
+        warnings.warn(text, category, stacklevel=level + 1)
+        return
+    # The stack of a thread ends in `threading`, so no stack level leads to the line that called fluxcb.
+    frame, line = caller
+    module, registry = frame.f_globals.get("__name__"), frame.f_globals.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(text, category, frame.f_code.co_filename, line, module, registry)
+
+
+def _user_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
+    """Return the first frame outside of fluxcb, and its stack level, counted from 1 for the given frame."""
+    level = 1
+    while frame is not None and (_is_own(frame) or frame.f_globals.get("__name__") == "contextlib"):
         frame, level = frame.f_back, level + 1
-    return level
+    return frame, level
+
+
+def innermost_user_frame(error: BaseException) -> TracebackType | None:
+    """Return the last entry in the traceback of an error that is in the user's own code, or None."""
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        if not _is_own(traceback.tb_frame) and not traceback.tb_frame.f_code.co_filename.startswith(installed):
+            found = traceback
+        traceback = traceback.tb_next
+    return found
 
 
 def _is_own(frame: FrameType) -> bool:

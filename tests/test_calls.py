@@ -5,6 +5,7 @@ import copy
 import importlib
 import inspect
 import pickle
+import re
 import traceback
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, DeclarationError, on
-from fluxcb.callbacks import Checkpointer, EarlyStopping, LogTraces, Metrics, Monitors, Recorder
+from fluxcb.callbacks import Checkpointer, EarlyStopping, Freeze, LogTraces, Metrics, Monitors, Recorder
 from fluxcb.data import ArrayLoader
 from fluxcb.events import StepEnd
 from fluxcb.testing import testlearner
@@ -148,6 +149,58 @@ MESSAGES = [
 def test_messages(call, text, fixed):
     assert str(raised(call)) == text
     fixed()
+
+
+NAMES_ELSEWHERE = [
+    ("ParameterEMA(momentum=0.9)", "ParameterEMA(decay=0.999)"),
+    ("MovingAverage(['step.loss'], momentum=0.9)", "MovingAverage(['step.loss'], decay=0.999)"),
+    ("SmoothLoss(momentum=0.9)", "SmoothLoss(beta=0.98)"),
+    ("LabelSmoothing(smoothing=0.1)", "LabelSmoothing(alpha=0.1)"),
+    ("ClipGradients(max_grad_norm=1)", "ClipGradients(max_norm=1.0)"),
+    ("AccumulateGradients(accumulate_grad_batches=4)", "AccumulateGradients(steps=4)"),
+    ("GradientNoise(std=0.1)", "GradientNoise(eta=0.01)"),
+    ("DynamicLossScale(init_scale=8.0)", "DynamicLossScale(initial=2.0**15)"),
+    ("DynamicLossScale(growth_interval=100)", "DynamicLossScale(period=2000)"),
+    ("LossSpikeGuard(n_sigma=3)", "LossSpikeGuard(threshold=6.0)"),
+    ("SkipNonFinite(max_consecutive_errors=3)", "SkipNonFinite(limit=10)"),
+    ("StochasticWeightAveraging(swa_start=2)", "StochasticWeightAveraging(start=10)"),
+    ("EarlyStopping(3, monitor='val_loss')", 'EarlyStopping(3, metric="validation/loss")'),
+    ("EarlyStopping(n=3)", "EarlyStopping(patience=3)"),
+    ("ReduceLROnPlateau(gamma=0.5)", "ReduceLROnPlateau(factor=0.1)"),
+    ("ReduceLROnPlateau(min_delta=0.5)", "ReduceLROnPlateau(threshold=1e-4)"),
+    ("ReduceLROnPlateau(eta_min=0.5)", "ReduceLROnPlateau(min_lr=1e-6)"),
+    ("onecycle(100, max_lr=1e-3)", "onecycle(100, max_value=1e-3)"),
+    ("Checkpointer(dirpath='runs')", 'Checkpointer(folder="runs/1")'),
+    ("Checkpointer('runs', every_n_epochs=2)", "Checkpointer('runs', epochs=1)"),
+    ("Checkpointer('runs', save_total_limit=2)", "Checkpointer('runs', keep_last=3)"),
+    ("ModelSaver('runs', keep_last=2)", "ModelSaver('runs', max_to_keep=3)"),
+    ("MinSaver('runs', monitor='val_loss')", "MinSaver('runs', metric=\"validation/loss\")"),
+    ("DumpArrays('params', dirpath='runs')", "DumpArrays('params', folder=\"runs/1\")"),
+    ("TensorBoardBackend(log_dir='runs')", 'TensorBoardBackend(folder="runs/1")'),
+    ("LogMetrics(freq=10)", "LogMetrics(steps=100)"),
+    ("LogHistograms(every=10)", "LogHistograms(freq=100)"),
+    ("PeriodicTrigger(Checkpointer('runs'), epochs=2)", "PeriodicTrigger(Checkpointer('runs'), every_k_epochs=1)"),
+    ("ConfusionMatrix(num_classes=3)", "ConfusionMatrix(classes=10)"),
+    ("StopAfter(timeout=60)", "StopAfter(seconds=3600)"),
+    ("Patience(patience=3)", "Patience(n=3)"),
+    ("ArrayLoader(np.arange(4), bs=2)", "ArrayLoader(np.arange(4), batch_size=32)"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "mended"), NAMES_ELSEWHERE)
+def test_argument_of_other_library_names_ours(wrong, mended):
+    names = {**vars(fluxcb.callbacks), **vars(fluxcb.logging), **vars(fluxcb.stopping), "np": np}
+    names["ArrayLoader"] = ArrayLoader
+    (ours,), (theirs,) = (re.findall(r"(\w+=)[^=]+\)$", code) for code in (mended, wrong))
+    error = raised(lambda: eval(compile(wrong, __file__, "eval"), names))  # noqa: S307 - of this file
+    assert error.fix == (f"write `{mended[mended.rindex(ours) : -1]}` instead of `{theirs}...`",)
+    eval(mended, names)  # noqa: S307 - of this file
+
+
+def test_several_values_by_name_are_passed_by_position():
+    error = raised(lambda: Freeze(layers="w", epochs=1))
+    assert error.fix == ("pass the values by position, without `layers=`",)
+    Freeze("w", epochs=1)
 
 
 # -- classes of users ----------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -480,14 +481,16 @@ def DeclarationError_evaluate(folder: Path) -> Case:  # noqa: N802
         return learner().evaluate(BATCHES, metrics=metrics)
 
     def fixed(source: str) -> None:
-        found = evaluate(evaluated(source.removeprefix("metrics="), accuracy=size))
+        # The accuracy of fluxcb needs two or more classes.
+        callbacks = SimpleNamespace(callbacks=SimpleNamespace(accuracy=size))
+        found = evaluated(source, learner=learner(), data=BATCHES, fluxcb=callbacks)
         assert found == evaluate(Metrics(size))
         assert "size" in found
 
     return Case(
         fluxcb.DeclarationError,
         lambda: evaluate({"size": size}),
-        {"write e.g. `metrics=[accuracy]`": fixed},
+        {"write e.g. `learner.evaluate(data, metrics=[fluxcb.callbacks.accuracy])`": fixed},
     )
 
 

@@ -18,7 +18,19 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fluxcb"
 
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
-SHARED = frozenset({"_calls", "_errors", "_interruptions", "_memory", "_paths", "_terminal", "_tracebacks", "_typing"})
+SHARED = frozenset(
+    {
+        "_calls",
+        "_errors",
+        "_interruptions",
+        "_memory",
+        "_paths",
+        "_terminal",
+        "_traced_values",
+        "_tracebacks",
+        "_typing",
+    }
+)
 DECLARE = SHARED | {"_declare"}
 CHECK = DECLARE | {"_check"}
 COMPILE = CHECK | {"_compile"}
@@ -32,6 +44,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_memory": frozenset(),
     "_interruptions": frozenset(),
     "_tracebacks": frozenset({"_errors"}),
+    "_traced_values": frozenset({"_errors"}),
     "_calls": frozenset({"_errors", "_tracebacks"}),
     "_declare": SHARED,
     "_draw": SHARED,

@@ -11,6 +11,7 @@ from typing import Any
 from fluxcb._declare.access import dotted, overlap, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import Phase, ValidationPhase, defined_phase_names, named_phase
+from fluxcb._declare.state import METRICS
 from fluxcb._errors import CheckError, ConflictError, DeclarationError, MissingStateError
 from fluxcb._typing import StatePath
 
@@ -110,7 +111,8 @@ class MetricNames:
             alone = "" if nearest.startswith(f"{watched.phase}/") else ", without `phase=`"
             fix = [f'write "{nearest}" as the metric{alone}']
         if any(phase.name == watched.phase for phase in self.phases):
-            fix.append(f'add the metric: `Metrics(Metric(fn, name="{watched.metric}"))`')
+            added = self._added(watched.phase, watched.metric)
+            fix = [*added, *fix] if not nearest and "Metric(fn" not in "".join(added) else [*fix, *added]
         elif not any(phase == watched.phase for phase, _ in self.providers):
             inference = f'`InferenceRunner(data, ScalarStats("{watched.metric}"), name="{watched.phase}")`'
             fix.append(f"add a callback that provides it, e.g. {inference}")
@@ -121,6 +123,23 @@ class MetricNames:
             why="the metric would never have a value, so the callback would have no effect",
             fix=fix,
         )
+
+    def _added(self, phase: str, metric: str) -> list[str]:
+        """Return the edit that adds a metric to the callbacks, or no edit if the metric is there already."""
+        head, _, rest = metric.partition("_")
+        # `val_accuracy`, as other libraries name the validation's `accuracy`.
+        meant = next((p.name for p in self.phases if rest and p.name.startswith(head)), phase)
+        name = rest if meant != phase or (rest and phase.startswith(head)) else metric
+        if name != metric and (meant, name) in self.providers:
+            return []
+        shipped = _near(name, METRICS)
+        shipped = None if (meant, shipped) in self.providers else shipped
+        code = METRICS[shipped] if shipped else f'Metric(fn, name="{name}")'
+        # A list has one `Metrics` only, so the metric is added to those of the user.
+        present = [repr(d.callback) for d in self.declared if d.cls.__name__ == "Metrics"]
+        metrics = f"{present[0].removesuffix(')')}, " if present and present[0] != "Metrics()" else "Metrics("
+        written = "" if (shipped or name) == metric else f', and write "{meant}/{shipped or name}" as the metric'
+        return [f"add the metric: `{metrics}{code})`{written}"]
 
     def _nearest(self, wanted_phase: str, metric: str) -> str | None:
         """Return the logged name of the provided metric that the user most likely meant."""
@@ -171,7 +190,7 @@ class MetricNames:
     def _unprovided_part(self, declared: Declared, path: StatePath, where: str) -> CheckError:
         hub, phase, metric = dotted(path[:2]), *path[2:4]
         nearest = self._nearest(phase, metric)
-        fix = [f'add the metric: `Metrics(Metric(fn, name="{metric}"))`']
+        fix = self._added(phase, metric)
         hint = ""
         if nearest:
             near_phase, _, near_metric = nearest.partition("/")

@@ -15,14 +15,16 @@ from fluxcb._compile.arrays import describe
 from fluxcb._declare.access import Append, Write
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import StepBegin, StepEnd
+from fluxcb._declare.signatures import line_of
 from fluxcb._errors import DeclarationError, TraceError
+from fluxcb._tracebacks import innermost_user_frame
+from fluxcb._traced_values import USE_JNP, needs_value_error
 
 __all__ = [
-    "NEEDS_VALUE",
+    "HANDLER_NOTE",
     "batch_loss_advice",
     "host_returned",
     "model_advice",
-    "needs_value_of",
     "noted",
     "noting",
     "shapes",
@@ -39,20 +41,8 @@ _NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
 _TOO_MANY_AXES = "indices and arr must have the same number of dimensions"
 _NO_BROADCASTING = "Incompatible shapes for broadcasting"
 
-NEEDS_VALUE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    jax.errors.UnexpectedTracerError,
-)
-"""Errors that JAX raises when Python code needs the value of a tracer."""
-
-
-def needs_value_of(error: Exception) -> bool:
-    """Return whether a plain TypeError of Python means that it needs the value of a tracer."""
-    text = str(error)
-    return "Tracer" in text and ("__format__" in text or "cannot be interpreted as an integer" in text)
-
+HANDLER_NOTE = "while tracing "
+"""The beginning of the note on an exception that a traced handler has raised."""
 
 _SHOWN = 6  # maximum number of parts of a container that a note lists
 
@@ -278,28 +268,21 @@ def _is_bool(value: Any) -> bool:
 
 def traced_needs_value(handler: BoundHandler, error: Exception) -> TraceError:
     """Return the error for a traced handler that needs the value of a tracer."""
-    return TraceError(
-        f"The traced handler {handler.declared.label}.{handler.name} needs a value in Python: "
-        # Only the first line, because the advice of JAX that follows is for plain functions.
-        f"{str(error).splitlines()[0]}",
+    return needs_value_error(
+        f"The traced handler {handler.declared.label}.{handler.name}",
+        error,
         where=[handler.where, *_user_line(error, handler)],
         why=f"{handler.event.__name__} handlers run while the step is traced, when values are not known yet",
-        fix=[
-            "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() or "
-            "format values",
-            "read the value in a host handler, at StepEnd",
-        ],
+        fix=[USE_JNP, "read the value in a host handler, at StepEnd"],
     )
 
 
 def _user_line(error: BaseException, handler: BoundHandler) -> list[str]:
-    """Return the line of the handler's own file that caused the error."""
+    """Return the line of the user's code that caused the error."""
+    frame = innermost_user_frame(error)
+    if frame is None:
+        return []
     code = getattr(getattr(handler.function, "__func__", handler.function), "__code__", None)
-    # The innermost frame of the handler. Deeper frames belong to JAX or to functions that it calls.
-    line = None
-    traceback = error.__traceback__
-    while traceback is not None:
-        if code is not None and traceback.tb_frame.f_code is code:
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
-    return [f"line {line}"] if line else []
+    if frame.tb_frame.f_code is code:
+        return [f"line {frame.tb_lineno}"]
+    return [line_of(frame)]

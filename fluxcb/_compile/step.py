@@ -17,14 +17,15 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
-from fluxcb._compile.call_errors import NEEDS_VALUE, needs_value_of
+from fluxcb._compile.call_errors import HANDLER_NOTE, shapes
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import TraceError
+from fluxcb._errors import FluxcbError, TraceError
+from fluxcb._traced_values import needs_value, needs_value_error
 from fluxcb._typing import Batch, PyTree
 
 __all__ = ["TracedStep", "flops_of", "jaxprs_in", "trace_step"]
@@ -89,6 +90,16 @@ class TracedStep:
         return run
 
 
+def _note_phase(error: Exception, phase: Phase, batch: Batch) -> None:
+    """Add a note to an exception of the model or the loss in a phase that does not train, such as validation.
+
+    Users look for the error in their training data first. The errors of fluxcb and of handlers name their phase.
+    """
+    of_handler = any(note.startswith(HANDLER_NOTE) for note in getattr(error, "__notes__", ()))
+    if not type(phase).trains and not isinstance(error, FluxcbError) and not of_handler:
+        error.add_note(f"in the step of {type(phase).__name__}, which does not train, for a batch {shapes(batch)}")
+
+
 def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> TracedStep:
     """Trace a phase's step. Its result is used for checks and for all programs.
 
@@ -110,25 +121,26 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         state.touched = touched
         try:
             phase.step(TracedLearner(state), state.emit)
-        except (*NEEDS_VALUE, TypeError) as error:  # errors in handlers have already been converted
-            if not isinstance(error, NEEDS_VALUE) and not needs_value_of(error):
+        except Exception as error:  # errors in handlers have already been converted
+            if not needs_value(error):
+                _note_phase(error, phase, batch)
                 raise
-            needs_value = TraceError(
-                f"`{type(phase).__name__}.step` needs a value in Python: {str(error).splitlines()[0]}",
+            raise needs_value_error(
+                f"`{type(phase).__name__}.step`",
+                error,
+                where=(),
                 why="the model and the loss run while the step is traced, when values are not known yet",
-                fix="use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
-                "or numpy, or format values",
-            )
-            # The notes name the arguments of the model or the loss function.
-            for note in getattr(error, "__notes__", ()):
-                needs_value.add_note(note)
-            raise needs_value from error
+                fix=[
+                    "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
+                    "or numpy, or format values"
+                ],
+            ) from error
         # A jaxpr cannot hold Python values, so the names leave the trace through a closure.
         optimizers.update(state.updates.used)
         return state.finish()
 
-    carry_spec, shapes = spec_of(carry), batch_spec(batch)
-    traced = jax.jit(step).trace(carry_spec, shapes)
+    carry_spec, spec = spec_of(carry), batch_spec(batch)
+    traced = jax.jit(step).trace(carry_spec, spec)
     # JAX would report a leaked tracer only when it is used later, without the handler that stored it.
     _refuse_leaks(touched)
     closed = traced.jaxpr
@@ -137,7 +149,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         phase,
         closed,
         jax.tree.structure(traced.out_info),
-        shapes,
+        spec,
         step_specs,
         touched,
         _convolves(closed.jaxpr),

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.call_errors import NEEDS_VALUE, model_advice, noting, traced_needs_value, traced_returned
+from fluxcb._compile.call_errors import HANDLER_NOTE, model_advice, noting, traced_needs_value, traced_returned
 from fluxcb._compile.carry_paths import (
     check_loss,
     conforming,
@@ -39,6 +39,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, StepRange, Switched
 from fluxcb._declare.state import CARRY, STEP_FLAGS
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
+from fluxcb._traced_values import needs_value
 from fluxcb._typing import PyTree, StatePath
 
 try:
@@ -390,16 +391,13 @@ class TraceState:
         # These errors already name the handler.
         except FluxcbError:
             raise
-        except NEEDS_VALUE as error:
-            raise traced_needs_value(handler, error) from error
-        except TypeError as error:
-            # NumPy and Python raise a plain TypeError for some uses of a tracer, e.g. `range(tracer)`.
-            if "Tracer" in str(error):
-                raise traced_needs_value(handler, error) from error
-            error.add_note(f"while tracing {handler.where}, at {event!r} x {type(self.phase).__name__}")
-            raise
         except BaseException as error:
-            error.add_note(f"while tracing {handler.where}, at {event!r} x {type(self.phase).__name__}")
+            # A TypeError of Python that names a tracer, such as that of an index, needs its value as well.
+            if isinstance(error, Exception) and (
+                needs_value(error) or (isinstance(error, TypeError) and "Tracer" in str(error))
+            ):
+                raise traced_needs_value(handler, error) from error
+            error.add_note(f"{HANDLER_NOTE}{handler.where}, at {event!r} x {type(self.phase).__name__}")
             raise
         finally:
             backend.close()

@@ -247,14 +247,12 @@ def _mark(
         event, phase = explicit[0], explicit[1] if len(explicit) == 2 else Phase
     if explicit is None and any(is_subclass(p, Event) for p in classes_in(phase)):
         parameters = inspect.signature(function).parameters
-        annotated = [p.annotation.__name__ for p in parameters.values() if is_subclass(p.annotation, Phase)]
-        names, of_phase = ", ".join(parameters), annotated[0] if annotated else "Phase"
         raise DeclarationError(
-            f"The handler `{function.__qualname__}` takes ({names}), but the third parameter must be the phase.",
+            f"The handler `{function.__qualname__}` takes ({', '.join(parameters)}), "
+            "but the third parameter must be the phase.",
             where=where,
             why="the engine passes the event, the phase and the learner by position",
-            fix=f"write `def {function.__name__}(self, event: {classes_in(phase)[0].__name__}, phase: {of_phase}, "
-            "learner):`",
+            fix=f"write `{_corrected(function)}`",
         )
     pairs = tuple(check_pair(e, p, where) for e in classes_in(event) for p in classes_in(phase))
     kinds = {issubclass(e, HostEvent) for e, _ in pairs}
@@ -317,7 +315,7 @@ def check_signature(function: Any, where: str) -> None:
         raise DeclarationError(
             f"The handler `{function.__qualname__}{_plain(function)}` must take (self, event, phase, learner).",
             where=where,
-            fix=f"write `def {function.__name__}(self, event: StepEnd, phase: Phase, learner):`",
+            fix=f"write `{_corrected(function)}`",
         )
     if later := runs_later(function):
         raise DeclarationError(
@@ -326,6 +324,27 @@ def check_signature(function: Any, where: str) -> None:
             why="calling it would return immediately, without running its body",
             fix="make it a plain method, without `async` and `yield`",
         )
+
+
+def _corrected(function: Any) -> str:
+    """Return the first line of a handler with the parameters that it must have, and the user's own annotations."""
+    annotations = {"event": "StepEnd", "phase": "Phase", "learner": ""}
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = parameter.annotation
+        if annotation is parameter.empty or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        try:
+            classes = classes_in(evaluate(annotation, function, None))
+        except Exception:  # a name that only the function around the class knows
+            classes = ()
+        roles = [role for role, of in (("event", Event), ("phase", Phase)) if any(is_subclass(c, of) for c in classes)]
+        role = roles[0] if roles else parameter.name
+        if role in annotations:
+            # With postponed annotations, the text is what the user wrote.
+            names = " | ".join(getattr(cls, "__name__", str(cls)) for cls in classes)
+            annotations[role] = annotation if isinstance(annotation, str) else names
+    shown = [f"{name}: {text}" if text else name for name, text in annotations.items()]
+    return f"def {function.__name__}(self, {', '.join(shown)}):"
 
 
 def _plain(function: Any) -> str:

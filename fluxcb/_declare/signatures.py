@@ -1,4 +1,7 @@
-"""Properties of a user's function that are known without calling it: its parameters, its kind, and its location."""
+"""Properties of a user's function that are known without calling it: its parameters, its kind, and its location.
+
+Also the location of a line that is running.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import functools
 import inspect
 import os
 from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
-__all__ = ["accepts", "example_call", "runs_later", "shown_path", "source_of"]
+__all__ = ["accepts", "example_call", "line_of", "runs_later", "shown_path", "source_of"]
 
 
 def accepts(function: Any, count: int) -> bool:
@@ -59,6 +63,12 @@ def source_of(function: Any) -> str:
     if code is None:
         return getattr(function, "__qualname__", repr(function))
     return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def line_of(traceback: TracebackType) -> str:
+    """Return `function  file:line` of an entry of a traceback."""
+    code = traceback.tb_frame.f_code
+    return f"{code.co_name}  {shown_path(code.co_filename)}:{traceback.tb_lineno}"
 
 
 def shown_path(path: str) -> str:

@@ -29,6 +29,7 @@ __all__ = [
     "CARRY",
     "ENGINE_STEP_NAMES",
     "FIRST_LEVEL",
+    "METRICS",
     "PROGRESS",
     "PROVIDERS",
     "STEP_FLAGS",
@@ -114,6 +115,9 @@ PROVIDERS: Mapping[str, str] = {
     "loss_spikes": "LossSpikeGuard",
     "bad_steps": "BadSteps",
 }
+
+# Metrics of the library that are numbers, for the text of a MissingStateError. A test compares it with the metrics.
+METRICS: Mapping[str, str] = {"accuracy": "accuracy", "auroc": "AUROC()", "smooth_loss": "SmoothLoss()"}
 
 _TRACED = tuple(event for event in BUILTIN_EVENTS if issubclass(event, TracedEvent))
 

@@ -1,17 +1,14 @@
-"""Checking and converting the arguments of a Learner, and initializing the optimizer."""
+"""Checking and converting the arguments of a Learner."""
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from fluxcb._compile.arrays import describe, is_key, own_copy
 from fluxcb._compile.leaves import check_leaves
@@ -21,7 +18,7 @@ from fluxcb._declare.losses import MODEL_FORM, OUTPUTS_FORM, PARAMS_FORM, fits_b
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DataError, DeclarationError
-from fluxcb._interruptions import is_interruption
+from fluxcb._run.argument_order import is_optimizer
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.data.loader import ArrayLoader
 
@@ -33,10 +30,8 @@ __all__ = [
     "as_loss",
     "as_optimizer",
     "as_parts",
-    "cached_program",
     "check_params",
     "colocate_carry",
-    "compiled_opt_state",
     "copy_params",
     "data_sources",
     "zeros_of_batch",
@@ -93,8 +88,7 @@ def as_optimizer(optimizer: Any, what: str = "optimizer") -> Any:
                 fix='e.g. `optimizer={"generator": optax.adam(1e-4), "discriminator": optax.adam(4e-4)}`',
             )
         return NamedOptimizers({name: as_optimizer(tx, f"optimizer[{name!r}]") for name, tx in optimizer.items()})
-    # By its functions and not by its class, so that users can write their own transformations.
-    if all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+    if is_optimizer(optimizer):
         return optimizer
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
     # By name, because Flax may not be installed.
@@ -273,60 +267,6 @@ def _equinox_module_in(params: PyTree) -> Any:
         return next(filter(is_module, jax.tree.leaves(params, is_leaf=is_module)), None)
     except (ValueError, TypeError):  # keys of a dict that cannot be sorted
         return None
-
-
-def compiled_opt_state(optimizer: Any, params: PyTree) -> tuple[PyTree] | None:
-    """Return the initial state of an optimizer in new arrays, or None if a program cannot compute it.
-
-    `optimizer.init` runs as one program. Called directly, it would compile a program for each shape (20 to 30 ms each,
-    jax 0.10.2, CPU): for Adam and a network of two layers, one program takes 60 ms instead of 155 ms. The program is
-    cached by its jaxpr, because each Learner has another optimizer object. If parameters are committed to devices,
-    `init` has to be called directly, because a program would choose the placement of its results.
-    """
-    leaves = jax.tree.leaves(params)
-    # Committed arrays have a placement that `init` must see.
-    if not any(leaf.committed for leaf in leaves):
-        try:
-            traced = jax.jit(lambda params: optimizer.init(params)).trace(params)
-            structure, closed = jax.tree.structure(traced.out_info), traced.jaxpr
-            if structure.num_leaves:
-                # A program with constants, which can be large, is not cached.
-                program = jax.jit(jaxpr_as_fun(closed)) if closed.consts else cached_program(closed)
-                return (jax.tree.unflatten(structure, program(*leaves)),)
-        except Exception as error:
-            if is_interruption(error):
-                raise
-            # `init` needs concrete values, or does not return arrays. Other errors are raised again when it is called
-            # directly.
-    return None
-
-
-@dataclass(frozen=True)
-class _Jaxpr:
-    """A closed jaxpr without constants, which is equal to any jaxpr with the same text and types."""
-
-    text: str
-    takes: tuple[Any, ...]  # the types, because the text does not show weak types
-    returns: tuple[Any, ...]
-    closed: ClosedJaxpr = field(compare=False)
-
-    @classmethod
-    def of(cls, closed: ClosedJaxpr) -> _Jaxpr:
-        return cls(str(closed.jaxpr), tuple(closed.in_avals), tuple(closed.out_avals), closed)
-
-
-def cached_program(closed: ClosedJaxpr) -> Any:
-    """Return a compiled function that evaluates a jaxpr without constants.
-
-    All Learners share it, such as the members of a population, which build the same model with other random keys.
-    """
-    return _program(_Jaxpr.of(closed))
-
-
-# Bounded, because a sweep over architectures would keep a program for each of them.
-@functools.lru_cache(maxsize=16)
-def _program(jaxpr: _Jaxpr) -> Any:
-    return jax.jit(jaxpr_as_fun(jaxpr.closed))
 
 
 def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:

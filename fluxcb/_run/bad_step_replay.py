@@ -111,7 +111,7 @@ def find_record(folder: Path, step: Any) -> tuple[dict[str, Any], list[tuple[int
             fix="train with `fit`, which takes the batches from the data of the Learner",
         )
     # The run had gone back before it reached the step, and has left these batches out or had used them before.
-    undone = [r["data"] for r in earlier if r["data"] and r["undone"] and r["undone"]["records"] <= len(earlier)]
+    undone = [r["data"] for r in earlier if r["data"] and r["undone"] and r["undone"]["records"] < found["number"]]
     return found, [(data["pass"], data["batch"]) for data in undone if data["source"] == found["data"]["source"]]
 
 

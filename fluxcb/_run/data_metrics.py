@@ -24,6 +24,7 @@ from fluxcb._typing import Batch, PyTree
 from fluxcb.callbacks import Metrics
 from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric, Samples
 from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss
+from fluxcb.callbacks.metrics.metric_errors import Computing
 
 __all__ = ["Measure", "evaluate_metrics", "validating_phase"]
 
@@ -65,10 +66,13 @@ def _parts_of(metrics: Any, graph: CallbackGraph) -> tuple[Any, ...]:
     """Return the metrics that the user passed, or those of the Learner's `Metrics`, or no metrics."""
     if metrics is None:
         return tuple(c for d in graph.declared if isinstance(c := unwrap(d.callback), Metrics))[:1]
-    if isinstance(metrics, str | Mapping):
+    names = metrics if isinstance(metrics, list | tuple) else (metrics,)
+    if wrong := [name for name in names if isinstance(name, str | Mapping)]:
         raise DeclarationError(
-            f"`metrics` of `learner.evaluate` must be metrics or functions of outputs and targets, not {metrics!r}.",
-            fix="write e.g. `metrics=[accuracy]`",
+            f"`metrics` of `learner.evaluate` must be metrics or functions of outputs and targets, not {wrong[0]!r}.",
+            fix="write `learner.evaluate(data)`, which always measures the loss"
+            if wrong == ["loss"]
+            else "write e.g. `learner.evaluate(data, metrics=[fluxcb.callbacks.accuracy])`",
         )
     if hasattr(metrics, "shape") and hasattr(metrics, "dtype"):
         raise DeclarationError(
@@ -258,9 +262,14 @@ class MetricSums:
         for metric in self.metrics:
             if metric.name in states:
                 count, state = states[metric.name]
-                new[metric.name] = count + 1, metric.update(state, step, samples)
-        # Gathered metrics need all values and not a running sum, for example an exact AUC.
-        gathered = {m.name: m.gathered(step) for m in self.metrics if isinstance(m, AbstractGatheredMetric)}
+                with Computing(metric.name):
+                    new[metric.name] = count + 1, metric.update(state, step, samples)
+        gathered = {}
+        for metric in self.metrics:
+            # Gathered metrics need all values and not a running sum, for example an exact AUC.
+            if isinstance(metric, AbstractGatheredMetric):
+                with Computing(metric.name):
+                    gathered[metric.name] = metric.gathered(step)
         # As in `Metrics`, a skipped step does not count.
         skip = values.get("skip")
         counts = np.bool_(True) if skip is None else ~skip
@@ -283,7 +292,8 @@ class MetricSums:
             count, state = held.get(metric.name, (0, None))
             if count:
                 of = all_samples.of(metric.name) if isinstance(metric, AbstractGatheredMetric) else state
-                found[metric.name] = metric.value_of(of)
+                with Computing(metric.name):
+                    found[metric.name] = metric.value_of(of)
         return found
 
 

@@ -30,6 +30,7 @@ class FitLength:
         epochs: Number of epochs to train, or None if `steps` determines the length.
         steps: Number of steps to train, or None if `epochs` determines the length.
         steps_per_epoch: Length of an epoch (steps), or None for one pass over the data.
+        owner: What `fit` belongs to, for messages: `learner` or `population`.
 
     Raises:
         DeclarationError: Not exactly one of `epochs` and `steps` is given, or a number is not positive.
@@ -38,12 +39,13 @@ class FitLength:
     epochs: int | None
     steps: int | None
     steps_per_epoch: int | None
+    owner: str = "learner"
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
             raise DeclarationError(
                 "`fit` takes exactly one of epochs and steps.",
-                fix="write `learner.fit(10)` or `learner.fit(steps=10_000)`",
+                fix=f"write `{self.owner}.fit(10)` or `{self.owner}.fit(steps=10_000)`",
             )
         for value, what in (
             (self.epochs, "The number of epochs of `fit`"),

@@ -13,7 +13,8 @@ from fluxcb._compile.loss_calls import call_model_loss
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.losses import takes_model
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.arguments import cached_program, check_params, compiled_opt_state, copy_params, zeros_of_batch
+from fluxcb._run.arguments import check_params, copy_params, zeros_of_batch
+from fluxcb._run.initial_programs import cached_program, compiled_opt_state
 from fluxcb._typing import Batch, LossFn, ModelAdapter, PyTree
 
 __all__ = ["initial_opt_state", "initial_params", "initialized"]

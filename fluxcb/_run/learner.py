@@ -18,6 +18,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.shardings import Sharding
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
+from fluxcb._run.argument_order import refuse_swapped
 from fluxcb._run.arguments import FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
@@ -138,6 +139,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
         peer_timeout: float = PEER_TIMEOUT,
         exact_observers: bool = False,
     ) -> None:
+        refuse_swapped("Learner", model=model, loss_fn=loss_fn, optimizer=optimizer)
         loss = as_loss(loss_fn, OUTPUTS_FORM, phases)
         settings = {"model": model, "loss_fn": loss, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
         core = LearnerCore(
@@ -211,6 +213,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
         """
         # `cls(...)` would require a model. Both constructors share `_begin`.
         learner = cls.__new__(cls)
+        refuse_swapped("Learner.from_loss", params=params, loss_fn=loss_fn, optimizer=optimizer)
         loss = as_loss(loss_fn, PARAMS_FORM, phases, model_state)
         settings = {"model": None, "loss_fn": loss, "optimizer": as_optimizer(optimizer), "key": as_key(key)}
         core = LearnerCore(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
@@ -13,7 +12,7 @@ from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained
 from fluxcb._run.switches import restored_switches, set_disabled
 from fluxcb._terminal import escape_line
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.reading import FolderCheckpoint, array_differences, read_found
 from fluxcb.checkpoints.run_folder import ResumeWarning
@@ -227,7 +226,7 @@ def _put_back(
         text = f"The run resumes from {checkpoint} with differences:"
         text += f" {escape_line('; '.join(lines))}" if lines else ""
         text += f"\n{explained(unexpected)}" if unexpected else ""
-        warnings.warn(text, ResumeWarning, stacklevel=stacklevel_of_user())
+        warn_user(text, ResumeWarning)
 
 
 def _compared(

@@ -7,7 +7,6 @@ failure again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.resume import restore_checkpoint, run_savers
 from fluxcb._run.run_changes import DIFFERENCES
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.run_folder import ResumeWarning
 from fluxcb.checkpoints.savers import RunSaver, StoredCheckpoint
 
@@ -121,8 +120,7 @@ class Rewinding:
         # The number of rewinds is not restored, because a run could then rewind forever.
         (fit.epoch, fit.step), fit.rewinds, fit.rewound_to = began, rewinds + 1, target.checkpoint.step
         target.saver.discard_after(target.checkpoint)
-        warnings.warn(
+        warn_user(
             f"The run goes back from step {step} to the checkpoint {target.checkpoint}: {target.request}",
             ResumeWarning,
-            stacklevel=stacklevel_of_user(),
         )

@@ -69,8 +69,12 @@ def check_allowed(allow: Any, call: str) -> None:
     )
 
 
-def check_resume(resume: Any) -> None:
+def check_resume(resume: Any, owner: str = "learner") -> None:
     """Check the argument `resume`. The path of a checkpoint would have the effect of True, and another run be resumed.
+
+    Args:
+        resume: The argument.
+        owner: The Learner of which the message says how to restore a checkpoint.
 
     Raises:
         DeclarationError: It is not a bool.
@@ -81,7 +85,7 @@ def check_resume(resume: Any) -> None:
             why="`fit` continues the run in the directory of the `Checkpointer` among the callbacks",
             fix=[
                 "write `resume=True`",
-                "to continue from another checkpoint, call `learner.restore(path)` before `fit`",
+                f"to continue from another checkpoint, call `{owner}.restore(path)` before `fit`",
             ],
         )
 

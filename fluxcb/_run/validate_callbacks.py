@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import PROVIDERS, emits
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks import Monitors, StopOnNaNLoss
 
 __all__ = [
@@ -199,7 +198,7 @@ def _chooses_handlers(cls: type[Callback]) -> bool:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, UserWarning, stacklevel=stacklevel_of_user())
+    warn_user(text, UserWarning)
 
 
 def require_created(graph: CallbackGraph, exists: Collection[str]) -> None:

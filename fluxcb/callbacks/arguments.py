@@ -84,11 +84,15 @@ def finite_number(
 
 def whole_number(value: Any, what: str, least: int, why: str = "") -> int:
     """Check that an argument is an integer of at least `least`, and return it as an int; see `finite_number`."""
-    # `__index__` accepts NumPy integers, but not floats such as 3.0.
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+    try:
+        # `__index__` accepts NumPy integers, but not floats such as 3.0. That of a tracer raises a TypeError.
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
         kind = f"a whole number of at least {least}"
         raise DeclarationError(f"{what} must be {kind}, not {value!r}.", why=why, fix=f"give {kind}")
-    return operator.index(value)
+    return number
 
 
 def flag(value: Any, what: str) -> bool:

@@ -17,7 +17,12 @@ __all__ = ["BAD_STEPS", "batch_checksum", "read_bad_steps", "text_of_record", "w
 BAD_STEPS = "bad_steps.jsonl"
 """The name of the file: one JSON object for each skipped step, in the order in which they were recorded."""
 
-_FIELDS = {"step": int, "phase": str, "epoch": int, "step_in_epoch": int, "checksum": int, "key": list, "by": dict}
+_FIELDS = {
+    **dict.fromkeys(("number", "step", "epoch", "step_in_epoch", "checksum"), int),
+    "phase": str,
+    "key": list,
+    "by": dict,
+}
 
 
 def text_of_record(record: Mapping[str, Any]) -> str:

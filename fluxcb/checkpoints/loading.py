@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fluxcb._calls import entry_point
-from fluxcb._errors import CheckpointError, ResumeError, did_you_mean
+from fluxcb._errors import CheckpointError, DeclarationError, ResumeError, did_you_mean
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.naming import Name, named, unflatten
 from fluxcb.checkpoints.reading import FolderCheckpoint, part_differences, read_found
@@ -60,6 +60,7 @@ def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None 
         >>> load_model(folder, model)(jnp.array([1.0, 2.0])).tolist()
         [3.0, 6.0]
     """
+    _refuse_swapped("load_model", path, model=model)
     adapter = adapt(model)
     held = getattr(adapter, "held", None)  # None if an adapter only knows its structure after it has seen inputs
     like = (None, None) if held is None else held
@@ -113,6 +114,7 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None, *, ave
     Source:
         FluxTraining.jl, `loadmodel`.
     """
+    _refuse_swapped("load_params", path, like=like)
     return read_found(path, lambda checkpoint: _params(checkpoint, like, average, "`like`"))
 
 
@@ -131,7 +133,17 @@ def load_model_state(path: str | os.PathLike[str], like: PyTree | None = None) -
         CheckpointError: There is no checkpoint, or all checkpoints are damaged.
         ResumeError: The arrays of `like` differ from the checkpoint; the message shows the differences.
     """
+    _refuse_swapped("load_model_state", path, like=like)
     return read_found(path, lambda checkpoint: _read(checkpoint, "model_state", (), like, "`like`"))
+
+
+def _refuse_swapped(call: str, path: Any, **second: Any) -> None:
+    (name, value), *_ = second.items()
+    if isinstance(value, str | os.PathLike) and not isinstance(path, str | os.PathLike):
+        raise DeclarationError(
+            f"`path` and `{name}` of `{call}` are swapped: `{name}` is the path {os.fspath(value)!r}.",
+            fix=f"write `{call}({os.fspath(value)!r}, {name})`",
+        )
 
 
 def _params(checkpoint: FolderCheckpoint, like: PyTree | None, average: str | None, whose: str) -> PyTree:

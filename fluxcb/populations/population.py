@@ -13,7 +13,8 @@ from fluxcb._run.history import History
 from fluxcb._run.interrupts import caught_interrupts
 from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
-from fluxcb._run.run_changes import check_allowed
+from fluxcb._run.run_changes import check_allowed, check_resume
+from fluxcb._tracebacks import calling_line
 from fluxcb.callbacks.watched import Watched, requested_mode
 from fluxcb.plots.panel import Panel
 from fluxcb.plots.picture import Picture
@@ -34,6 +35,8 @@ from fluxcb.populations.session import Session
 from fluxcb.populations.table import PopulationTable
 
 __all__ = ["Population"]
+
+_FIT_FIXES = {name: fix.replace("learner.fit(", "population.fit(") for name, fix in FIT_FIXES.items()}
 
 
 class Population(Constructed):
@@ -208,7 +211,7 @@ class Population(Constructed):
 
     # -- training ---------------------------------------------------------------------------
 
-    @entry_point(fixes=FIT_FIXES)
+    @entry_point(fixes=_FIT_FIXES)
     def fit(
         self,
         epochs: int | None = None,
@@ -243,7 +246,8 @@ class Population(Constructed):
             CheckpointError: With `resume`, the members have no common checkpoint.
             Exception: An exception of a handler, with a note that names the member.
         """
-        FitLength(epochs, steps, steps_per_epoch)  # raises the errors of these arguments
+        FitLength(epochs, steps, steps_per_epoch, owner="population")  # raises the errors of these arguments
+        check_resume(resume, "population[0]")
         check_allowed(allow, 'population.fit(10, resume=True, allow=("data",))')
         for core in self._cores:
             core.refuse_while_running("population.fit(...)")
@@ -262,9 +266,9 @@ class Population(Constructed):
         def fit(learner: Learner) -> None:
             learner.fit(epochs, steps=steps, steps_per_epoch=steps_per_epoch, resume=resume)
 
-        session = Session(self._members, self._labels, self._steps, self._meeting)
         try:
-            with caught_interrupts() as interrupt:
+            with caught_interrupts() as interrupt, calling_line():
+                session = Session(self._members, self._labels, self._steps, self._meeting)
                 errors = session.run(fit, interrupt)
         finally:
             for core in self._cores:

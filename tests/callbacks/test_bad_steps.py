@@ -280,9 +280,10 @@ def lines_of(folder):
     return [json.loads(line) for line in (folder / "bad_steps.jsonl").read_text().splitlines()]
 
 
-def run(folder, *callbacks, skip_again=False, **options):
+def run(folder, *callbacks, skip_again=False, keep_last=1000, **options):
     saver = Checkpointer(folder, steps=4, keep_last=99)
-    return make(SkipNegative(), SkipNonFinite(), BadSteps(folder, skip_again=skip_again), saver, *callbacks, **options)
+    records = BadSteps(folder, skip_again=skip_again, keep_last=keep_last)
+    return make(SkipNegative(), SkipNonFinite(), records, saver, *callbacks, **options)
 
 
 def test_file_has_the_records(tmp_path):
@@ -360,7 +361,29 @@ def test_resumed_run_leaves_out_the_recorded_batches(tmp_path, steps_per_call):
     assert [place[1:] for place in seen] == [place for place in places[8:] if place[0] < 3 or place[1] not in bad]
 
 
-def test_records_survive_a_rewind(tmp_path):
+@pytest.mark.parametrize("at", [4, pytest.param(16, marks=pytest.mark.long)])
+def test_list_has_the_newest_records_and_the_file_has_all(tmp_path, at):
+    whole = run(tmp_path / "whole")
+    whole.fit(3)
+    numbered = [(record["number"], record["step"]) for record in lines_of(tmp_path / "whole")]
+    assert numbered == [(1, 3), (2, 4), (3, 7), (4, 12), (5, 13), (6, 16), (7, 21), (8, 22), (9, 25)]
+    limited = run(tmp_path / "run", keep_last=2)
+    limited.fit(2)
+    assert [record["number"] for record in limited.cbstate["bad_steps"]] == [5, 6]
+    for folder in (tmp_path / "run").iterdir():
+        if folder.name.isdecimal() and int(folder.name) > at:
+            shutil.rmtree(folder)
+    resumed = run(tmp_path / "run", keep_last=2)
+    resumed.fit(3, resume=True)
+    assert str(resumed.cbstate["bad_steps"]) == str(whole.cbstate["bad_steps"][-2:])
+    assert (tmp_path / "run" / "bad_steps.jsonl").read_text() == (tmp_path / "whole" / "bad_steps.jsonl").read_text()
+    # The record of step 3 is in the file only.
+    replayed = run(tmp_path / "run", keep_last=2).replay(tmp_path / "run", bad_step=3)
+    assert (replayed.bad_step.record["number"], replayed.bad_step.differences) == (1, ())
+
+
+@pytest.mark.parametrize("keep_last", [1000, pytest.param(1, marks=pytest.mark.long)])
+def test_records_survive_a_rewind(tmp_path, keep_last):
     class Rewinds(Callback):
         def stateaccess(self):
             return {"step": {"data_position": Read()}, "control": Append()}
@@ -372,19 +395,22 @@ def test_records_survive_a_rewind(tmp_path):
 
     for folder in (tmp_path, None):
         saver = Checkpointer(tmp_path if folder else tmp_path / "other", steps=4)
-        learner = make(SkipNegative(), SkipNonFinite(), BadSteps(folder), saver, Rewinds())
+        learner = make(SkipNegative(), SkipNonFinite(), BadSteps(folder, keep_last=keep_last), saver, Rewinds())
         with pytest.warns(ResumeWarning, match="goes back from step 7"):
             learner.fit(2)
         undone = {"to": 4, "records": 3}
         # After the rewind, step 5 is trained on batch 7.
-        assert [(r["step"], *r["data"].values(), r["undone"]) for r in learner.cbstate["bad_steps"]] == [
-            (3, "training", 1, 2, None),
-            (4, "training", 1, 3, None),
-            (7, "training", 1, 6, undone),
-            (9, "training", 2, 2, None),
-            (10, "training", 2, 3, None),
-            (13, "training", 2, 6, None),
+        expected = [
+            (1, 3, "training", 1, 2, None),
+            (2, 4, "training", 1, 3, None),
+            (3, 7, "training", 1, 6, undone),
+            (4, 9, "training", 2, 2, None),
+            (5, 10, "training", 2, 3, None),
+            (6, 13, "training", 2, 6, None),
         ]
+        for found, kept in ((learner.cbstate["bad_steps"], keep_last), *([(lines_of(folder), 6)] if folder else [])):
+            named = [(r["number"], r["step"], *r["data"].values(), r["undone"]) for r in found]
+            assert named == expected[-kept:]
     assert [record["step"] for record in lines_of(tmp_path)] == [3, 4, 7, 9, 10, 13]
 
 
@@ -424,11 +450,29 @@ def test_new_run_can_leave_out_the_batches_of_an_earlier_one(tmp_path):
             "  why:   a checkpoint does not have the records of later steps, so a file must keep them\n"
             '  fix:   write e.g. `BadSteps("runs/1", skip_again=True)`',
         ),
+        (
+            lambda: BadSteps(keep_last=0),
+            "`keep_last` of BadSteps must be a whole number of at least 1, not 0.\n"
+            "  fix:   give a whole number of at least 1",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, message, refused):
     with refused(DeclarationError, message):
         call()
+
+
+def test_two_are_refused(tmp_path, refused):
+    with refused(
+        fluxcb.ConflictError,
+        "The callbacks list contains more than one `BadSteps`.\n"
+        "  where: BadSteps()\n"
+        "         BadSteps()\n"
+        "  why:   both would add their records to `cbstate.bad_steps`\n"
+        "  fix:   remove one of them",
+    ):
+        fluxcb.check([SkipNonFinite(), BadSteps(), BadSteps()], default_callbacks=False)
+    fluxcb.check([SkipNonFinite(), BadSteps()], default_callbacks=False)
 
 
 @pytest.mark.long

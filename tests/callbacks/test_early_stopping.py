@@ -349,7 +349,7 @@ def test_a_metric_that_does_not_exist_is_an_error_at_construction(refused):
         "  where: the callbacks provide `training/loss`, `training/score`, `validation/loss`, `validation/score`\n"
         "  why:   the metric would never have a value, so the callback would have no effect\n"
         '  fix:   write "validation/score" as the metric\n'
-        '     or: add the metric: `Metrics(Metric(fn, name="scor"))`',
+        '     or: add the metric: `Metrics(score, Metric(fn, name="scor"))`',
     ):
         learner([1.0, 2.0], EarlyStopping(1, metric="scor"))
 

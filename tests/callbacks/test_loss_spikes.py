@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import fluxcb
+from fluxcb import DeclarationError
 from fluxcb.callbacks import LossSpikeGuard
 
 
@@ -65,3 +66,31 @@ def test_a_high_loss_becomes_normal_after_half_a_window():
 def test_there_are_no_spikes_if_most_losses_are_equal():
     learner = trained([1.0] * 10 + [1.001, 50.0], LossSpikeGuard(6.0, window=5))
     assert learner.cbstate["loss_spikes"]["skipped"] == 0
+
+
+def test_arguments_must_be_numbers():
+    """A schedule, or a traced value, is refused when the callback is made."""
+    schedule = optax.constant_schedule(5)
+
+    def refused(value, **arguments):
+        with pytest.raises(DeclarationError) as caught:
+            LossSpikeGuard(**arguments)
+        (name,) = arguments
+        what, fix = {
+            "threshold": ("`threshold` of LossSpikeGuard must be a number above 0", "give a finite number above 0"),
+            "window": (
+                "`window` of LossSpikeGuard (steps) must be a whole number of at least 3",
+                "give a whole number of at least 3",
+            ),
+        }[name]
+        assert (caught.value.what, caught.value.fix) == (f"{what}, not {value!r}.", (fix,))
+
+    def traced(value):
+        refused(value, threshold=value)
+        refused(value, window=value)
+        return value
+
+    refused(schedule, threshold=schedule)
+    refused(schedule, window=schedule)
+    jax.jit(traced)(5)
+    LossSpikeGuard(threshold=5, window=5)

@@ -16,6 +16,7 @@ from fluxcb import (
     in_order,
     on,
 )
+from fluxcb._declare.state import METRICS
 from fluxcb.callbacks import (
     ByPhase,
     Checkpointer,
@@ -102,6 +103,38 @@ def check(*callbacks, phases=(TrainingPhase, ValidationPhase)):
 
 
 @pytest.mark.parametrize(
+    ("present", "metric", "added", "written"),
+    [
+        ([], "val_accuracy", "Metrics(accuracy)", "validation/accuracy"),
+        ([], "accuracy", "Metrics(accuracy)", None),
+        ([], "acc", "Metrics(accuracy)", "validation/accuracy"),
+        ([accuracy], "val_auroc", "Metrics(accuracy, AUROC())", "validation/auroc"),
+        ([], "train_smooth_loss", "Metrics(SmoothLoss())", "training/smooth_loss"),
+    ],
+)
+def test_fix_adds_metric_of_the_library(present, metric, added, written, refused):
+    callback = EarlyStopping(3, metric=metric)
+    names = [*("loss",), *(function.__name__ for function in present)]
+    provided = [f"`{phase}/{name}`" for phase in ("training", "validation") for name in names]
+    write = "" if written is None else f', and write "{written}" as the metric'
+    with refused(
+        MissingStateError,
+        f"{callback!r} watches `validation/{metric}`, which no callback provides.\n"
+        f"  where: the callbacks provide {', '.join(provided)}\n"
+        f"{WHY}"
+        f"  fix:   add the metric: `{added}`{write}\n"
+        "     or: watch one of these metrics instead",
+    ):
+        check(Metrics(*present), callback)
+    check(eval(added, vars(fluxcb.callbacks)), EarlyStopping(3, metric=written or metric))  # noqa: S307
+
+
+def test_known_metrics_are_those_of_the_library():
+    names = {code: Metrics(eval(code, vars(fluxcb.callbacks))).metrics[-1].name for code in METRICS.values()}  # noqa: S307
+    assert names == {code: name for name, code in METRICS.items()}
+
+
+@pytest.mark.parametrize(
     "make",
     [
         lambda folder: EarlyStopping(3, metric="acuracy"),
@@ -131,7 +164,7 @@ def test_misspelled_metric_raises_at_construction(make, tmp_path, refused):
         "`validation/accuracy`\n"
         f"{WHY}"
         '  fix:   write "validation/accuracy" as the metric\n'
-        '     or: add the metric: `Metrics(Metric(fn, name="acuracy"))`'
+        '     or: add the metric: `Metrics(accuracy, Metric(fn, name="acuracy"))`'
     )
     with refused(MissingStateError, text):
         check(Metrics(accuracy), callback)

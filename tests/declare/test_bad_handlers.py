@@ -12,6 +12,7 @@ from fluxcb.events import BackwardEnd, Event, StepBegin, StepEnd
 from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase
 
 SIGNATURE = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner):`"
+SIGNATURE_WITH_ANY = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner: Any):`"
 
 
 def test_missing_parameter_raises(refused: Any) -> None:
@@ -32,7 +33,7 @@ def test_extra_keyword_raises(refused: Any) -> None:
         DeclarationError,
         "The handler `test_extra_keyword_raises.<locals>.Bad.run(self, event, phase, learner, *, loud)` "
         "must take (self, event, phase, learner).\n"
-        f"  where: test_extra_keyword_raises.<locals>.Bad.run  <@keyword>\n{SIGNATURE}",
+        f"  where: test_extra_keyword_raises.<locals>.Bad.run  <@keyword>\n{SIGNATURE_WITH_ANY}",
     ):
 
         class Bad(Callback):
@@ -53,6 +54,32 @@ def test_variadic_signature_raises(refused: Any) -> None:
             def run(self, *args: Any) -> None: ...
 
 
+@pytest.mark.parametrize("postponed", [False, True])
+@pytest.mark.parametrize(
+    ("parameters", "corrected"),
+    [
+        ("self, event: StepEnd, phase: TrainingPhase", "self, event: StepEnd, phase: TrainingPhase, learner"),
+        ("self, phase: TrainingPhase, learner", "self, event: StepEnd, phase: TrainingPhase, learner"),
+        ("event: StepBegin, phase: TrainingPhase, learner", "self, event: StepBegin, phase: TrainingPhase, learner"),
+        ("self, e: StepBegin | StepEnd", "self, event: StepBegin | StepEnd, phase: Phase, learner"),
+        (
+            "self, learner, event: StepBegin, phase: TrainingPhase",
+            "self, event: StepBegin, phase: TrainingPhase, learner",
+        ),
+    ],
+)
+def test_fix_keeps_annotations(parameters: str, corrected: str, postponed: bool) -> None:
+    future = "from __future__ import annotations\n" if postponed else ""
+
+    def define(parameters: str) -> None:
+        exec(f"{future}class Made(Callback):\n    @on\n    def run({parameters}): ...", dict(globals()))
+
+    with pytest.raises(DeclarationError) as caught:
+        define(parameters)
+    assert caught.value.fix == (f"write `def run({corrected}):`",)
+    define(corrected)
+
+
 class Good(Callback):
     @on  # good
     def run(self, event: StepEnd, phase: Phase, learner: Any) -> None: ...
@@ -62,7 +89,7 @@ def test_override_with_other_signature_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
         "The handler `test_override_with_other_signature_raises.<locals>.Bad.run(self, learner)` "
-        f"must take (self, event, phase, learner).\n  where: Bad.run  <@override>\n{SIGNATURE}",
+        f"must take (self, event, phase, learner).\n  where: Bad.run  <@override>\n{SIGNATURE_WITH_ANY}",
     ):
 
         class Bad(Good):
@@ -76,7 +103,7 @@ def test_mixin_override_with_other_signature_raises(refused: Any) -> None:
     with refused(
         DeclarationError,
         "The handler `test_mixin_override_with_other_signature_raises.<locals>.Mixin.run(self, learner)` "
-        f"must take (self, event, phase, learner).\n  where: Bad.run  <@mixin>\n{SIGNATURE}",
+        f"must take (self, event, phase, learner).\n  where: Bad.run  <@mixin>\n{SIGNATURE_WITH_ANY}",
     ):
 
         class Bad(Mixin, Good): ...

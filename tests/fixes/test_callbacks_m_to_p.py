@@ -214,9 +214,24 @@ ROWS = [
     ),
     # monitors
     row(
-        "There are two `Monitors`",
+        "contains more than one `Monitors`",
         'fit(Metrics(), LogMetrics(), Monitors(JSONLinesBackend("a.jsonl")), Monitors(JSONLinesBackend("b.jsonl")))',
-        'fit(Metrics(), LogMetrics(), Monitors(JSONLinesBackend("a.jsonl"), TensorBoardBackend("b")))',
+        "fit(Metrics(), LogMetrics(), Monitors(JSONLinesBackend('a.jsonl'), JSONLinesBackend('b.jsonl')))",
+        kind=ConflictError,
+    ),
+    row(
+        "Another callback has replaced the `cbstate.monitors`",
+        """
+        class Replaces(Callback):
+            def stateaccess(self):
+                return {"cbstate": {"monitors": Append()}}
+
+            def init(self, learner):
+                learner.cbstate.monitors = {}
+
+        fit(Metrics(), LogMetrics(), Monitors(), Replaces())
+        """,
+        "fit(Metrics(), LogMetrics(), Monitors())  # `learner.cbstate.monitors`",
     ),
     # named_values
     row(

@@ -365,11 +365,38 @@ def test_the_last_values_of_a_hand_written_loop_are_written(tmp_path):
     assert backend.state_dict() == {}  # it is closed
 
 
-def test_two_monitors_are_an_error():
+def test_two_monitors_are_an_error(tmp_path):
+    one, other = Monitors(JSONLinesBackend("log.jsonl")), Monitors(ConsoleBackend())
+    with pytest.raises(fluxcb.ConflictError) as error:
+        fluxcb.check([one, other], default_callbacks=False)
+    assert str(error.value) == (
+        "The callbacks list contains more than one `Monitors`.\n"
+        "  where: Monitors(JSONLinesBackend('log.jsonl'))\n"
+        "         Monitors(ConsoleBackend())\n"
+        "  why:   both would create `cbstate.monitors`, and callbacks can log to only one of them\n"
+        "  fix:   pass all backends to one: `Monitors(JSONLinesBackend('log.jsonl'), ConsoleBackend())`"
+    )
+    fluxcb.check([Monitors(*one.backends, *other.backends)], default_callbacks=False)
+    same = JSONLinesBackend(tmp_path / "log.jsonl")
+    with pytest.raises(fluxcb.ConflictError) as error:
+        testlearner(Monitors(same), Metrics(), Monitors(same))
+    assert error.value.fix == (f"pass all backends to one: `Monitors({same!r})`",)
+
+
+def test_another_callback_that_replaces_the_hub_is_an_error():
+    class Replaces(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"monitors": Append()}}
+
+        def init(self, learner):
+            learner.cbstate.monitors = {}
+
     with pytest.raises(DeclarationError) as error:
-        testlearner(Monitors(), Monitors(ConsoleBackend())).fit(1)
-    assert error.value.what == (
-        "There are two `Monitors` among the callbacks, or another callback created `cbstate.monitors`."
+        testlearner(Monitors(), Replaces()).fit(1)
+    assert str(error.value) == (
+        "Another callback has replaced the `cbstate.monitors` that Monitors() created.\n"
+        "  why:   the other callbacks log to the new one, so the backends would get no values\n"
+        "  fix:   do not assign `learner.cbstate.monitors` in another callback"
     )
 
 

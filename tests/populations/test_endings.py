@@ -53,8 +53,10 @@ def test_nan_of_one_member_stops_only_this_member():
         return testlearner(Metrics(), StopOnNaNLoss(), learning_rate=learning_rate, batches=10)
 
     members = Population(make, learning_rate=[0.1, 1e30, 0.2], default_callbacks=False)
-    with pytest.warns(RuntimeWarning, match="Training stopped"):
+    with pytest.warns(RuntimeWarning, match="Training stopped") as caught:
         histories = members.fit(2)
+    line = test_nan_of_one_member_stops_only_this_member.__code__.co_firstlineno + 6
+    assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, line)}
     expected = [make(rate) for rate in (0.1, 1e30, 0.2)]
     with pytest.warns(RuntimeWarning, match="Training stopped"):
         [alone.fit(2) for alone in expected]

@@ -221,6 +221,51 @@ def test_two_members_must_not_write_to_one_folder(tmp_path, monkeypatch):
     assert numbers == [0, 1]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message", "mended"),
+    [
+        (
+            "population.fit()",
+            "`fit` takes exactly one of epochs and steps.\n"
+            "  fix:   write `population.fit(10)` or `population.fit(steps=10_000)`",
+            "population.fit(1)",
+        ),
+        (
+            "population.fit(1, max_epochs=2)",
+            "`Population.fit` has no argument `max_epochs`.\n"
+            "  why:   it takes epochs, steps, steps_per_epoch, resume, allow\n"
+            "  fix:   leave out `max_epochs=...`",
+            "population.fit(1)",
+        ),
+        (
+            "population.fit(1, train_data=[])",
+            "`Population.fit` has no argument `train_data`.\n"
+            "  why:   it takes epochs, steps, steps_per_epoch, resume, allow\n"
+            "  fix:   pass the data to the Learner: `Learner(..., data=(training, validation))`, then write "
+            "`population.fit(10)`",
+            "population.fit(1)",
+        ),
+        (
+            "population.fit(1, resume='runs/1')",
+            "`resume` must be True or False, not 'runs/1'.\n"
+            "  why:   `fit` continues the run in the directory of the `Checkpointer` among the callbacks\n"
+            "  fix:   write `resume=True`\n"
+            "     or: to continue from another checkpoint, call `population[0].restore(path)` before `fit`",
+            "population.fit(1)",
+        ),
+    ],
+    ids=["length", "max_epochs", "data", "resume"],
+)
+def test_wrong_arguments_of_fit_name_the_population(wrong, message, mended):
+    population = Population(testlearner, key=range(2), default_callbacks=False)
+    with pytest.raises(DeclarationError) as caught:
+        eval(wrong)  # noqa: S307 - of this file
+    assert str(caught.value) == message
+    assert population[0].step == 0
+    eval(mended)  # noqa: S307 - of this file
+    assert population[1].step == 4
+
+
 def test_callbacks_of_members_are_refused_in_population():
     message = refused(lambda key: testlearner(key=key), key=range(2), callbacks=[EarlyStopping(3)])
     assert message == (

@@ -216,7 +216,8 @@ def makers(folder, nothing, sent):
         "SendMonitorData": lambda: library.SendMonitorData(sent.append, "loss"),
         "SendStat": lambda: every(library.SendStat(["true", "{loss}"], "loss"), epochs=10),
         "SimpleMovingAverage": lambda: library.SimpleMovingAverage("step.loss", 100),
-        "BadSteps": library.BadSteps,
+        # `LossSpikeGuard` skips a tenth of the steps here, so the list is full after the first thousand.
+        "BadSteps": lambda: library.BadSteps(keep_last=100),
         "SkipNonFinite": library.SkipNonFinite,
         "StartProcOrThread": lambda: library.StartProcOrThread(Idle),
         "StatMonitorParamSetter": lambda: library.StatMonitorParamSetter(
@@ -241,8 +242,7 @@ EXCLUDED = {"MixUp": "CutMix", "StopOnNaNLoss": "SkipNonFinite", "StochasticWeig
 
 def callbacks_of(make, exchanged):
     """Create all callbacks except the excluded ones, or the excluded ones instead of those that they conflict with."""
-    # `LossSpikeGuard` skips a tenth of the steps here, and `BadSteps` keeps a record of each, so memory would grow.
-    left_out = {*(EXCLUDED.values() if exchanged else EXCLUDED), "BadSteps"}
+    left_out = EXCLUDED.values() if exchanged else EXCLUDED
     made = {name: function() for name, function in make.items() if name not in left_out}
     return [
         *made.values(),

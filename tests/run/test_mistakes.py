@@ -1,5 +1,6 @@
 """Mistakes that users of Keras, PyTorch and Optax make: each one is an error, and its fix works."""
 
+import traceback
 import warnings
 from typing import Any
 
@@ -19,12 +20,22 @@ from fluxcb import (
     DataError,
     DeclarationError,
     Learner,
+    Read,
     ResumeError,
     TraceError,
     on,
 )
-from fluxcb.callbacks import Checkpointer, ClassificationError, LearningRate, Metrics, Monitors, Scheduler
-from fluxcb.checkpoints import load_params
+from fluxcb._declare.signatures import shown_path
+from fluxcb.callbacks import (
+    AbstractMetric,
+    Checkpointer,
+    ClassificationError,
+    LearningRate,
+    Metrics,
+    Monitors,
+    Scheduler,
+)
+from fluxcb.checkpoints import load_model, load_model_state, load_params
 from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
 from fluxcb.logging import JSONLinesBackend
@@ -84,6 +95,76 @@ def test_test_data_beside_training_and_validation_is_an_error():
         lambda: testlearner(data=(loader, loader, loader)),
     )
     assert list(testlearner(Metrics(), data=(loader, loader)).evaluate(loader)) == ["loss"]
+
+
+# -- arguments in another order -----------------------------------------------------------------
+
+
+def squared(outputs, ys):
+    return jnp.mean((outputs - ys) ** 2)
+
+
+PAIR = (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        (
+            "(model, optimizer, loss_fn)",
+            "`loss_fn` and `optimizer` of `Learner` are swapped: `loss_fn` is an optimizer and `optimizer` is the "
+            "function `squared`.",
+        ),
+        (
+            "(loss_fn, model, optimizer)",
+            "`model` and `loss_fn` of `Learner` are swapped: `model` is the function `squared` and `loss_fn` is of "
+            "type `tuple`.",
+        ),
+        (
+            "(optimizer, model, loss_fn)",
+            "`model`, `loss_fn` and `optimizer` of `Learner` are swapped: `model` is an optimizer, `loss_fn` is of "
+            "type `tuple` and `optimizer` is the function `squared`.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("loss_fn", [squared, jax.jit(squared)], ids=["plain", "jit"])
+def test_swapped_arguments_of_a_learner_are_named(wrong, what, loss_fn):
+    names = {"Learner": Learner, "model": PAIR, "loss_fn": loss_fn, "optimizer": {"w": optax.sgd(0.1)}}
+    code = "Learner(model, loss_fn, optimizer)"
+    error = refuses(DeclarationError, what, (f"write `{code}`",), lambda: eval(f"Learner{wrong}", names))  # noqa: S307 - of this file
+    assert error.why == "it takes model, loss_fn, optimizer, in this order"
+    eval(code, names)  # noqa: S307 - of the message's own text
+
+
+def test_swapped_arguments_of_from_loss_are_named():
+    def loss_fn(params, batch):
+        return jnp.mean(params["w"] * batch)
+
+    names = {"Learner": Learner, "params": {"w": jnp.ones(())}, "loss_fn": loss_fn, "optimizer": optax.sgd(0.1)}
+    code = "Learner.from_loss(params, loss_fn, optimizer)"
+    refuses(
+        DeclarationError,
+        "`loss_fn` and `optimizer` of `Learner.from_loss` are swapped: `loss_fn` is an optimizer and `optimizer` is "
+        "the function `loss_fn`.",
+        (f"write `{code}`",),
+        lambda: eval("Learner.from_loss(params, optimizer, loss_fn)", names),  # noqa: S307 - of this file
+    )
+    eval(code, names)  # noqa: S307 - of the message's own text
+
+
+def test_swapped_arguments_of_load_functions_are_named(tmp_path):
+    learner = Learner(PAIR, squared, optax.sgd(0.1), data=[BATCH], callbacks=[Checkpointer(tmp_path)])
+    learner.fit(1)
+    like = learner.params
+    for call, name, value, wrong in (
+        (load_model, "model", PAIR, lambda: load_model(PAIR, tmp_path)),  # pyright: ignore[reportArgumentType]
+        (load_params, "like", like, lambda: load_params(like, str(tmp_path))),
+        (load_model_state, "like", {}, lambda: load_model_state({}, tmp_path)),  # pyright: ignore[reportArgumentType]
+    ):
+        code = f"{call.__name__}({str(tmp_path)!r}, {name})"
+        what = f"`path` and `{name}` of `{call.__name__}` are swapped: `{name}` is the path {str(tmp_path)!r}."
+        refuses(DeclarationError, what, (f"write `{code}`",), wrong)
+        eval(code, {call.__name__: call, name: value})  # noqa: S307 - of the message's own text
 
 
 # -- resuming another program -------------------------------------------------------------------
@@ -175,6 +256,132 @@ def test_classification_error_of_one_output_is_an_error():
     counted = ClassificationError("aux.wrong")
     counted.on_fetches({"aux.wrong": np.array([1, 0])}, 2)
     assert counted.after() == {"error": 0.5}
+
+
+# -- functions of metrics -------------------------------------------------------------------------
+
+
+def far(outputs, ys):
+    return float(jnp.mean(jnp.abs(outputs - ys) > 0.5))
+
+
+def far_fixed(outputs, ys):
+    return jnp.mean(jnp.abs(outputs - ys) > 0.5)
+
+
+def times_seven(outputs, ys):
+    return jnp.mean(outputs @ jnp.ones((7, 1)))
+
+
+MEASURE = {
+    "Metrics": lambda metric: testlearner(Metrics(metric)),
+    "evaluate": lambda metric: testlearner().evaluate(metrics=[metric]),
+}
+
+
+@pytest.mark.parametrize("measure", MEASURE)
+def test_metric_that_needs_a_value_is_named(measure):
+    error = refuses(
+        TraceError,
+        "The metric `far` needs a value in Python: Abstract tracer value encountered where concrete value is expected: "
+        "traced array with shape float32[]",
+        (
+            "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() or format "
+            "values",
+        ),
+        lambda: MEASURE[measure](far),
+    )
+    assert error.where == (f"far  {shown_path(__file__)}:{far.__code__.co_firstlineno + 1}",)
+    assert error.why == "metrics are computed by the compiled step, and values are not known yet while it is traced"
+    assert not {frame.name for frame in traceback.extract_tb(error.__traceback__)} & {"__exit__", "inner"}
+    MEASURE[measure](far_fixed)
+
+
+@pytest.mark.parametrize("measure", MEASURE)
+def test_metric_that_raises_is_named(measure):
+    with pytest.raises(TypeError, match="contracting dim") as caught:
+        MEASURE[measure](times_seven)
+    assert caught.value.__notes__[0] == "while computing the metric `times_seven`"
+
+
+def test_metric_that_raises_on_the_host_is_named():
+    class Bad(AbstractMetric):
+        name = "bad"
+
+        def init(self):
+            return jnp.float32(0)
+
+        def update(self, state, step, samples):
+            return state + step.loss
+
+        def compute(self, state):
+            if not isinstance(state, jax.core.Tracer):
+                raise ZeroDivisionError
+            return state
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        testlearner(Metrics(Bad())).fit(1)
+    assert caught.value.__notes__[0] == "while computing the metric `bad`"
+
+
+def test_handler_that_calls_a_function_names_its_line():
+    def positive(loss):
+        return bool(loss > 0)
+
+    class Asks(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Read()}}
+
+        @on
+        def ask(self, event: BackwardEnd, phase: TrainingPhase, learner):
+            positive(learner.step.loss)
+
+    with pytest.raises(TraceError) as caught:
+        testlearner(Asks())
+    assert caught.value.where[1:] == (f"positive  {shown_path(__file__)}:{positive.__code__.co_firstlineno + 1}",)
+
+
+@pytest.mark.parametrize("metrics", ["accuracy", ["accuracy"]])
+def test_names_of_metrics_are_not_metrics(metrics):
+    data = (np.ones((8, 3), np.float32), np.zeros(8, int))
+    learner = Learner(
+        (lambda key, xs: {"w": jnp.ones((3, 2))}, lambda params, xs: xs @ params["w"]),
+        lambda outputs, ys: optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean(),
+        optax.sgd(0.1),
+        example_batch=data,
+        default_callbacks=False,
+    )
+    code = "learner.evaluate(data, metrics=[fluxcb.callbacks.accuracy])"
+    what = "`metrics` of `learner.evaluate` must be metrics or functions of outputs and targets, not 'accuracy'."
+    refuses(DeclarationError, what, (f"write e.g. `{code}`",), lambda: learner.evaluate(data, metrics=metrics))
+    assert set(eval(code)) == {"loss", "accuracy"}  # noqa: S307 - of the message's own text
+    fix = ("write `learner.evaluate(data)`, which always measures the loss",)
+    refuses(DeclarationError, what.replace("accuracy", "loss"), fix, lambda: learner.evaluate(data, metrics="loss"))
+
+
+# -- exceptions of the model with validation data -------------------------------------------------
+
+
+def test_exception_of_the_model_with_validation_data_names_the_phase():
+    def apply(params, xs):
+        if xs.shape[0] == 3:
+            raise ValueError("three")
+        return xs @ params["w"]
+
+    def build(training, validation):
+        data = ([tuple(part[:training] for part in BATCH)], [tuple(part[:validation] for part in BATCH)])
+        return Learner((PAIR[0], apply), squared, optax.sgd(0.1), data=data, default_callbacks=False)
+
+    note = "while calling the model on float32[3, 1]"
+    phase = "in the step of ValidationPhase, which does not train, for a batch (float32[3, 1], float32[3, 1])"
+    for training, validation, notes in ((8, 3, [note, phase]), (3, 8, [note])):
+        with pytest.raises(ValueError, match="three") as caught:
+            build(training, validation).fit(1)
+        assert [text for text in caught.value.__notes__ if text in (note, phase)] == notes
+    learner = build(8, 8)
+    with pytest.raises(ValueError, match="three") as caught:
+        learner.evaluate(tuple(part[:3] for part in BATCH))
+    assert [text for text in caught.value.__notes__ if text in (note, phase)] == [note, phase]
 
 
 # -- the optimizer --------------------------------------------------------------------------------

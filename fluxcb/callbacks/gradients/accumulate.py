@@ -6,6 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from fluxcb._declare.access import Append, Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import BackwardEnd, Event
@@ -77,11 +79,14 @@ class AccumulateGradients(Callback):
         import jax
         import jax.numpy as jnp
 
+        def zeros(p: Any) -> Any:
+            # `jnp.zeros_like` compiles a program for each shape, but keeps the placement that the user has chosen.
+            dtype = jnp.promote_types(p.dtype, jnp.float32)
+            return jnp.zeros_like(p, dtype) if p.committed else jax.device_put(np.zeros(p.shape, dtype))
+
         if "accumulation" not in learner.cbstate:
             learner.cbstate.accumulation = {
-                "grads": jax.tree.map(
-                    lambda p: jnp.zeros_like(p, jnp.promote_types(p.dtype, jnp.float32)), learner.params
-                ),
+                "grads": jax.tree.map(zeros, learner.params),
                 **{name: jnp.zeros((), jnp.int32) for name in ("examples", "steps", "updates")},
             }
 

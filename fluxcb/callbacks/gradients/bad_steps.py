@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
@@ -13,8 +14,9 @@ from fluxcb._declare.events import Event, FitBegin, FitEnd, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
-from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.arguments import flag
+from fluxcb._declare.resolution import Resolution
+from fluxcb._errors import ConflictError, DeclarationError
+from fluxcb.callbacks.arguments import flag, whole_number
 from fluxcb.checkpoints.bad_steps import (
     BAD_STEPS,
     batch_checksum,
@@ -32,8 +34,10 @@ _RECORDS = {"cbstate": {"bad_steps": Append()}}
 class BadSteps(Callback):
     """Record each training step that a callback skips (`step.skip`), with the batch and the values that decided.
 
-    `cbstate.bad_steps` is a list with a dict for each skipped step:
+    `cbstate.bad_steps` is a list with a dict for each of the newest `keep_last` skipped steps:
 
+    - `number`: how many steps have been recorded, with this one. The last record therefore has the number of all
+      recorded steps, also of those whose records are no longer in the list.
     - `step`, `phase`, `epoch`, `step_in_epoch`: the step.
     - `data`: the position of its batch. `source` is the name of the data source, `pass` the number of the pass over the
       data (from 1), and `batch` the number of batches of the pass before this one. None outside an epoch.
@@ -44,11 +48,12 @@ class BadSteps(Callback):
       and the norm of the gradients. A callback of your own needs no code for this. A handler that reads the flag, as in
       `learner.step.skip |= bad`, is listed if no earlier handler has set it.
     - `undone`: None, or if the run has gone back to a checkpoint since then, `to`, the step of the checkpoint, and
-      `records`, the number of records at that time.
+      `records`, the `number` of the last record at that time.
 
-    With `folder`, the file `bad_steps.jsonl` there has the same records. Unlike the state in checkpoints, it keeps the
-    records of steps that a rewind has undone. `learner.replay(folder, bad_step=N)` replays one of these steps. A run
-    that resumes from a checkpoint repeats the steps after it, and removes their records until they are skipped again.
+    With `folder`, the file `bad_steps.jsonl` there has all records, also those that are no longer in the list. Unlike
+    the state in checkpoints, it keeps the records of steps that a rewind has undone. `learner.replay(folder,
+    bad_step=N)` replays a step whose record is in the file. A run that resumes from a checkpoint repeats the steps
+    after it, and removes their records until they are skipped again.
 
     With `skip_again`, a run that resumes from an earlier checkpoint keeps all records in the file, and does not train
     on their batches again. A run that rewinds continues with other batches and needs no argument for this.
@@ -56,6 +61,8 @@ class BadSteps(Callback):
     Args:
         folder: The directory of the run, usually that of the `Checkpointer`, or None for no file.
         skip_again: Whether to leave out the batches of all records in the file.
+        keep_last: Maximum number of records in `cbstate.bad_steps`, which checkpoints contain. A record takes about 4
+            kB of memory.
 
     Access:
         step.skip, step.skips, step.data_position, step.batch: Read.
@@ -70,8 +77,9 @@ class BadSteps(Callback):
         norm of the gradients. Copies the batch of a skipped step to the host. Does not shorten windows.
 
     Raises:
-        DeclarationError: `folder` is not a path, `skip_again` is not a bool or is true without a folder, or several
-            processes train together.
+        DeclarationError: `folder` is not a path, `skip_again` is not a bool or is true without a folder, `keep_last` is
+            not positive, or several processes train together.
+        ConflictError: There are two `BadSteps` in the list.
         CheckpointError: A line of the file is not a record.
 
     Example:
@@ -91,7 +99,9 @@ class BadSteps(Callback):
         (2, {'source': 'training', 'pass': 1, 'batch': 1}, nan)
     """
 
-    def __init__(self, folder: str | os.PathLike[str] | None = None, *, skip_again: bool = False) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str] | None = None, *, skip_again: bool = False, keep_last: int = 1000
+    ) -> None:
         if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
             raise DeclarationError(
                 f"`BadSteps` takes a directory, not {folder!r}.", fix='write e.g. `BadSteps("runs/1")`'
@@ -104,11 +114,23 @@ class BadSteps(Callback):
                 why="a checkpoint does not have the records of later steps, so a file must keep them",
                 fix='write e.g. `BadSteps("runs/1", skip_again=True)`',
             )
+        self.keep_last = whole_number(keep_last, "`keep_last` of BadSteps", 1)
         self._undone: list[dict[str, Any]] = []  # the records before a rewind, until the fit begins again
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and appends to."""
         return {"step": {name: Read() for name in ("skip", "skips", "data_position", "batch")}, **_RECORDS}
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Refuse a second `BadSteps`, because both would add their records to the same list."""
+        if isinstance(other, BadSteps):
+            raise ConflictError(
+                "The callbacks list contains more than one `BadSteps`.",
+                where=[repr(self), repr(other)],
+                why="both would add their records to `cbstate.bad_steps`",
+                fix="remove one of them",
+            )
+        return super().resolveconflict(other)
 
     def output_locations(self) -> Iterable[Path | str]:
         """Return the path of the file."""
@@ -134,21 +156,35 @@ class BadSteps(Callback):
                 why="each process has only a part of the batch",
                 fix="leave it out",
             )
-        records = learner.cbstate.bad_steps
-        kept, self._undone = self._undone, []
-        if self._file is not None and self.skip_again:
-            kept = read_bad_steps(self._file)
-        elif self._file is not None and not event.resumes and learner.progress.step == 0 and self._file.exists():
+        records, step = learner.cbstate.bad_steps, learner.progress.step
+        rewound, self._undone = self._undone, []
+        is_new = not (self.skip_again or event.resumes or step > 0)
+        if self._file is not None and is_new and self._file.exists():
             self._file.rename(unused_path(lambda number: self._file_of_earlier_run(number)))
-        step, known = learner.progress.step, set(map(_identity, kept))
-        # In place, so that the callback needs no permission to replace the list.
-        records[:] = [*kept, *(record for record in records if _identity(record) not in known)]
-        for record in records:
+        by_identity: dict[str, dict[str, Any]] = {}
+        for record in [*self._earlier(records, rewound), *records]:
+            by_identity.setdefault(_identity(record), record)
+        current = sorted(by_identity.values(), key=lambda record: record["number"])
+        for record in current:
             if record["step"] > step:  # the restored state does not have the step
-                undone = record["undone"] or {"to": step, "records": len(records)}
+                undone = record["undone"] or {"to": step, "records": current[-1]["number"]}
                 record["undone"] = {**undone, "to": min(step, undone["to"])}
-        if self._file is not None and (records or self._file.exists()):
-            write_bad_steps(self._file, records)
+        # In place, so that the callback needs no permission to replace the list.
+        records[:] = current[-self.keep_last :]
+        if self._file is not None and (current or self._file.exists()):
+            write_bad_steps(self._file, current)
+
+    def _earlier(self, records: list[dict[str, Any]], rewound: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the records that the restored state does not have: undone ones, and those before the newest ones."""
+        has_all = not records or records[0]["number"] == 1
+        if self._file is None or (has_all and not rewound and not self.skip_again):
+            return rewound
+        in_file = read_bad_steps(self._file)
+        if rewound or self.skip_again:
+            return [*in_file, *rewound]
+        # A file without the first record of the state belongs to another run.
+        first = _identity(records[0])
+        return in_file[: next((at for at, record in enumerate(in_file) if _identity(record) == first), 0)]
 
     def _file_of_earlier_run(self, number: int) -> Path:
         path = Path(BAD_STEPS)
@@ -163,7 +199,9 @@ class BadSteps(Callback):
 
         skips, position, progress = learner.step.skips, learner.step.data_position, learner.progress
         by = {writer: entry["values"] for writer, entry in skips["by"].items() if entry["skip"]}
+        records = learner.cbstate.bad_steps
         record = {
+            "number": records[-1]["number"] + 1 if records else 1,
             "step": progress.step,
             "phase": type(phase).name,
             "epoch": progress.epoch,
@@ -174,7 +212,8 @@ class BadSteps(Callback):
             "by": {writer: {name: value.item() for name, value in values.items()} for writer, values in by.items()},
             "undone": None,
         }
-        learner.cbstate.bad_steps.append(record)
+        records.append(record)
+        del records[: -self.keep_last]
         if self._file is not None:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             with self._file.open("a", encoding="utf-8") as file:
@@ -184,7 +223,8 @@ class BadSteps(Callback):
     def end(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
         """Keep the records that a rewind is about to undo."""
         if event.outcome == "rewinding":
-            self._undone = list(learner.cbstate.bad_steps)
+            # Copies, because a restore changes the dicts of the list in place.
+            self._undone = copy.deepcopy(list(learner.cbstate.bad_steps))
 
     def left_out_batches(self) -> Mapping[str, Collection[tuple[int, int]]]:
         """Return the batches of the records in the file, with `skip_again`."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import Resolution, RunFirst, Unresolvable
 from fluxcb._declare.schedules import AtWindowEnds, positive
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.gradients.finite import all_finite
 from fluxcb.callbacks.gradients.step_writers import writes_step
 from fluxcb.callbacks.stopping.nan_loss import DIVERGED, StopOnNaNLoss
@@ -149,7 +148,7 @@ class SkipNonFinite(StopOnNaNLoss):
             reason = f"loss or gradients were not finite at {self.limit} steps in a row, up to step {step}"
             if self.rewinds:
                 raise RewindFitting(reason, step - self.limit, self.rewinds)
-            warnings.warn(f"Training stopped: {reason}.", RuntimeWarning, stacklevel=stacklevel_of_user())
+            warn_user(f"Training stopped: {reason}.", RuntimeWarning)
             raise CancelFitting(reason, advice=DIVERGED)
 
     def __repr__(self) -> str:

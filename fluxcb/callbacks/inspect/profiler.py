@@ -17,7 +17,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import Schedule, positive
 from fluxcb._errors import DeclarationError
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import require
 from fluxcb.logging.record_file import checked_path
 
@@ -149,7 +149,7 @@ class Profiler(Callback):
         reached = learner.progress.step if unit == "step" else learner.progress.epoch
         if event.outcome == "finished" and reached < first:
             text = f"{self!r} has recorded nothing, because the fit ended after {unit} {reached}."
-            warnings.warn(text, UserWarning, stacklevel=stacklevel_of_user())
+            warn_user(text, UserWarning)
 
     def _begin(self, learner: LearnerView) -> None:
         import jax

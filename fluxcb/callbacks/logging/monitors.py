@@ -13,8 +13,9 @@ from fluxcb._declare.events import EpochEnd, Event, FitBegin, FitEnd, StepEnd, T
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.resolution import Resolution
 from fluxcb._declare.schedules import EverySeconds
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import ConflictError, DeclarationError
 from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.backend_group import BackendGroup
 from fluxcb.logging.hub import MonitorHub, Put
@@ -61,8 +62,9 @@ class Monitors(Callback):
         Reads the clock once per step. Fetches nothing. Does not shorten windows. Each `put` takes about a microsecond.
 
     Raises:
-        DeclarationError: An argument is not a backend, or two backends have the same name. When a fit begins: there are
-            two `Monitors`.
+        DeclarationError: An argument is not a backend, or two backends have the same name. When a fit begins: another
+            callback has replaced `cbstate.monitors`.
+        ConflictError: There are two `Monitors` in the list.
 
     Example:
         >>> from pathlib import Path
@@ -112,6 +114,19 @@ class Monitors(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the declared access; see the class docstring."""
         return {"cbstate": {"monitors": Append()}}
+
+    def resolveconflict(self, other: Callback) -> Resolution:
+        """Refuse a second `Monitors`, because callbacks can log to only one of them."""
+        if isinstance(other, Monitors):
+            # A backend may be in both of them.
+            backends = dict.fromkeys(map(repr, (*self.backends, *other.backends)))
+            raise ConflictError(
+                "The callbacks list contains more than one `Monitors`.",
+                where=[repr(self), repr(other)],
+                why="both would create `cbstate.monitors`, and callbacks can log to only one of them",
+                fix=f"pass all backends to one: `Monitors({', '.join(backends)})`",
+            )
+        return super().resolveconflict(other)
 
     def logged_names(self, metrics: Mapping[type[Phase], Collection[str]]) -> Collection[str]:
         """Return no names, because `Monitors` does not log values itself."""
@@ -171,9 +186,9 @@ class Monitors(Callback):
     def _checked_hub(self, learner: LearnerView) -> MonitorHub:
         if learner.cbstate.monitors is not self._hub:
             raise DeclarationError(
-                "There are two `Monitors` among the callbacks, or another callback created `cbstate.monitors`.",
-                why="callbacks can log to only one of them",
-                fix="pass all backends to one `Monitors`: `Monitors(JSONLinesBackend(...), TensorBoardBackend(...))`",
+                f"Another callback has replaced the `cbstate.monitors` that {self!r} created.",
+                why="the other callbacks log to the new one, so the backends would get no values",
+                fix="do not assign `learner.cbstate.monitors` in another callback",
             )
         return self._hub
 

@@ -23,6 +23,7 @@ from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric, Samples
 from fluxcb.callbacks.metrics.means import initial_means, plain_means, updated_means
 from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss, Metric
 from fluxcb.callbacks.metrics.metric_arguments import as_code, as_metric, clash
+from fluxcb.callbacks.metrics.metric_errors import Computing
 from fluxcb.callbacks.metrics.metric_values import EpochValues, StepValues
 from fluxcb.callbacks.metrics.padding import require_weights
 from fluxcb.callbacks.metrics.recorder import leading_axis
@@ -216,7 +217,10 @@ class Metrics(Callback):
         if self._gathered:
             counts = ~learner.step.skip if "skip" in learner.step else np.bool_(True)
             computed = [metric for metric in self._gathered if self._is_computed(metric, phase, learner)]
-            values = {metric.name: metric.gathered(learner.step) for metric in computed}
+            values = {}
+            for metric in computed:
+                with Computing(metric.name):
+                    values[metric.name] = metric.gathered(learner.step)
             learner.step["gathered"] = {"counts": counts, "values": values}
         new = packing.pack(new)
         if "skip" in learner.step:
@@ -268,18 +272,22 @@ class Metrics(Callback):
             # A metric that is not computed in this phase keeps its state, and its step value is NaN.
             value = jnp.float32(jnp.nan)
             if active[metric]:
-                state = _checked(metric, state, metric.update(state, learner.step, samples))
-                if metric.has_step_values:
-                    value = jnp.asarray(metric.step_value(state, learner.step, samples), jnp.float32)
-                    metric.check_shape(value.shape)
-                elif metric not in self._gathered:  # `compute` runs on the host, so only its shape is traced here
-                    metric.check_shape(jax.eval_shape(metric.compute, state).shape)
+                with Computing(metric.name):
+                    state = _checked(metric, state, metric.update(state, learner.step, samples))
+                    if metric.has_step_values:
+                        value = jnp.asarray(metric.step_value(state, learner.step, samples), jnp.float32)
+                        metric.check_shape(value.shape)
+                    elif metric not in self._gathered:  # `compute` runs on the host, so only its shape is traced here
+                        metric.check_shape(jax.eval_shape(metric.compute, state).shape)
             states.append(state)
             if metric.has_step_values:
                 row.append(value)
         parts = [jnp.stack(row)] if row else []
         if self._means:
-            values = [metric.batch_value(learner.step) if active[metric] else None for metric in self._means]
+            values: list[Any] = []
+            for metric in self._means:
+                with Computing(metric.name):
+                    values.append(metric.batch_value(learner.step) if active[metric] else None)
             means, of_means = updated_means(means, values, samples)
             parts.insert(0, of_means)
         steps = [float(active[metric]) for metric in self.metrics]
@@ -370,7 +378,8 @@ class Metrics(Callback):
         for metric, steps in zip(self.metrics, used, strict=True):
             if steps:
                 data = states[metric] if samples is None or metric not in self._gathered else samples.of(metric.name)
-                values.add(metric.name, epoch, metric.value_of(data))
+                with Computing(metric.name):
+                    values.add(metric.name, epoch, metric.value_of(data))
         if samples is not None and not type(phase).trains:
             samples.clear()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +16,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import as_sentence
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.progress.console import console_for, show_block
 from fluxcb.callbacks.progress.printer import MetricsPrinter
 from fluxcb.callbacks.progress.progress import ProgressBar
@@ -117,7 +116,7 @@ class FitSummary(Callback):
         if event.outcome in ("finished", "stopped"):
             for name, text in not_finite:
                 if name.endswith("/loss"):
-                    warnings.warn(f"{text}.", RuntimeWarning, stacklevel=stacklevel_of_user())
+                    warn_user(f"{text}.", RuntimeWarning)
 
 
 def _ending(event: FitEnd, progress: Any, seconds: float, trained: bool) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -15,7 +14,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched, is_metric_name
 from fluxcb.checkpoints.manifest import Manifest
@@ -48,11 +47,10 @@ class BestSaver(SnapshotSaver):
         known = self._watched.known_mode
         if known not in (None, self.mode):
             other, size = ("MinSaver", "largest") if known == "min" else ("MaxSaver", "smallest")
-            warnings.warn(
+            warn_user(
                 f'`{owner}(..., "{metric}")` keeps the checkpoint with the {size} `{self._watched}`, which is usually '
                 f'the worst one. To keep the best one, write `{other}(..., "{metric}")`.',
                 UserWarning,
-                stacklevel=stacklevel_of_user(),
             )
         super().__init__(folder, owner)
         if name is not None and not (isinstance(name, str) and re.match(r"[^\W\d]", name)):

@@ -112,7 +112,9 @@ class EarlyStopping(Callback):
                 )
             criteria = (*criteria, patience)
         if not criteria:
-            raise DeclarationError("`EarlyStopping` has no criterion.", fix=_EXAMPLE)
+            named = f'write e.g. `EarlyStopping(3, metric="{metric}")`'
+            fix = named if isinstance(metric, str) and metric != "loss" else _EXAMPLE
+            raise DeclarationError("`EarlyStopping` has no criterion.", fix=fix)
         requested = requested_mode(mode, "EarlyStopping")
         # A pair has its own metric, so `metric` and `mode` do not apply to it.
         pairs = [criterion if _is_pair(criterion) else (metric, criterion) for criterion in criteria]

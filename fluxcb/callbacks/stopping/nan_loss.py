@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import AtWindowEnds
-from fluxcb._tracebacks import stacklevel_of_user
+from fluxcb._tracebacks import warn_user
 
 __all__ = ["DIVERGED", "StopOnNaNLoss"]
 
@@ -106,5 +105,5 @@ class StopOnNaNLoss(Callback):
             if not math.isfinite(loss):
                 what = "the loss" if len(losses) == 1 else f"loss {number} of {len(losses)}"
                 reason = f"{what} was {loss} at step {learner.progress.step}"
-                warnings.warn(f"Training stopped: {reason}.", RuntimeWarning, stacklevel=stacklevel_of_user())
+                warn_user(f"Training stopped: {reason}.", RuntimeWarning)
                 raise CancelFitting(reason, advice=DIVERGED)
