@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_errors": frozenset({"_terminal"}),
     "_typing": frozenset(),
     "_paths": frozenset(),
+    "_memory": frozenset(),
     "_interruptions": frozenset(),
     "_memory": frozenset(),
     "_tracebacks": frozenset({"_errors"}),

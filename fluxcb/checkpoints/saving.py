@@ -160,8 +160,8 @@ def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
             # array at once, and hold the results until they are written.
             handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit, use_compression=False)
             handler.save(epath.Path(path / part), args=tree)
-            # The threads of TensorStore copy parts of arrays that are not contiguous. Each thread would keep the memory
-            # of its copies, so the process would grow.
+            # Threads of TensorStore copy the parts of arrays that are not contiguous. The heaps of these threads would
+            # keep the memory of the copies.
             release_freed_memory()
     elif trees:
         with _ORBAX_LOCK, ocp.Checkpointer(_handler()) as checkpointer:
