@@ -43,7 +43,6 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_paths": frozenset(),
     "_memory": frozenset(),
     "_interruptions": frozenset(),
-    "_memory": frozenset(),
     "_tracebacks": frozenset({"_errors"}),
     "_traced_values": frozenset({"_errors"}),
     "_calls": frozenset({"_errors", "_tracebacks"}),

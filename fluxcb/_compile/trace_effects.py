@@ -41,7 +41,7 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
 
 def _numpy_random() -> Any:
     kind, keys, *rest = np.random.get_state()
-    return kind, keys.tobytes(), rest  # type: ignore[union-attr]
+    return kind, np.asarray(keys).tobytes(), rest
 
 
 def _numbers(owner: object) -> dict[str, Any]:
