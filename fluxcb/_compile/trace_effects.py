@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import threading
 from collections.abc import Iterator
@@ -31,7 +32,10 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
             "uses the same numbers. Use `learner.key`, e.g. `jax.random.normal(learner.key, shape)`.",
             UserWarning,
         )
-    for field in (field for field, value in _numbers(owner).items() if fields_before.get(field, value) != value):
+    for field, value in _numbers(owner).items():
+        before = fields_before.get(field, value)
+        if before is value or before == value:  # the same NaN is not equal to itself
+            continue
         warn_user(
             f"{name} changed `self.{field}`. The change happens once, while the step is traced, and not at each step. "
             f"Keep the value in `learner.cbstate`, or change `self.{field}` in a host handler.",
@@ -39,10 +43,11 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
         )
 
 
-def _numpy_random() -> Any:
-    kind, keys, *rest = np.random.get_state()
-    return kind, np.asarray(keys).tobytes(), rest
+def _numpy_random() -> bytes:
+    return pickle.dumps(np.random.get_state(legacy=False))  # any bit generator; its arrays cannot be compared by `==`
 
 
 def _numbers(owner: object) -> dict[str, Any]:
-    return {name: value for name, value in vars(owner).items() if isinstance(value, int | float)} if owner else {}
+    """Return the fields of an object that are numbers. A field may have its first value in the class."""
+    fields = {**vars(type(owner)), **getattr(owner, "__dict__", {})}
+    return {name: value for name, value in fields.items() if isinstance(value, int | float)}

@@ -39,6 +39,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 if TYPE_CHECKING:
     from fluxcb.checkpoints.loading import load_model, load_model_state, load_params
     from fluxcb.checkpoints.reading import LoadedCheckpoint

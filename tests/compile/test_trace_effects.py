@@ -1,5 +1,6 @@
 """Effects of traced handlers that happen once, while the step is traced."""
 
+import math
 import random
 import re
 import warnings
@@ -39,12 +40,15 @@ def test_random_numbers_outside_jax_are_a_warning(draw, monkeypatch):
         testlearner(Noise())
 
 
-def test_counting_in_a_field_is_a_warning():
+@pytest.mark.parametrize("first_in_class", [True, False])
+def test_counting_in_a_field_is_a_warning(first_in_class):
     class Counts(Callback):
         count = 0
+        unknown = math.nan
 
         def __init__(self):
-            self.count = 0
+            if not first_in_class:
+                self.count = 0
 
         def stateaccess(self):
             return {"step": {"loss": Read()}}
