@@ -15,7 +15,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._declare.access import Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import TracedEvent, is_concrete
+from fluxcb._declare.events import StepEnd, TracedEvent, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
@@ -184,8 +184,8 @@ def warn_unused_stop(graph: CallbackGraph) -> None:
     """Warn about callbacks that set `step.stop` if no host handler acts on it."""
     stop = ("step", "stop")
     for declared in graph.declared:
-        # A callback that declares `control` may cancel in its own host handler.
-        if not _writes(declared, stop) or ("control",) in declared.access:
+        # A callback with a host handler of StepEnd may act on the flag itself, by a Cancel or an error.
+        if not _writes(declared, stop) or any(entry.event is StepEnd for entry in declared.handlers):
             continue
         others = (other for other in graph.declared if other is not declared)
         if not any(lookup(other.access, stop) is not None and not _writes(other, stop) for other in others):

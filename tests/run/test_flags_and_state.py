@@ -1,6 +1,7 @@
 """Flags of the step that nobody would see, and state of callbacks that checkpoints would not save."""
 
 import re
+import warnings
 
 import pytest
 
@@ -15,6 +16,7 @@ from fluxcb import (
     TraceError,
     on,
 )
+from fluxcb.callbacks import CheckNumerics, LossSpikeGuard, SkipNonFinite, StopOnNaNLoss
 from fluxcb.events import BackwardEnd, StepBegin, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -92,6 +94,13 @@ def test_stop_that_another_callback_reads_needs_no_warning():
     seen = []
     testlearner(flags("stop", BackwardEnd)(), Reads()).fit(1)
     assert seen == [True] * 4
+
+
+@pytest.mark.parametrize("callback", [CheckNumerics, SkipNonFinite, StopOnNaNLoss, LossSpikeGuard])
+def test_built_in_callbacks_act_on_their_own_stop(callback):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        testlearner(callback())
 
 
 def test_cancel_in_a_traced_handler_is_explained():

@@ -226,7 +226,7 @@ def test_calls_from_handler_raise(call, first, refuses):
 @pytest.mark.parametrize(
     ("call", "first"),
     [
-        (lambda learner: learner.fit(1), "reads `fit`, which is not part of the state."),
+        (lambda learner: learner.fit(1), "uses `learner.fit`, which handlers do not have."),
         (lambda learner: setattr(learner, "mine", 5), "writes `mine`, which is not part of the state."),
         (
             lambda learner: setattr(learner.progress, "step", 5),
