@@ -349,7 +349,7 @@ def _make_view(
         else:
             # Counters belong to the engine, even for a handler that may write everything.
             inside, opened = node, everything if name != "progress" else None
-        # Generated on first use, because most handlers use few of the namespaces.
+        # Views are generated on first use, because most handlers use few of the namespaces.
         parts[name] = functools.partial(_make_view, below, inside, backend, declared, where, opened)
         if inside or opened is not None:
             readable.append(name)

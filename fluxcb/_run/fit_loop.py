@@ -95,7 +95,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
         progress.epochs = fit.epoch + length.epochs
     if length.steps is not None:
         progress.last_step = fit.step + length.steps
-    # One object for all attempts, because it remembers the checkpoint that did not help.
+    # A single object serves all attempts, because it remembers the checkpoint that did not help.
     rewinding = Rewinding(core, phases)
     while True:
         target, reason = _run(core, phases, length, rewinding, resumes=resumes, ended=ended)

@@ -45,15 +45,11 @@ from fluxcb._run.validate_callbacks import (
     carried_entries,
     check_hyperparams,
     check_watched_data,
-    refuse_late_flags,
-    refuse_lost_state,
     refuse_shared,
+    refuse_useless,
     require_created,
     require_used,
-    warn_empty_log,
-    warn_inert,
-    warn_uncalled,
-    warn_unused_stop,
+    warn_ineffective,
 )
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.models import adapt
@@ -184,8 +180,7 @@ class LearnerCore:
         state, train = self.state, self.state.train
         graph = checked_graph(items, self.phases)
         refuse_shared(graph, self)
-        refuse_late_flags(graph)
-        refuse_lost_state(graph)
+        refuse_useless(graph)
         check_watched_data(graph, self.streams)
         keep_switches(graph, getattr(self, "graph", None))
         if train.built:
@@ -222,10 +217,7 @@ class LearnerCore:
         require_created(graph, {*state.cbstate, *moved})
         check_parts(graph, train.carry, state.cbstate)
         require_used(graph, moved, {*state.cbstate, *moved})
-        warn_empty_log(graph)
-        warn_inert(graph)
-        warn_uncalled(graph)
-        warn_unused_stop(graph)
+        warn_ineffective(graph)
         self.engine.emitter.check(graph)
         # Tracing is the only way to find errors in traced handlers. It takes longest, so it comes last.
         self._dry_run(plan)

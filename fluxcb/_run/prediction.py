@@ -124,7 +124,7 @@ def _batches(
     if isinstance(source, ArrayLoader) and source.shuffle:
         raise DataError(
             f"{_WHAT} is an `ArrayLoader` that shuffles.",
-            why="the outputs would be in its random order, and not in that of its arrays",
+            why="the outputs would be in random order, and not in the order of the arrays",
             fix=["give the array of inputs: `learner.predict(xs)`", "build the loader with `shuffle=False`"],
         )
     if isinstance(source, ArrayLoader) and source.drop_last:

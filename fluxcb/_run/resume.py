@@ -165,7 +165,7 @@ def restore_checkpoint(
 def _read(
     core: LearnerCore, checkpoint: StoredCheckpoint, allow: Collection[str], path: str | os.PathLike[str]
 ) -> tuple[Snapshot, list[Change]]:
-    """Return the contents of a checkpoint, and how this program differs from its run; `path` is for messages."""
+    """Return the contents of a checkpoint, and how this program differs from its run. Messages show `path`."""
     # The description of the run is compared before any array is read. All differences are then reported together, and
     # the shapes of the arrays are known from the Learner and not only from the file.
     snapshots = core.snapshots

@@ -28,17 +28,13 @@ __all__ = [
     "carried_entries",
     "check_hyperparams",
     "check_watched_data",
-    "refuse_late_flags",
-    "refuse_lost_state",
     "refuse_shared",
     "refuse_shared_names",
+    "refuse_useless",
     "require_created",
     "require_used",
     "traced_entries",
-    "warn_empty_log",
-    "warn_inert",
-    "warn_uncalled",
-    "warn_unused_stop",
+    "warn_ineffective",
 ]
 
 
@@ -121,7 +117,26 @@ def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
         raise CheckError.of(problems)
 
 
-def warn_empty_log(graph: CallbackGraph) -> None:
+def refuse_useless(graph: CallbackGraph) -> None:
+    """Check that no callback declares what could have no effect.
+
+    Raises:
+        AccessError: A callback without traced handlers writes a flag of the step.
+        DeclarationError: A class has `load_state_dict`, but no `state_dict`.
+    """
+    _refuse_late_flags(graph)
+    _refuse_lost_state(graph)
+
+
+def warn_ineffective(graph: CallbackGraph) -> None:
+    """Warn about callbacks, handlers, logs and flags that have no effect."""
+    _warn_empty_log(graph)
+    _warn_inert(graph)
+    _warn_uncalled(graph)
+    _warn_unused_stop(graph)
+
+
+def _warn_empty_log(graph: CallbackGraph) -> None:
     """Warn if a `Monitors` has backends, but no callback logs anything."""
     for declared in graph.declared:
         monitors = unwrap(declared.callback)
@@ -141,7 +156,7 @@ def warn_empty_log(graph: CallbackGraph) -> None:
         )
 
 
-def refuse_late_flags(graph: CallbackGraph) -> None:
+def _refuse_late_flags(graph: CallbackGraph) -> None:
     """Check that callbacks that declare a flag of the step can write it while the step is computed.
 
     Raises:
@@ -163,7 +178,7 @@ def refuse_late_flags(graph: CallbackGraph) -> None:
             )
 
 
-def refuse_lost_state(graph: CallbackGraph) -> None:
+def _refuse_lost_state(graph: CallbackGraph) -> None:
     """Check that classes with `load_state_dict` also have `state_dict`, without which nothing is saved.
 
     Raises:
@@ -180,7 +195,7 @@ def refuse_lost_state(graph: CallbackGraph) -> None:
             )
 
 
-def warn_unused_stop(graph: CallbackGraph) -> None:
+def _warn_unused_stop(graph: CallbackGraph) -> None:
     """Warn about callbacks that set `step.stop` if no host handler acts on it."""
     stop = ("step", "stop")
     for declared in graph.declared:
@@ -201,7 +216,7 @@ def _writes(declared: Declared, path: StatePath) -> bool:
     return permission is not None and writes(permission)
 
 
-def warn_inert(graph: CallbackGraph) -> None:
+def _warn_inert(graph: CallbackGraph) -> None:
     """Warn about callbacks that do nothing, and about methods that look like handlers but are never called."""
     for declared in graph.declared:
         callback = unwrap(declared.callback)
@@ -225,7 +240,7 @@ def warn_inert(graph: CallbackGraph) -> None:
             )
 
 
-def warn_uncalled(graph: CallbackGraph) -> None:
+def _warn_uncalled(graph: CallbackGraph) -> None:
     """Warn about callbacks whose traced handlers are for events that no phase emits, such as a `Scheduler`."""
     for declared in graph.declared:
         if isinstance(unwrap(declared.callback), StopOnNaNLoss):  # one of the defaults, which suit most phases

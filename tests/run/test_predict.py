@@ -440,7 +440,7 @@ def test_shuffling_loader_raises(refused):
     with refused(
         DataError,
         "`data` of `learner.predict` is an `ArrayLoader` that shuffles.\n"
-        "  why:   the outputs would be in its random order, and not in that of its arrays\n"
+        "  why:   the outputs would be in random order, and not in the order of the arrays\n"
         "  fix:   give the array of inputs: `learner.predict(xs)`\n"
         "     or: build the loader with `shuffle=False`",
     ):
