@@ -58,8 +58,8 @@ class Profiler(Callback):
         the profile takes seconds. Other steps have no overhead.
 
     Raises:
-        DeclarationError: `folder` is not writable, not exactly one of `steps` and `epochs` is given, or the range is
-            not a pair of a first and a last number. During the fit: another profile is being recorded.
+        DeclarationError: `folder` is not writable, both or neither of `steps` and `epochs` are given, or the range is
+            not a pair of numbers, the first and the last. During the fit: another profile is being recorded.
 
     Example:
         >>> from pathlib import Path
