@@ -101,7 +101,7 @@ class History(Constructed, Mapping[str, list[Any]]):
             stop_reason=stop_reason,
             commands=cbstate.get("commands", ()),
         )
-        # Every fit returns a history of all steps so far. Copying the two lists is several times faster than pairing them.
+        # Every fit returns a history of all steps so far. Copying two lists is several times faster than pairing them.
         history._step_columns = {
             phase: {name: (list(values.steps), list(values[name])) for name in values}
             for phase, values in by_step.items()
