@@ -21,6 +21,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MARK = "__fluxcb_entry_point__"
+_WRAPPED = "__fluxcb_constructors_wrapped__"
 
 _ELSEWHERE: Sequence[tuple[str, str, str]] = (
     ("loss_fn", "loss_fn", "loss loss_function criterion objective"),
@@ -141,6 +142,16 @@ def _remove_frames(error: BaseException) -> None:
         remove_own_frames(error)
 
 
+def _wrap_constructors(cls: Any) -> None:
+    """Explain wrong arguments of the constructors of a class and of its base classes."""
+    for base in cls.__mro__:
+        constructor = vars(base).get("__init__")
+        is_own = inspect.isfunction(constructor) and issubclass(base, Constructed)
+        if is_own and not hasattr(constructor, _MARK):
+            base.__init__ = entry_point(constructor)
+    setattr(cls, _WRAPPED, True)
+
+
 class Constructed:
     """Base class of public classes, which explains wrong arguments of their constructors as `entry_point` does.
 
@@ -158,11 +169,8 @@ class Constructed:
 
         @entry_point
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            for base in cls.__mro__:
-                constructor = vars(base).get("__init__")
-                is_own = inspect.isfunction(constructor) and issubclass(base, Constructed)
-                if is_own and not hasattr(constructor, _MARK):
-                    base.__init__ = entry_point(constructor)
+            if _WRAPPED not in vars(cls):
+                _wrap_constructors(cls)
             made = cls._created(super().__new__, args, kwargs)
             if isinstance(made, cls):
                 made._record_arguments(args, kwargs)

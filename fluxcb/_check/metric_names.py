@@ -314,8 +314,8 @@ def _cures(one: Declared, other: Declared) -> list[str]:
 def _names(declared: Declared, method: str, *arguments: Any) -> Collection[str] | None:
     """Return the names that a callback declares, or None if it does not know them."""
     names = getattr(declared.callback, method)(*arguments)
-    if names is None:
-        return None
+    if names is None or names == ():  # most callbacks
+        return names
     if isinstance(names, str) or not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
         raise DeclarationError(
             f"`{declared.cls.__name__}.{method}` must return a collection of names or None, not {names!r}.",

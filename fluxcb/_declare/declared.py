@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -106,7 +107,7 @@ class Declared:
     _bound: dict[Moment, BoundHandler | None] = field(default_factory=dict, repr=False)
     _accesses: dict[Moment, Access] = field(default_factory=dict, repr=False)
 
-    @property
+    @functools.cached_property
     def cls(self) -> type[Callback]:
         """The class of the callback inside all wrappers."""
         return type(unwrap(self.callback))

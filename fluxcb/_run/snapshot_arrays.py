@@ -28,6 +28,10 @@ def host_copies(tree: PyTree) -> PyTree:
             return jnp.copy(leaf)
         return np.array(leaf) if leaf.is_fully_addressable else _shards_on_host(leaf)
 
+    if jax.process_count() > 1:
+        # Delete the copies of the previous snapshot (see `_in_own_pages`). Otherwise, they would exist until the first
+        # array of this snapshot has been copied.
+        jax.device_put(np.zeros((), np.float32), jax.local_devices()[0])
     copies = jax.tree.map(host_copy, tree)
     return jax.block_until_ready(copies)
 

@@ -107,6 +107,8 @@ def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
     """
     if not has_data:
         return  # a hand-written loop provides its own batches
+    if not any(tuple(declared.callback.watched_metrics()) for declared in graph.declared):
+        return
     written = [path for d in graph.declared for path, permission in d.access.items() if writes(permission)]
     names = {phase.name for phase in graph.phases}
     # A callback that may assign the data of a phase can provide it later.
@@ -218,6 +220,7 @@ def _writes(declared: Declared, path: StatePath) -> bool:
 
 def _warn_inert(graph: CallbackGraph) -> None:
     """Warn about callbacks that do nothing, and about methods that look like handlers but are never called."""
+    unmarked_methods: dict[type, list[Any]] = {}
     for declared in graph.declared:
         callback = unwrap(declared.callback)
         cls = type(callback)
@@ -225,7 +228,9 @@ def _warn_inert(graph: CallbackGraph) -> None:
         if _chooses_handlers(cls):
             continue
         # A warning and not an error, because the method may be a helper that other code calls.
-        if forgotten := unmarked(cls):
+        if cls not in unmarked_methods:
+            unmarked_methods[cls] = unmarked(cls)
+        if forgotten := unmarked_methods[cls]:
             for name in (function.__name__ for function in forgotten):
                 _warn(
                     f"`{cls.__name__}.{name}` has the parameters of a handler, but it is not marked with `@on`, so "

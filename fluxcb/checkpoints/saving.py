@@ -36,11 +36,13 @@ T = TypeVar("T")
 _ORBAX_LOCK = threading.Lock()
 
 # The limits of the memory that a save of several processes needs besides the snapshot. Without them, TensorStore copies
-# all arrays that it cannot write from the snapshot's memory, because their parts are not contiguous there.
+# all arrays that it cannot write from the snapshot's memory, because their chunks are not contiguous there.
 _CHUNK_BYTES = 2 << 20
-"""Size of the parts into which large arrays are divided, each of which is written and read as one."""
+"""Size of the chunks into which large arrays are divided, each of which is written and read as one."""
+_LARGEST_CHUNK_BYTES = 64 << 20
+"""Size up to which a part of an array is one chunk, if smaller chunks would not be contiguous in memory."""
 _DATA_FILE_BYTES = 8 << 20
-"""Size of the parts that TensorStore collects before it writes them to a file."""
+"""Size of the data that TensorStore collects before it writes it to a file, unless a single chunk is larger."""
 _BYTES_IN_FLIGHT = 16 << 20
 """Size of the arrays that are written at the same time, unless a single array is larger."""
 
@@ -153,6 +155,8 @@ def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
     if jax.process_count() > 1:
         # The checkpointers of Orbax call collectives, or wait for a process that has failed for minutes.
         for part, tree in trees.items():
+            # The heaps of threads keep the memory that compiling, training, or TensorStore's copies have freed.
+            release_freed_memory()
             largest = max(_local_bytes(leaf) for leaf in jax.tree.leaves(tree.item))
             # Orbax requires that each array is smaller than the limit.
             limit: Any = (max(largest, _BYTES_IN_FLIGHT) + 1) / 1e9  # Orbax declares an int, but takes fractions
@@ -160,9 +164,7 @@ def _write_arrays(path: Path, trees: Mapping[str, Any]) -> None:
             # array at once, and hold the results until they are written.
             handler = ocp.PyTreeCheckpointHandler(save_concurrent_gb=limit, use_compression=False)
             handler.save(epath.Path(path / part), args=tree)
-            # Threads of TensorStore copy the parts of arrays that are not contiguous. The heaps of these threads would
-            # keep the memory of the copies.
-            release_freed_memory()
+        release_freed_memory()
     elif trees:
         with _ORBAX_LOCK, ocp.Checkpointer(_handler()) as checkpointer:
             checkpointer.save(path, args=ocp.args.Composite(**trees))
@@ -205,9 +207,24 @@ def _trees(snapshot: Snapshot) -> dict[str, Any]:
         leaves = {n: _data(leaf) for n, leaf in named(tree).items() if leaf.size}
         if leaves:  # Orbax refuses empty trees and arrays without elements
             tree = nested(leaves)
-            chunks = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=_CHUNK_BYTES), tree)
-            items[name] = ocp.args.PyTreeSave(tree, save_args=chunks, ocdbt_target_data_file_size=_DATA_FILE_BYTES)
+            sizes = jax.tree.map(_chunk_bytes, tree)
+            chunks = jax.tree.map(lambda size: ocp.SaveArgs(chunk_byte_size=size), sizes)
+            file_bytes = max(_DATA_FILE_BYTES, *jax.tree.leaves(sizes))
+            items[name] = ocp.args.PyTreeSave(tree, save_args=chunks, ocdbt_target_data_file_size=file_bytes)
     return items
+
+
+def _chunk_bytes(leaf: Any) -> int:
+    """Return the largest size of the chunks into which an array is divided (bytes)."""
+    if jax.process_count() == 1 or isinstance(leaf, np.ndarray):
+        return _CHUNK_BYTES
+    size = _local_bytes(leaf)
+    if not _CHUNK_BYTES < size <= _LARGEST_CHUNK_BYTES:
+        return _CHUNK_BYTES
+    part = leaf.sharding.shard_shape(leaf.shape)
+    # Orbax first divides the dimension that is sharded. Blocks of rows are contiguous, and blocks of columns are not.
+    by_rows = part[0] < leaf.shape[0] and part[1:] == leaf.shape[1:]
+    return _CHUNK_BYTES if by_rows else size
 
 
 def _local_bytes(leaf: Any) -> int:

@@ -6,7 +6,9 @@ import re
 import signal
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from etils import epath
 
 from fluxcb.checkpoints.reading import _size_of_reads, resolve_checkpoint
 from tests.run_processes import run_processes
@@ -229,3 +231,40 @@ def test_failing_save_is_an_error_in_all_processes_and_killed_one_leaves_whole_c
     assert "PeerError: Process 1" in ended[0].stderr
     # The checkpoint that was being written does not count, and the one before is whole.
     assert resolve_checkpoint(folder)[0] == folder / "2"
+
+
+WIDE = """
+import sys
+number, port, folder = int(sys.argv[1]), sys.argv[3], sys.argv[4]
+import jax
+jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=number)
+import jax.numpy as jnp, numpy as np, optax
+from jax.sharding import PartitionSpec as P
+import fluxcb
+from fluxcb.callbacks import Checkpointer
+
+fluxcb.Learner.from_loss(
+    {name: np.ones((1024, 2048), np.float32) for name in ("rows", "columns", "whole")},
+    lambda params, batch: sum(jnp.mean(w * jnp.mean(batch)) for w in params.values()),
+    optax.sgd(0.1),
+    data=[np.ones((2, 4), np.float32)],
+    callbacks=[Checkpointer(folder)],
+    default_callbacks=False,
+    mesh=fluxcb.mesh(),
+    sharding=fluxcb.Sharding(params={"rows": P("data"), "columns": P(None, "data")}),
+).fit(1)
+"""
+
+
+@pytest.mark.long
+def test_parts_that_are_columns_are_one_chunk_and_others_have_chunks_of_two_mebibytes(tmp_path):
+    ended = run_processes(WIDE, 2, tmp_path / "run")
+    assert [process.code for process in ended] == [0, 0], [process.stderr[-3000:] for process in ended]
+    stored = ocp.PyTreeCheckpointHandler().metadata(epath.Path(resolve_checkpoint(tmp_path / "run")[0] / "params"))
+    chunks = {name: leaf.storage.chunk_shape for name, leaf in stored.items()}
+    # A chunk of 4 MiB for the half of an array, which is contiguous in the memory of its process.
+    assert chunks["columns"] == (1024, 1024)
+    # 2 MiB = 256 rows of 2,048 numbers.
+    assert chunks["rows"] == (256, 2048)
+    # Each process writes half of an array that both have, as one chunk of 4 MiB.
+    assert chunks["whole"] == (512, 2048)
