@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.lineage import Lineage, LineageObserver, parse_path
 from fluxcb._run.resume import restore_run
 from fluxcb._run.switches import set_disabled, silent_names
+from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.host_file import read_host
 from fluxcb.checkpoints.naming import named
 from fluxcb.checkpoints.reading import FolderCheckpoint
@@ -348,7 +348,7 @@ def _good(paths: Iterable[Path]) -> Iterator[FolderCheckpoint]:
         try:
             yield FolderCheckpoint(path, verify_checkpoint(path))
         except CheckpointCorruptError as error:
-            warnings.warn(f"The replay skips a damaged checkpoint: {error.what}", ResumeWarning, stacklevel=2)
+            warn_user(f"The replay skips a damaged checkpoint: {error.what}", ResumeWarning)
 
 
 def _other_losses(core: LearnerCore, folder: Path, replayed: History, start: int) -> Iterator[str]:
