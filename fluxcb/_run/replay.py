@@ -252,6 +252,9 @@ class _InSteps(Scheduled):
         super().__init__(callback)
         self.schedule = StepRange(first, last)
 
+    def __repr__(self) -> str:
+        return repr(self.callback)
+
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
         """Return the range for handlers of training steps."""
         of_steps = issubclass(event, StepBegin | StepEnd | Trigger | TracedEvent)
@@ -266,6 +269,9 @@ class _Capture(Callback):
     def __init__(self, step: int, *, at_step: bool) -> None:
         self.step, self.at_step = step, at_step
         self.snapshot: Any = None
+
+    def __repr__(self) -> str:
+        return "replay"
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Declare that it reads all state."""

@@ -152,6 +152,19 @@ def test_contradictory_order_statements_form_cycle(refused: Any) -> None:
         checked_graph([in_order(after, warm)], PHASES)
 
 
+def test_contradictory_in_order_names_both_statements(refused: Any) -> None:
+    after, warm = Everywhere({}), WarmUp({})
+    with refused(
+        CycleError,
+        "`in_order` states contradictory orders: Everywhere before WarmUp, and WarmUp before Everywhere.\n"
+        "  why:   at StepBegin x TrainingPhase no order satisfies both\n"
+        "  fix:   keep the order that you need, and delete the other `in_order(...)`",
+    ):
+        checked_graph([in_order(after, warm), in_order(warm, after)], PHASES)
+    checked_graph([in_order(after, warm)], PHASES)
+    checked_graph([in_order(warm, after)], PHASES)
+
+
 def test_cycle_of_runafter_is_fixed_in_classes(refused: Any) -> None:
     class First(Everywhere):
         def runafter(self) -> Any:

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from fluxcb import Append, Callback, Read, Write, on
+from fluxcb import Append, Callback, Read, RunFirst, Write, in_order, on
 from fluxcb._declare.access import lookup, normalise, overlap, writes
 from fluxcb._declare.declared import declare
 from fluxcb._errors import DeclarationError
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
+from fluxcb.testing import EventLog
 
 
 class Says(Callback):
@@ -133,6 +134,14 @@ def test_overlapping_paths(a: str, b: str, shared: bool) -> None:
     one, other = tuple(a.split(".")), tuple(b.split("."))
     assert overlap(one, other) is shared
     assert overlap(other, one) is shared
+
+
+def test_repr_shows_arguments_that_are_not_defaults() -> None:
+    assert repr([Read(), Read(previous=True), Read(borrow=True), Write(), Append(), Append(optional=True)]) == (
+        "[Read(), Read(previous=True), Read(borrow=True), Write(), Append(), Append(optional=True)]"
+    )
+    assert repr(in_order(EventLog(), EventLog())) == "in_order(EventLog(), EventLog())"
+    assert repr(RunFirst(EventLog())) == "RunFirst(EventLog())"
 
 
 def test_longest_prefix_wins_over_wildcard() -> None:
