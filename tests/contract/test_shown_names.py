@@ -1,4 +1,4 @@
-"""What fluxcb shows of callbacks has only names that users can look up: no private classes, no modules of the engine."""
+"""What fluxcb shows of callbacks has only names that users can look up: no private classes or modules."""
 
 import re
 import sys
