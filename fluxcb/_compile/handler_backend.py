@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fluxcb._compile.arrays import describe
 from fluxcb._compile.carry_paths import conforming, names_in, root_of
 from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import check_leaves, is_number
@@ -19,6 +18,7 @@ from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
 from fluxcb._declare.state import STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, TraceError, did_you_mean
+from fluxcb._traced_values import describe
 from fluxcb._typing import StatePath
 
 # `TraceState` imports this module.
