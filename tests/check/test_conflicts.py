@@ -67,8 +67,7 @@ def test_two_writers_without_order_conflict(refused: Any) -> None:
     with refused(
         ConflictError,
         "WarmUp and Decay both write `hyperparams.lr` and no order is declared.\n"
-        "  where: WarmUp.stateaccess  <@access>\n"
-        "         Decay.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
         "  fix:   put them in the list as `in_order(WarmUp, Decay)`\n"
         "     or: make `Decay.runafter()` return `(WarmUp,)`",
@@ -76,11 +75,25 @@ def test_two_writers_without_order_conflict(refused: Any) -> None:
         checked_graph([WarmUp(LR), Decay(LR)], PHASES)
 
 
+def test_place_of_inherited_declaration_names_the_class_that_defines_it(refused: Any) -> None:
+    class Slower(Decay): ...
+
+    with refused(
+        ConflictError,
+        "WarmUp and Slower both write `hyperparams.lr` and no order is declared.\n"
+        "  where: Base.stateaccess  <@access>\n"
+        "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
+        "  fix:   put them in the list as `in_order(WarmUp, Slower)`\n"
+        "     or: make `Slower.runafter()` return `(WarmUp,)`",
+    ):
+        checked_graph([WarmUp(LR), Slower(LR)], PHASES)
+
+
 def test_two_instances_of_one_class_conflict(refused: Any) -> None:
     with refused(
         ConflictError,
         "WarmUp and WarmUp #2 both write `hyperparams.lr` and no order is declared.\n"
-        "  where: WarmUp.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
         "     or: if the list needs only one WarmUp, remove the other from it",
@@ -110,8 +123,7 @@ def test_conflict_message_counts_further_moments(refused: Any) -> None:
         ConflictError,
         "Everywhere and AlsoEverywhere at EverySteps(steps=2) both write `params` and `cbstate.a.b` "
         "and no order is declared.\n"
-        "  where: Everywhere.stateaccess  <@access>\n"
-        "         AlsoEverywhere.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
         "both run, and the result depends on which is last\n"
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
@@ -132,8 +144,7 @@ def test_runafter_fix_names_user_class_not_built_in(refused: Any) -> None:
         with refused(
             ConflictError,
             f"{one} and {other} both write `hyperparams.lr` and no order is declared.\n"
-            f"  where: {one}.stateaccess  <@access>\n"
-            f"         {other}.stateaccess  <@access>\n"
+            "  where: Base.stateaccess  <@access>\n"
             "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
             "both run, and the result depends on which is last\n"
             f"  fix:   put them in the list as `in_order({one}, {other})`\n"

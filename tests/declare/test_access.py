@@ -198,7 +198,7 @@ def test_handler_cannot_widen_class_access(
         DeclarationError,
         f"The access of `Wide.run` is wider than its class's: `stateaccess` does not grant {permission} on `{path}`.\n"
         "  where: Wide.run  <@wide>\n"
-        "         Wide.stateaccess  <@says>\n"
+        "         Says.stateaccess  <@says>\n"
         "  why:   a handler's own access can only narrow what the class declares\n"
         f"  fix:   add `{line}` to `Wide.stateaccess`",
     ):

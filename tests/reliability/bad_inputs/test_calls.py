@@ -62,7 +62,7 @@ NO_CALLBACK = "The callbacks list contains {}, which is not a callback instance.
         (
             lambda learner: learner.run_epoch(TrainingPhase),
             DeclarationError,
-            NO_PHASE.format("<class 'fluxcb._declare.phases.TrainingPhase'>"),
+            NO_PHASE.format("The class `TrainingPhase`"),
         ),
         (lambda learner: learner.run_step("training", BATCH), DeclarationError, NO_PHASE.format("'training'")),
         (lambda learner: learner.emit(Own(), None), DeclarationError, NO_PHASE.format(None)),
