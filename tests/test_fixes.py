@@ -552,7 +552,7 @@ def DataError(folder: Path) -> Case:  # noqa: N802
         def __iter__(self):
             return iter(BATCHES)
 
-    line = "give something that can be iterated again: a list, a dataset, a class with `__iter__`"
+    line = "pass something that can be iterated again: a list, a dataset, a class with `__iter__`"
     return Case(
         fluxcb.DataError,
         lambda: learner(data=(batch for batch in BATCHES)).fit(2),

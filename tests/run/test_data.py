@@ -75,8 +75,8 @@ def test_generator_yields_one_epoch_and_then_raises():
         learner.fit(1)
     assert str(raised.value) == (
         "`data.training` is a one-shot iterator (generator), and it is used up.\n"
-        "  why:   an epoch iterates its data source again, and an iterator yields nothing the second time\n"
-        "  fix:   give something that can be iterated again: a list, a dataset, a class with `__iter__`"
+        "  why:   each epoch iterates over its data source, and an iterator yields nothing the second time\n"
+        "  fix:   pass something that can be iterated again: a list, a dataset, a class with `__iter__`"
     )
     assert log.names() == ["FitBegin", "FitEnd"]
     assert (learner.step, learner.epoch) == (3, 1)
