@@ -202,7 +202,9 @@ def ConflictError_twins(folder: Path) -> Case:  # noqa: N802
         return check(evaluated(source, first=adds(), second=adds()))
 
     line = "assign the two to variables, and put them in the list as `in_order(first, second)`"
-    return Case(fluxcb.ConflictError, lambda: check(adds(), adds()), {line: ordered})
+    removed = "if the list needs only one Adds(), remove the other from it"
+    fixes = {line: ordered, removed: lambda: check(adds())}
+    return Case(fluxcb.ConflictError, lambda: check(adds(), adds()), fixes)
 
 
 @case
@@ -550,7 +552,7 @@ def DataError(folder: Path) -> Case:  # noqa: N802
         def __iter__(self):
             return iter(BATCHES)
 
-    line = "give something that can be iterated again: a list, a dataset, a class with `__iter__`"
+    line = "pass something that can be iterated again: a list, a dataset, a class with `__iter__`"
     return Case(
         fluxcb.DataError,
         lambda: learner(data=(batch for batch in BATCHES)).fit(2),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from fluxcb._declare.access import Append, Permission, Read, dotted, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
@@ -14,7 +15,17 @@ from fluxcb._declare.resolution import NoConflict, NotDefined, Resolution, RunFi
 from fluxcb._errors import CheckError, ConflictError
 from fluxcb._typing import StatePath
 
-__all__ = ["Overlaps", "Settlement", "conflict", "ordering", "overlapping_pairs", "settle"]
+__all__ = [
+    "DELETE_ONE",
+    "Overlaps",
+    "Settlement",
+    "conflict",
+    "contradictory_copies",
+    "contradictory_orders",
+    "ordering",
+    "overlapping_pairs",
+    "settle",
+]
 
 
 @dataclass
@@ -189,6 +200,8 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
     first, second = (other, one) if _is_shipped(other) else (one, other)
     if one.cls is not other.cls and not _is_shipped(second):
         fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
+    if one.cls is other.cls and repr(one.callback) == repr(other.callback):
+        fixes.append(f"if the list needs only one {one.callback!r}, remove the other from it")
     in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
     if in_cbstate and not any(map(_is_shipped, (one, other))):
         fixes.append("declare `Append()` in both if the order of the values that they add does not matter")
@@ -198,6 +211,36 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
         why=f"at {_listed(moments)} both run, and the result depends on which is last",
         fix=fixes,
     )
+
+
+DELETE_ONE = "keep the order that you need, and delete the other `in_order(...)`"
+
+
+def contradictory_orders(first: str, second: str) -> str:
+    """Return the first sentence of the error for two `in_order` that contradict each other."""
+    return f"`in_order` states contradictory orders: {first} before {second}, and {second} before {first}."
+
+
+def contradictory_copies(
+    one: Declared, other: Declared, declared: Sequence[Declared], ordered: Collection[tuple[int, int]]
+) -> ConflictError | None:
+    """Return the error for two conflicting callbacks of `[in_order(A(), B()), in_order(B(), A())]`, or None.
+
+    Each `in_order` has its own instances, so the orders form no cycle. But the conflicts of four callbacks, such as
+    `A()` and `A() #2`, would not show what is wrong with the list.
+    """
+    texts = [repr(d.callback) for d in declared]
+    for pair, reverse in combinations(sorted(ordered), 2):
+        first, second = (texts[i] for i in pair)
+        same = first != second and [texts[i] for i in reverse] == [second, first]
+        if same and {one.position, other.position} <= {*pair, *reverse}:
+            return ConflictError(
+                contradictory_orders(first, second),
+                why="the two `in_order(...)` contain different instances, so the list contains each callback twice, "
+                "and no order of its two instances is declared",
+                fix=[DELETE_ONE, "to use all four, assign them to variables, and put them into one `in_order(...)`"],
+            )
+    return None
 
 
 def ordering(one: Declared, other: Declared) -> str:

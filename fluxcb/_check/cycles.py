@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from fluxcb._check.conflicts import ordering
+from fluxcb._check.conflicts import DELETE_ONE, contradictory_orders, ordering
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import BUILTIN_PHASES
 from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
@@ -40,6 +40,12 @@ def cycle(
     """
     edges = list(itertools.pairwise(nodes))
     labels = [declared[i].label for i in nodes]
+    if len(edges) == 2 and all(list(relations[pair]) == ["in_order"] for pair in edges):
+        return CycleError(
+            contradictory_orders(labels[0], labels[1]),
+            why=f"at {moment} no order satisfies both",
+            fix=DELETE_ONE,
+        )
     fixes = _Fixes(declared, relations, ordered, runafter)
     return CycleError(
         f"{len(edges)} callbacks form a cycle: {' -> '.join(labels)}.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._check.conflicts import Overlaps, Settlement, conflict, overlapping_pairs, settle
+from fluxcb._check.conflicts import Overlaps, Settlement, conflict, contradictory_copies, overlapping_pairs, settle
 from fluxcb._check.cycles import cycle
 from fluxcb._declare.access import dotted
 from fluxcb._declare.callback import Callback
@@ -308,8 +308,11 @@ class Ordering:
     def _report_conflicts(self) -> None:
         for found in self.conflicts:
             if found.error is None and found.shared is not None:
-                found.error = conflict(found.a, found.b, found.shared, [moment_name(m) for m in found.moments])
-                self.problems.append(found.error)
+                copies = contradictory_copies(found.a.declared, found.b.declared, self.declared, self._ordered)
+                moments = [moment_name(m) for m in found.moments]
+                found.error = copies or conflict(found.a, found.b, found.shared, moments)
+                if str(found.error) not in map(str, self.problems):
+                    self.problems.append(found.error)
 
     def _report_cycle(self, members: set[int], relations: Relations, moment: Moment) -> None:
         import networkx as nx

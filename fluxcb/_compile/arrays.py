@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fluxcb._traced_values import describe, shapes
 from fluxcb._typing import Batch, PyTree, Rows
 
 __all__ = [
     "batch_differences",
     "batch_spec",
     "copy_tree",
-    "describe",
     "differences",
     "is_key",
     "leading_axis",
@@ -191,29 +191,29 @@ def packs(dtype: Any) -> bool:
     return dtype.itemsize in (1, 2, 4, 8) and not str(dtype).startswith(("int4", "uint4", "int2", "uint2", "float4"))
 
 
-def describe(x: Any) -> str:
-    """Return the dtype and shape of an array as text, such as `float32[32, 10]`."""
-    if not hasattr(x, "dtype"):
-        return f"{type(x).__name__} {x!r}"
-    return f"{x.dtype}[{', '.join(map(str, x.shape))}]"
-
-
 def differences(old: PyTree, new: PyTree) -> list[str]:
     """Return the differences of a new pytree from an old one in structure, shape or dtype, one line per leaf."""
     old_leaves, old_structure = jax.tree_util.tree_flatten_with_path(old)
     new_leaves, new_structure = jax.tree_util.tree_flatten_with_path(new)
     if old_structure != new_structure:
+        if not all(path for path, _ in (*old_leaves, *new_leaves)):  # one of the two is a leaf itself
+            return [f"expected {describe(old)}, got {describe(new)}"]
         old_paths = {jax.tree_util.keystr(p): x for p, x in old_leaves}
         new_paths = {jax.tree_util.keystr(p): x for p, x in new_leaves}
-        lines = [f"{p or 'it'} is missing" for p in old_paths if p not in new_paths]
-        lines += [f"{p or 'it'} is new: {describe(new_paths[p])}" for p in new_paths if p not in old_paths]
+        lines = [f"{p} is missing" for p in old_paths if p not in new_paths]
+        lines += [f"{p} is new: {describe(new_paths[p])}" for p in new_paths if p not in old_paths]
         # A list and a tuple have equal paths, so the paths do not show every difference.
-        return lines or [f"the containers differ: {old_structure} became {new_structure}"]
+        return lines or [f"the containers differ: expected {old_structure}, got {new_structure}"]
     return [
-        f"{jax.tree_util.keystr(path) or 'it'}: {describe(a)} became {describe(b)}"
+        _difference(path, a, b)
         for (path, a), (_, b) in zip(old_leaves, new_leaves, strict=True)
         if (a.shape, a.dtype) != (jnp.shape(b), getattr(b, "dtype", None))
     ]
+
+
+def _difference(path: Any, expected: Any, got: Any) -> str:
+    place = f"{jax.tree_util.keystr(path)}: " if path else ""
+    return f"{place}expected {describe(expected)}, got {describe(got)}"
 
 
 def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
@@ -225,13 +225,17 @@ def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
     want, want_structure = jax.tree_util.tree_flatten_with_path(expected)
     have, have_structure = jax.tree_util.tree_flatten_with_path(batch_spec(batch))
     if want_structure != have_structure:
-        return [f"its structure is {have_structure}", f"the step was compiled for {want_structure}"], False
+        then, now = shapes(expected), shapes(batch_spec(batch))
+        # The containers of some batches, such as a list and a class of the user, can look the same.
+        if then == now:
+            then, now = str(want_structure), str(have_structure)
+        return [f"expected {then}, got {now}"], False
     lines, shorter = [], True
     for (path, a), (_, b) in zip(want, have, strict=True):
         if (a.shape, a.dtype) == (b.shape, b.dtype):
             shorter &= a.ndim == 0
             continue
-        lines.append(f"{jax.tree_util.keystr(path) or 'it'}: {describe(a)} became {describe(b)}")
+        lines.append(_difference(path, a, b))
         same_rest = a.dtype == b.dtype and a.ndim == b.ndim > 0 and a.shape[1:] == b.shape[1:]
         shorter &= same_rest and b.shape[0] < a.shape[0]
     return lines, shorter and bool(lines)

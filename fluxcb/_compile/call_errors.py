@@ -8,10 +8,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
-from fluxcb._compile.arrays import describe
 from fluxcb._declare.access import Append, Write
 from fluxcb._declare.control import Cancel
 from fluxcb._declare.declared import BoundHandler
@@ -19,7 +17,7 @@ from fluxcb._declare.events import StepBegin, StepEnd
 from fluxcb._declare.signatures import line_of
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._tracebacks import innermost_user_frame
-from fluxcb._traced_values import USE_JNP, needs_value, needs_value_error
+from fluxcb._traced_values import USE_JNP, needs_value, needs_value_error, shapes
 
 __all__ = [
     "HANDLER_NOTE",
@@ -28,7 +26,6 @@ __all__ = [
     "model_advice",
     "noted",
     "noting",
-    "shapes",
     "traced_failure",
     "traced_returned",
 ]
@@ -44,8 +41,6 @@ _NO_BROADCASTING = "Incompatible shapes for broadcasting"
 
 HANDLER_NOTE = "while tracing "
 """The beginning of the note on an exception that a traced handler has raised."""
-
-_SHOWN = 6  # maximum number of parts of a container that a note lists
 
 
 @contextlib.contextmanager
@@ -202,28 +197,6 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return call
-
-
-def shapes(value: Any) -> str:
-    """Return the shapes in a pytree for messages: `(float32[32, 64], int32[32])`, `{"image": float32[8, 28, 28]}`."""
-    # These values are often flags or options, which matter more than their types.
-    if value is None or isinstance(value, bool | int | float | str | np.generic):
-        return repr(value)
-    if isinstance(value, Mapping):
-        parts = [f'"{key}": {shapes(part)}' for key, part in list(value.items())[:_SHOWN]]
-        return "{" + ", ".join(parts + ["..."] * (len(value) > _SHOWN)) + "}"
-    if hasattr(value, "_fields"):
-        parts = [f"{name}={shapes(getattr(value, name))}" for name in value._fields[:_SHOWN]]
-        return f"{type(value).__name__}({', '.join(parts)})"
-    if isinstance(value, tuple | list):
-        parts = [shapes(part) for part in value[:_SHOWN]] + ["..."] * (len(value) > _SHOWN)
-        inside = ", ".join(parts)
-        return f"[{inside}]" if isinstance(value, list) else f"({inside}{',' * (len(value) == 1)})"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return describe(value)
-    if not jax.tree_util.all_leaves([value]):
-        return f"{type(value).__name__}({', '.join(map(shapes, jax.tree.leaves(value)[:_SHOWN]))})"
-    return type(value).__name__
 
 
 # -- values that handlers return -------------------------------------------------------------------

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fluxcb._compile.arrays import describe, differences
+from fluxcb._compile.arrays import differences
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._declare.access import Access, writes
 from fluxcb._errors import TraceError
+from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
 __all__ = [
@@ -140,7 +141,7 @@ def conforming(old: PyTree, new: PyTree, what: str, where: Any = ()) -> PyTree:
             f"{what}: {wrong[0]}.",
             where=[*([where] if isinstance(where, str) else where), *wrong[1:5]],
             why="the structure, shapes and dtypes of the carry are fixed when the step is compiled",
-            fix="return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+            fix="keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
             "with the new ones in `init`",
         )
     return jax.tree.map(_strong, old, new)

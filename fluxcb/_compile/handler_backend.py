@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fluxcb._compile.arrays import describe
 from fluxcb._compile.carry_paths import conforming, names_in, root_of
 from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import check_leaves, is_number
@@ -19,6 +18,7 @@ from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
 from fluxcb._declare.state import STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, TraceError, did_you_mean
+from fluxcb._traced_values import describe
 from fluxcb._typing import StatePath
 
 # `TraceState` imports this module.
@@ -158,12 +158,19 @@ class HandlerBackend:
         # E.g. gradients can be changed at BackwardEnd. Later, the update has already used them.
         events = writable_at(path)
         if events is not None and not isinstance(self._event, events):
-            allowed = " or ".join(e.__name__ for e in events) or "no traced event"
+            allowed = " or ".join(e.__name__ for e in events)
+            if not events:
+                raise AccessError(
+                    f"{label} writes `{dotted(path)}` at {self._event!r}, but traced handlers can only read it.",
+                    where=where,
+                    why="the step computes it, and a write would have no effect or an unexpected effect",
+                    fix="write the values that it is computed from",
+                )
             raise AccessError(
                 f"{label} writes `{dotted(path)}` at {self._event!r}, but it can only be written at {allowed}.",
                 where=where,
                 why="at another event, the write would have no effect or an unexpected effect",
-                fix=f"move it to a handler of {allowed}" if events else "write the values that it is computed from",
+                fix=f"move it to a handler of {allowed}",
             )
         if path in STEP_FLAGS:
             self._set_flag(state, path, value)

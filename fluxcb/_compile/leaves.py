@@ -10,9 +10,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import describe, is_key
+from fluxcb._compile.arrays import is_key
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._interruptions import is_interruption
+from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree
 
 __all__ = ["check_examples", "check_leaves", "is_number", "is_suspect"]

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
-from fluxcb._compile.call_errors import HANDLER_NOTE, shapes
+from fluxcb._compile.call_errors import HANDLER_NOTE
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
@@ -25,7 +25,7 @@ from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import FluxcbError, TraceError
-from fluxcb._traced_values import needs_value, needs_value_error
+from fluxcb._traced_values import needs_value, needs_value_error, shapes
 from fluxcb._typing import Batch, PyTree
 
 __all__ = ["TracedStep", "flops_of", "jaxprs_in", "trace_step"]

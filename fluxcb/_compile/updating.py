@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from fluxcb._compile.arrays import describe, differences
+from fluxcb._compile.arrays import differences
 from fluxcb._compile.carry_paths import below, conforming, names_in
 from fluxcb._compile.extra_args import differentiated, updates_of
 from fluxcb._compile.named_optimizers import NamedOptimizers
@@ -20,6 +20,7 @@ from fluxcb._declare.access import dotted
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event, UpdateEnd
 from fluxcb._errors import TraceError, did_you_mean
+from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ paths to permissions, `{("step", "loss"): Read()}`. All later stages use the nor
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
 from fluxcb._calls import Constructed
@@ -27,12 +27,17 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Permission(Constructed):
     """Base class of `Read`, `Write` and `Append`, the permissions that a callback can declare for a state path."""
 
+    def __repr__(self) -> str:
+        values = ((entry, getattr(self, entry.name)) for entry in fields(self))
+        shown = (f"{entry.name}={value!r}" for entry, value in values if value != entry.default)
+        return f"{type(self).__name__}({', '.join(shown)})"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Read(Permission):
     """Allow a callback to read a state path.
 
@@ -47,12 +52,12 @@ class Read(Permission):
     borrow: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Write(Permission):
     """Allow a callback to read and write a state path."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Append(Permission):
     """Allow a callback to write a state path to which the order of writes does not matter.
 

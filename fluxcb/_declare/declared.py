@@ -27,7 +27,7 @@ from fluxcb._declare.handlers import Handler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
-from fluxcb._declare.signatures import example_call, source_of
+from fluxcb._declare.signatures import example_call, method_place, source_of
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
@@ -176,7 +176,7 @@ class Declared:
     def place_of(self, handler: Handler) -> str:
         """Return `Class.method  file:line` of a handler."""
         function = handler.bind(self.callback)
-        return f"{self.cls.__name__}.{handler.name}  {source_of(getattr(function, '__func__', function))}"
+        return method_place(self.cls, handler.name, getattr(function, "__func__", function))
 
     def _narrowed(self, handler: Handler) -> Access:
         owner = f"{self.cls.__name__}.{handler.name}"
@@ -294,7 +294,7 @@ def _checked_handlers(callback: Callback) -> tuple[Handler, ...]:
         cls = type(callback)
         raise DeclarationError(
             f"`{cls.__name__}.handlers` must return a list of `Handler`, not {'one with ' * listed}{wrong!r}.",
-            where=f"{cls.__name__}.handlers  {source_of(cls.handlers)}",
+            where=method_place(cls, "handlers"),
             fix='return e.g. `[*super().handlers(), Handler(StepEnd, TrainingPhase, "method")]`',
         )
     for handler in handlers:
@@ -304,7 +304,7 @@ def _checked_handlers(callback: Callback) -> tuple[Handler, ...]:
             raise DeclarationError(
                 f"`{cls.__name__}.handlers` names the method `{handler.name}`, which `{cls.__name__}` does not have."
                 f"{did_you_mean(handler.name, dir(cls))}",
-                where=f"{cls.__name__}.handlers  {source_of(cls.handlers)}",
+                where=method_place(cls, "handlers"),
                 fix=f"define `def {handler.name}(self, event, phase, learner):`",
             )
     return tuple(handlers)
@@ -312,13 +312,13 @@ def _checked_handlers(callback: Callback) -> tuple[Handler, ...]:
 
 def _where_access(cls: type[Callback]) -> str:
     if cls.stateaccess is not Callback.stateaccess:
-        return f"{cls.__name__}.stateaccess  {source_of(cls.stateaccess)}"
+        return method_place(cls, "stateaccess")
     own = next((value for value in vars(cls).values() if inspect.isfunction(value)), None)
     return f"{cls.__name__}, which has no stateaccess  {source_of(own)}" if own else cls.__qualname__
 
 
 def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:
-    where = f"{cls.__name__}.runafter  {source_of(cls.runafter)}"
+    where = method_place(cls, "runafter")
     if isinstance(classes, type) or not isinstance(classes, Sequence):
         shown = classes.__name__ if isinstance(classes, type) else repr(classes)
         raise DeclarationError(

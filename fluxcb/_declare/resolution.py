@@ -54,6 +54,9 @@ class RunFirst(Resolution):
 
     callback: Any
 
+    def __repr__(self) -> str:
+        return f"RunFirst({self.callback!r})"
+
 
 ResolutionFn = Callable[[Any, Any], Resolution]
 
@@ -129,6 +132,9 @@ class InOrder:
     def __iter__(self) -> Iterator[Any]:
         return iter(self.callbacks)
 
+    def __repr__(self) -> str:
+        return f"in_order({', '.join(map(repr, self.callbacks))})"
+
 
 @entry_point
 def in_order(*callbacks: Callback) -> InOrder:
@@ -140,8 +146,18 @@ def in_order(*callbacks: Callback) -> InOrder:
         *callbacks: Two or more callback instances.
 
     Raises:
-        DeclarationError: There are fewer than two callbacks, or one of them appears twice.
+        DeclarationError: There are fewer than two callbacks, one of them appears twice, or an argument is a list.
     """
+    for group in callbacks:
+        if isinstance(group, list | tuple | InOrder):
+            kind = "another `in_order(...)`" if isinstance(group, InOrder) else f"a {type(group).__name__}"
+            raise DeclarationError(
+                f"`in_order` takes callbacks as arguments, not {kind}.",
+                fix=[
+                    "write `in_order(first, second)` inside the callbacks list",
+                    "unpack a list: `in_order(*callbacks)`",
+                ],
+            )
     if len(callbacks) < 2:
         raise DeclarationError(
             f"`in_order` takes two or more callbacks, but got {len(callbacks)}.",

@@ -222,6 +222,9 @@ class _EpochsBesideSteps(Schedule):
     steps: int
     epochs: int
 
+    def __repr__(self) -> str:
+        return f"EveryEpochs(epochs={self.epochs})"
+
     def __str__(self) -> str:
         return f"{_period(self.epochs, 'epoch')} but not after {_period(self.steps, 'step')}"
 
@@ -380,6 +383,9 @@ class Predicate(Schedule):
                 why="it is called with the learner whenever the callback may be due, and returns true or false",
                 fix="write `when(callback, lambda learner: learner.progress.epoch > 3)`",
             )
+
+    def __repr__(self) -> str:
+        return f"Predicate({getattr(self.function, '__name__', repr(self.function))})"
 
     def __str__(self) -> str:
         name = getattr(self.function, "__qualname__", str(self.function))

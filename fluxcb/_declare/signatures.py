@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-__all__ = ["accepts", "example_call", "line_of", "runs_later", "shown_path", "source_of"]
+__all__ = ["accepts", "example_call", "line_of", "method_place", "runs_later", "shown_path", "source_of"]
 
 
 def accepts(function: Any, count: int) -> bool:
@@ -63,6 +63,20 @@ def source_of(function: Any) -> str:
     if code is None:
         return getattr(function, "__qualname__", repr(function))
     return f"{shown_path(code.co_filename)}:{code.co_firstlineno}"
+
+
+def method_place(cls: type, name: str, function: Any = None) -> str:
+    """Return `Class.method  file:line`, with the class that defines the method.
+
+    Args:
+        cls: The class that has the method.
+        name: The name of the method.
+        function: The method, if it is not the attribute of the class.
+    """
+    owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+    # A private base class of the library tells users less than the class that they know.
+    shown = cls if owner.__name__.startswith("_") else owner
+    return f"{shown.__name__}.{name}  {source_of(getattr(cls, name) if function is None else function)}"
 
 
 def line_of(traceback: TracebackType) -> str:

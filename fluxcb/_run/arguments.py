@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import describe, is_key, own_copy
+from fluxcb._compile.arrays import is_key, own_copy
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.named_optimizers import NamedOptimizers
 from fluxcb._declare.batch_parts import BatchParts
@@ -19,6 +19,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.argument_order import is_optimizer
+from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.data.loader import ArrayLoader
 

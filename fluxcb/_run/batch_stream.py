@@ -151,8 +151,8 @@ class BatchStream:
         if self._exhausted:
             raise DataError(
                 f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}), and it is used up.",
-                why="an epoch iterates its data source again, and an iterator yields nothing the second time",
-                fix="give something that can be iterated again: a list, a dataset, a class with `__iter__`",
+                why="each epoch iterates over its data source, and an iterator yields nothing the second time",
+                fix="pass something that can be iterated again: a list, a dataset, a class with `__iter__`",
             )
         self._passes = epoch if epoch is not None else self._passes + 1
         self._failure = None  # belongs to an earlier pass
@@ -402,7 +402,7 @@ class BatchStream:
                 f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}) and is {-count} batches past "
                 "the position of the checkpoint.",
                 why="an iterator cannot go back",
-                fix="give something that can be iterated again, or a Grain iterator, which knows its position",
+                fix="pass something that can be iterated again, or a Grain iterator, which knows its position",
             )
         for done in range(count):
             if self._next(continues_stream=False) is None:

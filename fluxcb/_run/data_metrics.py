@@ -99,7 +99,7 @@ def validating_phase(core: LearnerCore, phase: Phase | None) -> Phase:
             "None of this Learner's phases validates, so `learner.evaluate` has no step to compute.",
             fix="pass a phase that does not train: `learner.evaluate(data, phase=ValidationPhase())`",
         )
-    known = core.phase_set.resolve(phase)
+    known = core.phase_set.resolve(phase, measures=True)
     if type(known).trains:
         raise DeclarationError(
             f"`learner.evaluate` needs a phase that does not train, but {type(known).__name__} trains.",

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._compile.arrays import describe
 from fluxcb._compile.carry_paths import names_in
 from fluxcb._declare.access import Permission, dotted, overlap, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import defined_phase_names
 from fluxcb._errors import CheckError, UnknownStateError, did_you_mean
 from fluxcb._run.shared_parts import is_hub
+from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 from fluxcb.callbacks.by_phase import ByPhase
 

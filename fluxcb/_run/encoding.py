@@ -16,9 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import describe, is_key
+from fluxcb._compile.arrays import is_key
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError, FluxcbError
 from fluxcb._interruptions import is_interruption
+from fluxcb._traced_values import describe
 
 __all__ = ["Decoder", "Encoder"]
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import describe
 from fluxcb._declare.state import ENGINE_STEP_NAMES
 from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._traced_values import describe
 
 __all__ = ["checked_values", "declared_values"]
 

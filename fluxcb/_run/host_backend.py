@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fluxcb._compile.arrays import copy_tree, describe, differences, to_host
+from fluxcb._compile.arrays import copy_tree, differences, to_host
 from fluxcb._compile.carry_paths import below, names_in, replaced, root_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.hyperparams import overflow
@@ -24,6 +24,7 @@ from fluxcb._run.services import Services
 from fluxcb._run.shared_parts import is_hub, object_at, part_names, shared_part
 from fluxcb._run.state import HostState
 from fluxcb._run.views import read_only
+from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
 __all__ = ["HostBackend", "access_watcher"]
@@ -339,9 +340,9 @@ class HostBackend:
                 text = f"{self._declared.label} sets `{dotted(path)}` to {found[0]}."
                 raise DeclarationError(text, where=self._declared.where, why=found[1], fix="set it to a smaller number")
             if not is_number(value):
-                raise self._mismatch_error(path, [f"{describe(old)} became {describe(value)}"])
+                raise self._mismatch_error(path, [f"expected {describe(old)}, got {describe(value)}"])
             if np.shape(value) != old.shape:  # it would broadcast and change the shapes of the carry
-                raise self._mismatch_error(path, [f"shape {old.shape} became {np.shape(value)}"])
+                raise self._mismatch_error(path, [f"expected shape {old.shape}, got shape {np.shape(value)}"])
             self.replace_part(path, value)
         elif first == "step":
             self._write_step(path, value)

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import describe
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DataError
 from fluxcb._run.learner_core import LearnerCore
+from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
 

@@ -54,7 +54,7 @@ def silent(process: int, seconds: float) -> PeerError:
     """Return the error for a process without heartbeats."""
     return PeerError(
         f"Process {process} has not responded for {seconds:.0f} s.",
-        why="it was killed or stopped, its machine is down, or the network is",
+        why="it was killed or stopped, its machine is down, or the network is down",
         fix=[
             f"see the output of process {process}, then start all processes again with `fit(resume=True)`",
             "if it was only slow, give the Learner a longer `peer_timeout`",

@@ -57,19 +57,35 @@ class PhaseSet:
     def _as_run(self, phase: Phase) -> Phase:
         return _OF_LOSS.get(type(phase), phase) if self._of_batch else phase
 
-    def resolve(self, phase: Any) -> Phase:
+    def resolve(self, phase: Any, *, measures: bool = False) -> Phase:
         """Return the form in which this Learner runs a phase that the user passed to a method.
+
+        Args:
+            phase: The phase.
+            measures: Whether the method takes only phases that do not train.
 
         Raises:
             DeclarationError: It is not a phase instance.
         """
         if not isinstance(phase, Phase):
-            # Passing the class instead of an instance is the usual mistake, so the fix names that class.
-            of = phase.__name__ if isinstance(phase, type) and issubclass(phase, Phase) else "ValidationPhase"
-            example = phase.phases[0] if isinstance(phase, InTurn) else f"{of}()"
-            raise DeclarationError(f"{phase!r} is not a phase instance.", fix=f"pass an instance, e.g. `{example}`")
+            shown = f"The class `{phase.__name__}`" if isinstance(phase, type) else repr(phase)
+            example = self._meant(phase, measures)
+            raise DeclarationError(f"{shown} is not a phase instance.", fix=f"pass an instance, e.g. `{example}`")
         # Users pass `TrainingPhase()`, also if the Learner runs the phase for its loss function instead.
         return self._as_run(phase)
+
+    def _meant(self, phase: Any, measures: bool) -> str:
+        """Return the code that creates the phase whose class or name the user passed, or another phase."""
+        if isinstance(phase, InTurn):
+            return repr(phase.phases[0])
+        found = phase if isinstance(phase, type) and issubclass(phase, Phase) else None
+        if isinstance(phase, str):
+            found = next((type(own) for own in self.phases if type(own).name == phase), None)
+        # Users know only the names of the phases that this Learner replaced.
+        found = next((own for own, run in _OF_LOSS.items() if type(run) is found), found)
+        if found is None or (measures and found.trains):
+            found = ValidationPhase
+        return f"{'fluxcb.phases.' * found.__module__.startswith('fluxcb.')}{found.__name__}()"
 
     @property
     def in_turn(self) -> tuple[tuple[str, ...], ...]:

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from fluxcb._compile.arrays import describe, spec_of
+from fluxcb._compile.arrays import spec_of
 from fluxcb._compile.placement import Placement
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.shardings import Sharding
@@ -29,6 +29,7 @@ from fluxcb._run.inference_batches import (
     shown_arrays,
 )
 from fluxcb._run.learner_core import LearnerCore
+from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.data.loader import ArrayLoader
 

@@ -19,7 +19,6 @@ from jax._src import distributed  # jax 0.7 to 0.12 have no public access to the
 from jax.experimental import multihost_utils
 
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._compile.arrays import describe
 from fluxcb._compile.call_errors import host_returned
 from fluxcb._compile.carry_paths import part_of
 from fluxcb._compile.plan import HostCall
@@ -46,6 +45,7 @@ from fluxcb._run.state import HostState
 from fluxcb._run.threaded import ThreadedEmitter
 from fluxcb._run.validate_callbacks import traced_entries
 from fluxcb._run.window import Window
+from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, StatePath
 
 __all__ = ["MultiProcessEmitter", "MultiProcessRunner", "MultiProcessThreadedEmitter", "make_peers"]

@@ -393,8 +393,8 @@ class Programs:
         lines, shorter = batch_differences(first, batch)
         if lines and not shorter:
             raise DataError(
-                f"A batch of `data.{type(phase).name}` differs from the one the step was compiled for: {lines[0]}.",
-                where=lines[1:6],
+                f"A batch of `data.{type(phase).name}` differs from the one the step was compiled for: "
+                f"{'; '.join(lines[:4])}{f'; and {len(lines) - 4} more' if len(lines) > 4 else ''}.",
                 why="the step is compiled for batches of one shape; only a shorter leading axis is allowed",
                 fix="pad or drop what does not fit, or cast in the loader",
             )

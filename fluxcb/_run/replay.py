@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.lineage import Lineage, LineageObserver, parse_path
 from fluxcb._run.resume import restore_run
 from fluxcb._run.switches import set_disabled, silent_names
+from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.host_file import read_host
 from fluxcb.checkpoints.naming import named
 from fluxcb.checkpoints.reading import FolderCheckpoint
@@ -252,6 +252,9 @@ class _InSteps(Scheduled):
         super().__init__(callback)
         self.schedule = StepRange(first, last)
 
+    def __repr__(self) -> str:
+        return repr(self.callback)
+
     def schedule_for(self, event: type[Event], phase: type[Phase]) -> Schedule | None:
         """Return the range for handlers of training steps."""
         of_steps = issubclass(event, StepBegin | StepEnd | Trigger | TracedEvent)
@@ -266,6 +269,9 @@ class _Capture(Callback):
     def __init__(self, step: int, *, at_step: bool) -> None:
         self.step, self.at_step = step, at_step
         self.snapshot: Any = None
+
+    def __repr__(self) -> str:
+        return "replay"
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Declare that it reads all state."""
@@ -348,7 +354,7 @@ def _good(paths: Iterable[Path]) -> Iterator[FolderCheckpoint]:
         try:
             yield FolderCheckpoint(path, verify_checkpoint(path))
         except CheckpointCorruptError as error:
-            warnings.warn(f"The replay skips a damaged checkpoint: {error.what}", ResumeWarning, stacklevel=2)
+            warn_user(f"The replay skips a damaged checkpoint: {error.what}", ResumeWarning)
 
 
 def _other_losses(core: LearnerCore, folder: Path, replayed: History, start: int) -> Iterator[str]:

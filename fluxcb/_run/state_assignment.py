@@ -7,11 +7,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import describe, differences, placed_as, with_numbers_as
+from fluxcb._compile.arrays import differences, placed_as, with_numbers_as
 from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import is_number
 from fluxcb._errors import DeclarationError
 from fluxcb._run.state import HostState
+from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
 __all__ = ["set_hyperparam", "set_key", "set_part", "set_state"]

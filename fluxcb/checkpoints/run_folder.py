@@ -9,7 +9,6 @@ import shutil
 import socket
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError
 from fluxcb._terminal import escape_line
+from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.manifest import HOST_JSON, MANIFEST, Manifest
 
@@ -283,11 +283,10 @@ def newest_good(folder: Path, *, together: bool = False) -> tuple[Entry, Manifes
             skipped.append(f"{entry.path.name}: {error.what}")
             continue
         if skipped:
-            warnings.warn(
+            warn_user(
                 f"Using the checkpoint {entry.path.name} in {folder}, because newer ones are damaged: "
                 + escape_line("; ".join(skipped)),
                 ResumeWarning,
-                stacklevel=2,
             )
         return entry, manifest
     if not skipped:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DeclarationError, FluxcbError
+from fluxcb._tracebacks import warn_user
 from fluxcb.logging.backend import LoggerBackend
 from fluxcb.logging.hub import Put
 
@@ -138,9 +138,9 @@ class BackendGroup:
         if backend.name in self._off:
             return
         self._off.add(backend.name)
-        warnings.warn(
+        warn_user(
             f"{backend.name} failed and is disabled for the rest of the fit: {type(error).__name__}: {error}",
-            stacklevel=2,
+            UserWarning,
         )
 
 

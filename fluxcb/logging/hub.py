@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -11,6 +10,7 @@ from fluxcb._calls import Constructed
 from fluxcb._declare.access import Append, Permission, Read
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
+from fluxcb._tracebacks import warn_user
 from fluxcb.logging.loggable_state import loggable_of, loggable_state
 from fluxcb.logging.loggables import Histogram, Image, Loggable, Text, Value
 from fluxcb.logging.rows import COUNTERS
@@ -150,11 +150,10 @@ class MonitorHub(Constructed):
             series.user = self._user
         elif self._user is not None and name not in self._shared:
             self._shared.add(name)
-            warnings.warn(
+            warn_user(
                 f"Two callbacks log `{name}`: {series.user} and {self._user}. The log mixes the values of both under "
                 "this name. Give the values of one of them another name.",
                 UserWarning,
-                stacklevel=4,
             )
 
     def cbstate_part(self, name: str, *, writable: bool) -> _Named:

@@ -6,12 +6,12 @@ import contextlib
 import itertools
 import os
 import stat
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 
 __all__ = ["RecordFile", "checked_path", "locations", "unused_path"]
 
@@ -78,10 +78,10 @@ class RecordFile:
 
     def warn_of_change(self) -> None:
         """Warn that records will be duplicated or missing, because something else changed the file."""
-        warnings.warn(
+        warn_user(
             f"{self._owner}: {self.path} has changed since the checkpoint was written; "
             "new records are appended, and no records are removed.",
-            stacklevel=2,
+            UserWarning,
         )
 
     @property

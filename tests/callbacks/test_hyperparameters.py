@@ -437,8 +437,7 @@ def test_two_setters_of_one_hyperparameter_conflict_until_ordered(refused):
         ConflictError,
         "ScheduledHyperParamSetter(learning_rate) and HyperParamSetterWithFunc(learning_rate) both write "
         "`hyperparams.learning_rate` and no order is declared.\n"
-        f"  where: ScheduledHyperParamSetter.stateaccess  {place()}\n"
-        f"         HyperParamSetterWithFunc.stateaccess  {place()}\n"
+        f"  where: TriggerSetter.stateaccess  {place()}\n"
         "  why:   at FitBegin x TrainingPhase, Trigger x TrainingPhase both run, and the result depends on which is "
         "last\n"
         "  fix:   put them in the list as `in_order(ScheduledHyperParamSetter(learning_rate), "

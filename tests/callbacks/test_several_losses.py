@@ -205,9 +205,9 @@ def test_earlier_losses_cannot_be_written(refused):
 
     with refused(
         AccessError,
-        "Forges() writes `step.earlier_losses` at BackwardEnd, but it can only be written at no traced event.\n"
+        "Forges() writes `step.earlier_losses` at BackwardEnd, but traced handlers can only read it.\n"
         "  where: Forges.forge  <@forges>\n"
-        "  why:   at another event, the write would have no effect or an unexpected effect\n"
+        "  why:   the step computes it, and a write would have no effect or an unexpected effect\n"
         "  fix:   write the values that it is computed from",
     ):
         one_loss(Forges())

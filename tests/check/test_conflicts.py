@@ -15,6 +15,7 @@ from fluxcb import (
     Unresolvable,
     Write,
     every,
+    in_order,
     on,
     resolveconflict,
 )
@@ -66,8 +67,7 @@ def test_two_writers_without_order_conflict(refused: Any) -> None:
     with refused(
         ConflictError,
         "WarmUp and Decay both write `hyperparams.lr` and no order is declared.\n"
-        "  where: WarmUp.stateaccess  <@access>\n"
-        "         Decay.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
         "  fix:   put them in the list as `in_order(WarmUp, Decay)`\n"
         "     or: make `Decay.runafter()` return `(WarmUp,)`",
@@ -75,15 +75,47 @@ def test_two_writers_without_order_conflict(refused: Any) -> None:
         checked_graph([WarmUp(LR), Decay(LR)], PHASES)
 
 
+def test_place_of_inherited_declaration_names_the_class_that_defines_it(refused: Any) -> None:
+    class Slower(Decay): ...
+
+    with refused(
+        ConflictError,
+        "WarmUp and Slower both write `hyperparams.lr` and no order is declared.\n"
+        "  where: Base.stateaccess  <@access>\n"
+        "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
+        "  fix:   put them in the list as `in_order(WarmUp, Slower)`\n"
+        "     or: make `Slower.runafter()` return `(WarmUp,)`",
+    ):
+        checked_graph([WarmUp(LR), Slower(LR)], PHASES)
+
+
 def test_two_instances_of_one_class_conflict(refused: Any) -> None:
     with refused(
         ConflictError,
         "WarmUp and WarmUp #2 both write `hyperparams.lr` and no order is declared.\n"
-        "  where: WarmUp.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
-        "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`",
+        "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
+        "     or: if the list needs only one WarmUp, remove the other from it",
     ):
         checked_graph([WarmUp(LR), WarmUp(LR)], PHASES)
+
+
+def test_contradictory_orders_of_different_instances_are_named_once(refused: Any) -> None:
+    text = (
+        "`in_order` states contradictory orders: WarmUp before Decay, and Decay before WarmUp.\n"
+        "  why:   the two `in_order(...)` contain different instances, so the list contains each callback twice, and "
+        "no order of its two instances is declared\n"
+        "  fix:   keep the order that you need, and delete the other `in_order(...)`\n"
+        "     or: to use all four, assign them to variables, and put them into one `in_order(...)`"
+    )
+    with refused(ConflictError, text):
+        checked_graph([in_order(WarmUp(LR), Decay(LR)), in_order(Decay(LR), WarmUp(LR))], PHASES)
+    first, second, third, fourth = WarmUp(LR), Decay(LR), Decay(LR), WarmUp(LR)
+    checked_graph([in_order(first, second)], PHASES)
+    checked_graph([in_order(first, second, third, fourth)], PHASES)
+    free = {"cbstate": {"x": Append()}}  # without a conflict, both statements hold
+    checked_graph([in_order(WarmUp(free), Decay(free)), in_order(Decay(free), WarmUp(free))], PHASES)
 
 
 def test_conflict_message_counts_further_moments(refused: Any) -> None:
@@ -91,8 +123,7 @@ def test_conflict_message_counts_further_moments(refused: Any) -> None:
         ConflictError,
         "Everywhere and AlsoEverywhere at EverySteps(steps=2) both write `params` and `cbstate.a.b` "
         "and no order is declared.\n"
-        "  where: Everywhere.stateaccess  <@access>\n"
-        "         AlsoEverywhere.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
         "both run, and the result depends on which is last\n"
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
@@ -113,8 +144,7 @@ def test_runafter_fix_names_user_class_not_built_in(refused: Any) -> None:
         with refused(
             ConflictError,
             f"{one} and {other} both write `hyperparams.lr` and no order is declared.\n"
-            f"  where: {one}.stateaccess  <@access>\n"
-            f"         {other}.stateaccess  <@access>\n"
+            "  where: Base.stateaccess  <@access>\n"
             "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
             "both run, and the result depends on which is last\n"
             f"  fix:   put them in the list as `in_order({one}, {other})`\n"
@@ -311,7 +341,7 @@ class Stranger(Callback):
     ("answer", "shown"),
     [
         (lambda me, other: None, "None"),
-        (lambda me, other: RunFirst(Stranger()), "RunFirst(callback=stranger)"),
+        (lambda me, other: RunFirst(Stranger()), "RunFirst(stranger)"),
         (lambda me, other: RunFirst, repr(RunFirst)),
         (lambda me, other: me, "Answering"),
     ],
@@ -332,7 +362,7 @@ def test_run_first_with_common_base_class_raises() -> None:
     with pytest.raises(CheckError) as caught:
         checked_graph([Answering(LR, answer), Answering(LR, answer)], PHASES)
     assert caught.value.what == (
-        f"`Answering.resolveconflict` returned RunFirst(callback={Answering!r}) for Answering and Answering #2."
+        f"`Answering.resolveconflict` returned RunFirst({Answering!r}) for Answering and Answering #2."
     )
 
 

@@ -152,6 +152,19 @@ def test_contradictory_order_statements_form_cycle(refused: Any) -> None:
         checked_graph([in_order(after, warm)], PHASES)
 
 
+def test_contradictory_in_order_names_both_statements(refused: Any) -> None:
+    after, warm = Everywhere({}), WarmUp({})
+    with refused(
+        CycleError,
+        "`in_order` states contradictory orders: Everywhere before WarmUp, and WarmUp before Everywhere.\n"
+        "  why:   at StepBegin x TrainingPhase no order satisfies both\n"
+        "  fix:   keep the order that you need, and delete the other `in_order(...)`",
+    ):
+        checked_graph([in_order(after, warm), in_order(warm, after)], PHASES)
+    checked_graph([in_order(after, warm)], PHASES)
+    checked_graph([in_order(warm, after)], PHASES)
+
+
 def test_cycle_of_runafter_is_fixed_in_classes(refused: Any) -> None:
     class First(Everywhere):
         def runafter(self) -> Any:
@@ -224,7 +237,7 @@ def test_all_problems_are_reported_together(refused: Any) -> None:
         "5 problems were found in this set of callbacks.\n\n"
         "1. UnknownStateError: Decay declares access to `step.lsos`, which no phase provides and no callback writes. "
         "Did you mean `loss`?\n"
-        "  where: Decay.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  fix:   name one of batch, data_position, earlier_losses, grads, hold, loss, outputs, skip, skips, stop, "
         "updates, xs, ys\n\n"
         "2. CycleError: 2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
@@ -233,13 +246,12 @@ def test_all_problems_are_reported_together(refused: Any) -> None:
         "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
         f"{CHICKEN_OR_EGG}\n\n"
         "3. ConflictError: WarmUp and Decay both write `params` and no order is declared.\n"
-        "  where: WarmUp.stateaccess  <@access>\n"
-        "         Decay.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
         "  fix:   put them in the list as `in_order(WarmUp, Decay)`\n"
         "     or: make `Decay.runafter()` return `(WarmUp,)`\n\n"
         "4. MissingStateError: WarmUp reads `cbstate.history`, which no callback creates.\n"
-        "  where: WarmUp.stateaccess  <@access>\n"
+        "  where: Base.stateaccess  <@access>\n"
         "  why:   it would fail at the first handler that reads it\n"
         "  fix:   add `Recorder()` to the callbacks, which creates it\n\n"
         "5. MissingStateError: WarmUp uses `step.grads` at StepBegin x TrainingPhase, where it does not exist.\n"
@@ -276,8 +288,7 @@ def test_conflict_at_moment_added_later_raises_on_every_request(refused: Any) ->
         with refused(
             ConflictError,
             "Late and AlsoLate both write `params` and no order is declared.\n"
-            "  where: Late.stateaccess  <@access>\n"
-            "         AlsoLate.stateaccess  <@access>\n"
+            "  where: Base.stateaccess  <@access>\n"
             "  why:   at BackwardEnd x PhaseOfOnesOwn both run, and the result depends on which is last\n"
             "  fix:   put them in the list as `in_order(Late, AlsoLate)`\n"
             "     or: make `AlsoLate.runafter()` return `(Late,)`",

@@ -178,9 +178,9 @@ def reshapes(self, learner, emit):
         ),
         (
             reshapes,
-            "`Bad.step` changes the structure, shape or dtype of `params`: ['w']: float32[] became float32[3].\n"
+            "`Bad.step` changes the structure, shape or dtype of `params`: ['w']: expected float32[], got float32[3].\n"
             "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
-            "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the "
+            "  fix:   keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the "
             "value with the new ones in `init`",
         ),
     ],

@@ -290,7 +290,7 @@ def test_non_pytree_entry_is_kept_unchanged(kept):
 
 CARRY = (
     "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
-    "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+    "  fix:   keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
     "with the new ones in `init`"
 )
 
@@ -318,12 +318,12 @@ class Holds(Callback):
 @pytest.mark.parametrize(
     ("change", "first", "difference"),
     [
-        (lambda held: held.astype(jnp.int32), None, "it: float32[2] became int32[2]"),
-        (lambda held: held.astype(jnp.float16), None, "it: float32[2] became float16[2]"),
-        (lambda held: jnp.append(held, 1.0), None, "it: float32[2] became float32[3]"),
-        (lambda held: {"a": held}, None, "it is missing"),
+        (lambda held: held.astype(jnp.int32), None, "expected float32[2], got int32[2]"),
+        (lambda held: held.astype(jnp.float16), None, "expected float32[2], got float16[2]"),
+        (lambda held: jnp.append(held, 1.0), None, "expected float32[2], got float32[3]"),
+        (lambda held: {"a": held}, None, 'expected float32[2], got {"a": float32[2]}'),
         (lambda held: {**held, "n": 1}, {"a": jnp.zeros(1)}, "['n'] is new: int 1"),
-        (lambda held: {"a": held["a"].sum()}, {"a": jnp.zeros(1)}, "['a']: float32[1] became float32[]"),
+        (lambda held: {"a": held["a"].sum()}, {"a": jnp.zeros(1)}, "['a']: expected float32[1], got float32[]"),
     ],
 )
 def test_changing_shape_of_carried_state_raises(change, first, difference):
@@ -349,7 +349,7 @@ def test_changing_shape_of_gradients_raises():
 
     bad = made(BackwardEnd, {"step": {"grads": Write()}}, reshape)
     assert fails(TraceError, bad) == (
-        "Made() changes the structure, shape or dtype of `step.grads`: ['w']: float32[] became float32[3].\n"
+        "Made() changes the structure, shape or dtype of `step.grads`: ['w']: expected float32[], got float32[3].\n"
         + where(bad)
         + CARRY
     )

@@ -212,9 +212,9 @@ def test_assignment_with_other_shape_raises(refused):
     with refused(
         TraceError,
         "`Misshapen.step` changes the structure, shape or dtype of `cbstate.target`: "
-        "['b']: float32[] became float32[2].\n"
+        "['b']: expected float32[], got float32[2].\n"
         "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
-        "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+        "  fix:   keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
         "with the new ones in `init`",
     ):
         learner_of(targets(), phases=(Misshapen(),))

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from fluxcb import Append, Callback, Read, Write, on
+from fluxcb import Append, Callback, Read, RunFirst, Write, in_order, on
 from fluxcb._declare.access import lookup, normalise, overlap, writes
 from fluxcb._declare.declared import declare
 from fluxcb._errors import DeclarationError
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
+from fluxcb.testing import EventLog
 
 
 class Says(Callback):
@@ -135,6 +136,14 @@ def test_overlapping_paths(a: str, b: str, shared: bool) -> None:
     assert overlap(other, one) is shared
 
 
+def test_repr_shows_arguments_that_are_not_defaults() -> None:
+    assert repr([Read(), Read(previous=True), Read(borrow=True), Write(), Append(), Append(optional=True)]) == (
+        "[Read(), Read(previous=True), Read(borrow=True), Write(), Append(), Append(optional=True)]"
+    )
+    assert repr(in_order(EventLog(), EventLog())) == "in_order(EventLog(), EventLog())"
+    assert repr(RunFirst(EventLog())) == "RunFirst(EventLog())"
+
+
 def test_longest_prefix_wins_over_wildcard() -> None:
     access = {("*",): Read(previous=True), ("step",): Read(), ("step", "grads"): Write()}
     assert lookup(access, ("step", "grads", "kernel")) == Write()
@@ -189,7 +198,7 @@ def test_handler_cannot_widen_class_access(
         DeclarationError,
         f"The access of `Wide.run` is wider than its class's: `stateaccess` does not grant {permission} on `{path}`.\n"
         "  where: Wide.run  <@wide>\n"
-        "         Wide.stateaccess  <@says>\n"
+        "         Says.stateaccess  <@says>\n"
         "  why:   a handler's own access can only narrow what the class declares\n"
         f"  fix:   add `{line}` to `Wide.stateaccess`",
     ):

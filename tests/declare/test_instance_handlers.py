@@ -80,7 +80,7 @@ def test_invalid_handler_arguments_raise() -> None:
     with pytest.raises(DeclarationError) as error:
         Handler(StepEnd, Phase, "run", access=[Read()])  # type: ignore[arg-type]
     assert str(error.value) == (
-        "`access` of a handler must be a mapping, not [Read(previous=False, borrow=False)].\n"
+        "`access` of a handler must be a mapping, not [Read()].\n"
         "  where: the handler `run`\n"
         '  fix:   write e.g. `access={"step": {"loss": Read()}}`'
     )

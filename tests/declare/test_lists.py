@@ -49,8 +49,8 @@ ONE = Plain()
             "     or: for any other function, write `CustomCallback(function, StepEnd)`",
         ),
         (
-            [in_order(ONE, [])],  # type: ignore[arg-type]
-            "The callbacks list contains [], which is not a callback instance.",
+            [in_order(ONE, 3)],  # type: ignore[arg-type]
+            "The callbacks list contains 3, which is not a callback instance.",
             "for a metric, write `Metrics(function)`\n"
             "     or: for any other function, write `CustomCallback(function, StepEnd)`",
         ),
@@ -114,6 +114,18 @@ def test_in_order_requires_two_different_callbacks(refused: Any) -> None:
         "callback once",
     ):
         in_order(ONE, Plain(), ONE)
+    for group, kind in (
+        ([ONE, Plain()], "a list"),
+        ((ONE, Plain()), "a tuple"),
+        (in_order(ONE, Plain()), "another `in_order(...)`"),
+    ):
+        with refused(
+            DeclarationError,
+            f"`in_order` takes callbacks as arguments, not {kind}.\n"
+            "  fix:   write `in_order(first, second)` inside the callbacks list\n"
+            "     or: unpack a list: `in_order(*callbacks)`",
+        ):
+            in_order(group)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ ROWS = [
     row(
         "is not a phase instance",
         "learner().run_epoch(ValidationPhase)",
-        "learner = learner(data=(BATCHES, BATCHES)); learner.run_epoch(ValidationPhase())",
+        "learner = learner(data=(BATCHES, BATCHES)); learner.run_epoch(fluxcb.phases.ValidationPhase())",
     ),
     # callbacks of a Learner
     row(

@@ -72,6 +72,12 @@ ROWS = [
         "in_order(Tick())",
         "first, second = Tick(), Tick(); fluxcb.check([in_order(first, second)])",
     ),
+    row(
+        "takes callbacks as arguments, not a list",
+        "in_order([Tick(), Tick()])",
+        "first, second = Tick(), Tick(); fluxcb.check([in_order(first, second)])",
+        "callbacks = [Tick(), Tick()]; fluxcb.check([in_order(*callbacks)])",
+    ),
     row("was given Tick() twice", "tick = Tick(); in_order(tick, tick)", "in_order(Tick(), Tick())"),
     row(
         "takes two callback classes",

@@ -84,8 +84,8 @@ def test_error_of_factory_names_member():
 def test_other_batches_are_refused():
     assert refused(lambda size: testlearner(batch_size=size), size=[8, 4]) == (
         "Member 1 (size=4) has other batches of `data.training` than member 0 (size=8).\n"
-        "  where: [0]: float32[8, 1] became float32[4, 1]\n"
-        "         [1]: float32[8, 1] became float32[4, 1]\n" + WHY + FIX
+        "  where: [0]: expected float32[8, 1], got float32[4, 1]\n"
+        "         [1]: expected float32[8, 1], got float32[4, 1]\n" + WHY + FIX
     )
 
 
@@ -101,7 +101,7 @@ def test_other_parameters_are_refused():
 
     assert refused(make, width=[2, 3]) == (
         "Member 1 (width=3) has another train state than member 0 (width=2).\n"
-        "  where: ['params']['w']: float32[2] became float32[3]\n" + WHY + FIX
+        "  where: ['params']['w']: expected float32[2], got float32[3]\n" + WHY + FIX
     )
 
 

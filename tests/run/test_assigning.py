@@ -164,9 +164,9 @@ def test_assigning_params_keeps_opt_state():
     ("value", "first"),
     [
         ({"w": jnp.zeros(())}, "['b'] is missing"),
-        ({"w": jnp.zeros(2), "b": jnp.zeros(())}, "['w']: float32[] became float32[2]"),
-        ({"w": jnp.zeros((), jnp.int32), "b": jnp.zeros(())}, "['w']: float32[] became int32[]"),
-        ({"w": np.float32(0), "b": "x"}, "['b']: float32[] became str 'x'"),
+        ({"w": jnp.zeros(2), "b": jnp.zeros(())}, "['w']: expected float32[], got float32[2]"),
+        ({"w": jnp.zeros((), jnp.int32), "b": jnp.zeros(())}, "['w']: expected float32[], got int32[]"),
+        ({"w": np.float32(0), "b": "x"}, "['b']: expected float32[], got str 'x'"),
     ],
 )
 def test_params_with_other_structure_raise(value, first, refused):

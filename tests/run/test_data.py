@@ -75,8 +75,8 @@ def test_generator_yields_one_epoch_and_then_raises():
         learner.fit(1)
     assert str(raised.value) == (
         "`data.training` is a one-shot iterator (generator), and it is used up.\n"
-        "  why:   an epoch iterates its data source again, and an iterator yields nothing the second time\n"
-        "  fix:   give something that can be iterated again: a list, a dataset, a class with `__iter__`"
+        "  why:   each epoch iterates over its data source, and an iterator yields nothing the second time\n"
+        "  fix:   pass something that can be iterated again: a list, a dataset, a class with `__iter__`"
     )
     assert log.names() == ["FitBegin", "FitEnd"]
     assert (learner.step, learner.epoch) == (3, 1)
@@ -190,20 +190,19 @@ WHY = (
     [
         (
             np.zeros(5, np.float32),
-            f"{DIFFERS}: it: float32[4] became float32[5].\n" + WHY,
+            f"{DIFFERS}: expected float32[4], got float32[5].\n" + WHY,
         ),
         (
             np.zeros(4, np.int32),
-            f"{DIFFERS}: it: float32[4] became int32[4].\n" + WHY,
+            f"{DIFFERS}: expected float32[4], got int32[4].\n" + WHY,
         ),
         (
             np.zeros((4, 1), np.float32),
-            f"{DIFFERS}: it: float32[4] became float32[4, 1].\n" + WHY,
+            f"{DIFFERS}: expected float32[4], got float32[4, 1].\n" + WHY,
         ),
         (
             {"x": np.zeros(4, np.float32)},
-            f"{DIFFERS}: its structure is PyTreeDef({{'x': *}}).\n"
-            "  where: the step was compiled for PyTreeDef(*)\n" + WHY,
+            f'{DIFFERS}: expected float32[4], got {{"x": float32[4]}}.\n' + WHY,
         ),
     ],
     ids=["longer", "dtype", "rank", "structure"],
@@ -276,7 +275,7 @@ def test_data_unlike_example_batch_raises():
     learner = make(Counted(), seen, example_batch=batch(0, rows=3))
     with pytest.raises(DataError) as raised:
         learner.fit(1)
-    assert str(raised.value) == f"{DIFFERS}: it: float32[3] became float32[4].\n{WHY}"
+    assert str(raised.value) == f"{DIFFERS}: expected float32[3], got float32[4].\n{WHY}"
     assert seen.losses == []
 
 

@@ -364,8 +364,8 @@ def test_reading_missing_values_raises():
 @pytest.mark.parametrize(
     ("value", "difference"),
     [
-        ({"w": jnp.zeros(2), "b": jnp.zeros(())}, "['w']: float32[] became float32[2]"),
-        ({"w": jnp.zeros((), jnp.int32), "b": jnp.zeros(())}, "['w']: float32[] became int32[]"),
+        ({"w": jnp.zeros(2), "b": jnp.zeros(())}, "['w']: expected float32[], got float32[2]"),
+        ({"w": jnp.zeros((), jnp.int32), "b": jnp.zeros(())}, "['w']: expected float32[], got int32[]"),
         ({"w": jnp.zeros(())}, "['b'] is missing"),
     ],
 )

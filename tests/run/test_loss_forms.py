@@ -626,10 +626,10 @@ def test_from_loss_state_with_other_shape_raises(refused):
 
     with refused(
         TraceError,
-        "The loss function changes the structure, shape or dtype of `model_state`: ['mean']: float32[] became "
+        "The loss function changes the structure, shape or dtype of `model_state`: ['mean']: expected float32[], got "
         "float32[5].\n"
         "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
-        "  fix:   return the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+        "  fix:   keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
         "with the new ones in `init`",
     ):
         from_loss(loss_fn, model_state={"mean": jnp.float32(0)})

@@ -259,8 +259,8 @@ def test_set_model_with_same_structure():
     with pytest.raises(DeclarationError) as raised:
         learner.set_model(((lambda key, xs: {"in": jnp.ones((4, 8)), "out": jnp.ones((8, 1))}), pair_apply))
     assert str(raised.value) == (
-        "The new model does not fit the Learner: ['in']: float32[4, 16] became float32[4, 8].\n"
-        "  where: ['out']: float32[16, 1] became float32[8, 1]\n"
+        "The new model does not fit the Learner: ['in']: expected float32[4, 16], got float32[4, 8].\n"
+        "  where: ['out']: expected float32[16, 1], got float32[8, 1]\n"
         "  fix:   build a new Learner for a model of another structure"
     )
     assert float(learner.params["in"][0, 0]) == 1.0

@@ -333,7 +333,7 @@ def test_state_with_other_structure_raises():
     with pytest.raises(fluxcb.DeclarationError) as raised:
         learner.state = state
     assert str(raised.value) == (
-        "The assigned state does not fit the Learner: ['params']['bias']: float32[2] became float32[3].\n"
+        "The assigned state does not fit the Learner: ['params']['bias']: expected float32[2], got float32[3].\n"
         "  fix:   assign what `learner.state` returned, with other values"
     )
     learner.fit(1)

@@ -249,7 +249,7 @@ def test_process_that_does_not_respond_is_named():
     message = str(first.error)
     assert message.startswith("Process 1 has not responded for ")
     assert message.endswith(
-        "  why:   it was killed or stopped, its machine is down, or the network is\n"
+        "  why:   it was killed or stopped, its machine is down, or the network is down\n"
         "  fix:   see the output of process 1, then start all processes again with `fit(resume=True)`\n"
         "     or: if it was only slow, give the Learner a longer `peer_timeout`"
     )

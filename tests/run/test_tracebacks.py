@@ -280,6 +280,23 @@ def test_warnings_show_line_that_called_fluxcb(tmp_path):
     assert places(lambda: learner.fit(1, resume=True)) == [(__file__, 0)]
 
 
+def test_warnings_of_callbacks_show_line_of_user(tmp_path):
+    (tmp_path / "hyper.txt").write_text("nonsense")
+    optimizer = fluxcb.inject(optax.sgd, learning_rate=0.1)
+    setter = fluxcb.callbacks.HumanHyperParamSetter("learning_rate", tmp_path / "hyper.txt")
+    learner = testlearner(setter, optimizer=optimizer)
+    with pytest.warns(UserWarning, match="is skipped") as caught:
+        learner.fit(1)  # this line
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if "# this line" in text)
+    assert {(warning.filename, warning.lineno) for warning in caught} == {(__file__, line)}
+
+
+def test_only_warn_user_issues_warnings():
+    """A fixed stack level points into fluxcb's own files as soon as a caller is added."""
+    files = [path for path in (ROOT / "fluxcb").rglob("*.py") if "warnings.warn" in path.read_text()]
+    assert files == [ROOT / "fluxcb" / "_tracebacks.py"]
+
+
 PROGRAM = """
 from fluxcb import Callback, on
 from fluxcb.events import StepEnd

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from typing import Any
 
 from fluxcb._declare.learner_view import LearnerView
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import file_path, require
 from fluxcb.callbacks.hyperparams.hyperparameter import is_name
 from fluxcb.callbacks.hyperparams.setters import FLOAT32_MAX, HyperParamSetter
@@ -93,7 +93,7 @@ class HumanHyperParamSetter(HyperParamSetter):
         except FileNotFoundError:
             return None
         except (OSError, UnicodeError, UntrustedFileError) as error:
-            warnings.warn(f"{self!r} cannot read {self.file}: {error}", UserWarning, stacklevel=2)
+            warn_user(f"{self!r} cannot read {self.file}: {error}", UserWarning)
             return None
         result = None
         for number, line in enumerate(lines, 1):
@@ -104,23 +104,20 @@ class HumanHyperParamSetter(HyperParamSetter):
             parsed = _finite(value)
             # A line for another hyperparameter is also parsed, so that a typo is reported whichever setter reads it.
             if parsed is None or not is_name(name.strip()):
-                warnings.warn(
+                warn_user(
                     f"{self.file}:{number} is skipped: {line.strip()!r} is not `name: value` with a finite number",
                     UserWarning,
-                    stacklevel=2,
                 )
             elif name.strip() == self.param_name and abs(parsed) > FLOAT32_MAX:
-                warnings.warn(
+                warn_user(
                     f"{self.file}:{number} is skipped: {parsed:g} is not finite in float32",
                     UserWarning,
-                    stacklevel=2,
                 )
             elif name.strip() == self.param_name and not self.limits[0] <= parsed <= self.limits[1]:
-                warnings.warn(
+                warn_user(
                     f"{self.file}:{number} is skipped: {parsed:g} is not between {self.limits[0]:g} and "
                     f"{self.limits[1]:g}",
                     UserWarning,
-                    stacklevel=2,
                 )
             elif name.strip() == self.param_name:
                 result = parsed

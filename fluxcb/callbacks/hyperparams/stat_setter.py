@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from fluxcb._declare.access import Read
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import finite_number, function_of
 from fluxcb.callbacks.hyperparams.setters import TriggerSetter
 from fluxcb.callbacks.watched import Watched
@@ -131,7 +131,7 @@ class StatMonitorParamSetter(TriggerSetter):
             self.values.clear()
         self._epoch = epoch
         if not math.isfinite(value):
-            warnings.warn(f"{self!r} ignores the value {value} of epoch {epoch}", UserWarning, stacklevel=2)
+            warn_user(f"{self!r} ignores the value {value} of epoch {epoch}", UserWarning)
             return None
         self.values.append(value)
         if len(self.values) < (self.values.maxlen or 0) or self._improved():

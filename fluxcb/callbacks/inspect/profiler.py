@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -179,7 +178,7 @@ class Profiler(Callback):
             jax.profiler.stop_trace()
         except Exception as error:  # e.g. a full disk, which must not end the training
             text = f"{self!r} could not write the profile: {type(error).__name__}: {error}"
-            warnings.warn(text, UserWarning, stacklevel=2)
+            warn_user(text, UserWarning)
 
     def __repr__(self) -> str:
         unit, (first, last) = ("steps", self.steps) if self.steps is not None else ("epochs", self.epochs or (0, 0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import require
 from fluxcb.callbacks.inspect.sanity_checks import Check, default_checks
 
@@ -93,7 +93,7 @@ class SanityCheck(Callback):
         failures = [(check, text) for check in self.checks if (text := check.failure(learner)) is not None]
         for check, text in failures:
             if not check.error:
-                warnings.warn(f"sanity check: {text}", UserWarning, stacklevel=2)
+                warn_user(f"sanity check: {text}", UserWarning)
         errors = [text for check, text in failures if check.error]
         if errors:
             raise DeclarationError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import require
 from fluxcb.logging.loggables import Text
 
@@ -62,4 +62,4 @@ def warn_once(warned: set[str], owner: object, text: str) -> None:
     """
     if text not in warned:
         warned.add(text)
-        warnings.warn(f"{owner!r}: {text}", UserWarning, stacklevel=3)
+        warn_user(f"{owner!r}: {text}", UserWarning)

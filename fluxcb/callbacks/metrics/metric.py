@@ -9,6 +9,7 @@ from fluxcb._calls import Constructed
 from fluxcb._declare.padded_batch import mask_of
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
+from fluxcb._traced_values import describe
 from fluxcb.callbacks.arguments import finite_number, require
 from fluxcb.callbacks.metrics.padding import masked_mean
 from fluxcb.callbacks.metrics.step_functions import (
@@ -250,7 +251,7 @@ class Metric(AbstractMetric):
         value = self._function(step)
         if not hasattr(value, "dtype") and not isinstance(value, int | float):
             raise DeclarationError(
-                f"The metric `{self.name}` returned {type(value).__name__} {value!r} for one batch.",
+                f"The metric `{self.name}` returned {describe(value)} for one batch.",
                 why="the values of batches are averaged, so each must be one number, the mean over the batch",
                 fix="return a number, e.g. `jnp.mean(...)`",
             )

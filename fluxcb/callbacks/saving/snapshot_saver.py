@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import uuid
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -21,6 +20,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import AtWindowEnds
 from fluxcb._errors import CheckpointError, DeclarationError, PeerError
 from fluxcb._paths import why_impossible
+from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, RunFolder
@@ -219,10 +219,10 @@ class SnapshotSaver(Callback, RunLock):
         self.wait()
         if not finite(snapshot.trees):  # a run could not continue from this state
             self.forget_unsaved()
-            warnings.warn(
+            warn_user(
                 f"{self!r} does not save the state after step {snapshot.step}: some parameters are NaN or infinite, "
                 "and training could not continue from them.",
-                stacklevel=2,
+                UserWarning,
             )
             return
         agreement, before = Agreement(), _newest

@@ -328,6 +328,8 @@ class _WhenCommanded(EverySeconds):
     def __str__(self) -> str:
         return "when there is a command"
 
+    __repr__ = __str__
+
     def due(self, step: int, epoch: int, learner: LearnerView) -> bool:
         """Return whether there is a command for this moment."""
         commands = self.commands

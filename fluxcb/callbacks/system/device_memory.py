@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from fluxcb._declare.events import EpochEnd, Event
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import require
 
 __all__ = ["DeviceMemoryTracker"]
@@ -77,7 +77,7 @@ class DeviceMemoryTracker(Callback):
             elif name not in self._without:
                 self._without.add(name)
                 text = f"{self!r} does not log the memory of {name}, because it has no memory statistics."
-                warnings.warn(text, UserWarning, stacklevel=2)
+                warn_user(text, UserWarning)
 
     def _tracked(self) -> Sequence[Any]:
         if self.devices is not None:

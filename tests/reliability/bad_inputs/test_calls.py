@@ -62,7 +62,7 @@ NO_CALLBACK = "The callbacks list contains {}, which is not a callback instance.
         (
             lambda learner: learner.run_epoch(TrainingPhase),
             DeclarationError,
-            NO_PHASE.format("<class 'fluxcb._declare.phases.TrainingPhase'>"),
+            NO_PHASE.format("The class `TrainingPhase`"),
         ),
         (lambda learner: learner.run_step("training", BATCH), DeclarationError, NO_PHASE.format("'training'")),
         (lambda learner: learner.emit(Own(), None), DeclarationError, NO_PHASE.format(None)),
@@ -99,7 +99,7 @@ NO_CALLBACK = "The callbacks list contains {}, which is not a callback instance.
         (
             lambda learner: setattr(learner, "state", {**learner.state, "key": 5}),
             DeclarationError,
-            "The assigned state does not fit the Learner: ['key']: key<fry>[] became int 5.",
+            "The assigned state does not fit the Learner: ['key']: expected key<fry>[], got int 5.",
         ),
         (lambda learner: learner.callbacks.timings(), DeclarationError, "Nothing has been measured."),
         (

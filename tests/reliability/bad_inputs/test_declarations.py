@@ -25,7 +25,7 @@ from fluxcb import (
     Write,
     on,
 )
-from fluxcb._compile.call_errors import shapes
+from fluxcb._traced_values import shapes
 from fluxcb.events import BackwardBegin, BackwardEnd, ForwardBegin, LossBegin, StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -198,8 +198,8 @@ ANSWERED = "`Answers.resolveconflict` returned {} for Answers() and States()."
         (True, CheckError, ANSWERED.format("True")),
         ("first", CheckError, ANSWERED.format("'first'")),
         (NoConflict, CheckError, ANSWERED.format("<class 'fluxcb._declare.resolution.NoConflict'>")),
-        (RunFirst(5), CheckError, ANSWERED.format("RunFirst(callback=5)")),
-        (RunFirst(EventLog()), CheckError, ANSWERED.format("RunFirst(callback=EventLog())")),
+        (RunFirst(5), CheckError, ANSWERED.format("RunFirst(5)")),
+        (RunFirst(EventLog()), CheckError, ANSWERED.format("RunFirst(EventLog())")),
         (Unresolvable(), ConflictError, "Answers() and States() can never be used together."),
     ],
     ids=["none", "bool", "text", "class", "number", "another", "never"],
@@ -264,13 +264,13 @@ RATE = "hyperparams.learning_rate"
 @pytest.mark.parametrize(
     ("path", "value", "difference"),
     [
-        (RATE, "high", "float32[] became str 'high'"),
-        (RATE, None, "float32[] became NoneType None"),
-        (RATE, np.zeros(2), "shape () became (2,)"),
+        (RATE, "high", "expected float32[], got str 'high'"),
+        (RATE, None, "expected float32[], got NoneType None"),
+        (RATE, np.zeros(2), "expected shape (), got shape (2,)"),
         ("params", None, "['b'] is missing"),
         ("params", {"w": np.zeros((), np.float32)}, "['b'] is missing"),
-        ("params", {"w": "a", "b": "b"}, "['b']: float32[] became str 'b'"),
-        ("params", {"w": np.zeros(()), "b": np.zeros(())}, "['b']: float32[] became float64[]"),
+        ("params", {"w": "a", "b": "b"}, "['b']: expected float32[], got str 'b'"),
+        ("params", {"w": np.zeros(()), "b": np.zeros(())}, "['b']: expected float32[], got float64[]"),
     ],
     ids=["text", "none", "vector", "no-params", "part", "texts", "doubles"],
 )
@@ -289,14 +289,19 @@ NO_ARRAY = "What Does() writes to `{}` has {}, which JAX cannot use as an array 
         (ForwardBegin, "step.xs", "x", NO_ARRAY.format("step.xs", "str 'x'")),
         (LossBegin, "step.outputs", object(), NO_ARRAY.format("step.outputs", "an object of type `object`")),
         (BackwardBegin, "step.mine", {"a": "x"}, NO_ARRAY.format("step.mine", "str 'x' at `step.mine['a']`")),
-        (BackwardBegin, "step.loss", "x", CHANGES.format("step.loss", "it: float32[] became str 'x'")),
+        (BackwardBegin, "step.loss", "x", CHANGES.format("step.loss", "expected float32[], got str 'x'")),
         (BackwardBegin, "step.loss", 5.0, "The loss does not depend on `params`."),
         (BackwardEnd, "step.grads", None, CHANGES.format("step.grads", "['b'] is missing")),
         (BackwardEnd, "step.skip", "x", "Does() writes str 'x' to `step.skip`, which is bool[]."),
         (BackwardEnd, "step.skip", 0.5, "Does() writes float 0.5 to `step.skip`, which is bool[]."),
         (BackwardEnd, RATE, "x", f"Does() sets `{RATE}` to str 'x'; it is float32[]."),
         (BackwardEnd, RATE, None, f"Does() sets `{RATE}` to NoneType None; it is float32[]."),
-        (UpdateEnd, "params", "x", CHANGES.format("params", "['b'] is missing")),
+        (
+            UpdateEnd,
+            "params",
+            "x",
+            CHANGES.format("params", 'expected {"b": float32[], "w": float32[]}, got str \'x\''),
+        ),
     ],
     ids=["xs", "outputs", "own", "loss", "constant", "grads", "skip", "number", "rate", "none", "params"],
 )

@@ -5,10 +5,19 @@ import numpy as np
 import optax
 import pytest
 
-from fluxcb import CheckpointError, DeclarationError, Learner, MissingStateError, TraceError, callbacks_as_hook, every
+from fluxcb import (
+    CheckpointError,
+    DeclarationError,
+    Learner,
+    MissingStateError,
+    TraceError,
+    callbacks_as_hook,
+    every,
+    phases,
+)
 from fluxcb.callbacks import Checkpointer, ClipGradients, EarlyStopping, Metrics, MinSaver, ParameterEMA, Recorder
 from fluxcb.checkpoints import load_params
-from fluxcb.phases import ValidationPhase
+from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
 XS, YS = np.ones((8, 3), np.float32), np.zeros(8, np.float32)
@@ -79,12 +88,21 @@ def test_evaluate_with_positional_inputs_and_targets_raises(refused):
 
 @pytest.mark.parametrize(
     ("phase", "shown", "fix"),
-    [("validation", "'validation'", "ValidationPhase"), (ValidationPhase, f"{ValidationPhase!r}", "ValidationPhase")],
+    [
+        ("validation", "'validation'", "ValidationPhase"),
+        (ValidationPhase, "The class `ValidationPhase`", "ValidationPhase"),
+        ("training", "'training'", "TrainingPhase"),
+        (TrainingPhase, "The class `TrainingPhase`", "TrainingPhase"),
+    ],
 )
 def test_phase_class_raises(refused, phase, shown, fix):
-    with refused(DeclarationError, f"{shown} is not a phase instance.\n  fix:   pass an instance, e.g. `{fix}()`"):
+    text = shown + " is not a phase instance.\n  fix:   pass an instance, e.g. `fluxcb.phases.{}()`"
+    with refused(DeclarationError, text.format("ValidationPhase")):  # `evaluate` does not train
         learner().evaluate(phase=phase)
-    learner().evaluate(phase=ValidationPhase())
+    learner().evaluate(phase=phases.ValidationPhase())
+    with refused(DeclarationError, text.format(fix)):
+        learner().run_epoch(phase)
+    learner().run_epoch(phases.TrainingPhase())
 
 
 @pytest.mark.parametrize("metric", ["val_los", "training/los", "los"])
