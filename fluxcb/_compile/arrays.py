@@ -203,6 +203,9 @@ def differences(old: PyTree, new: PyTree) -> list[str]:
     old_leaves, old_structure = jax.tree_util.tree_flatten_with_path(old)
     new_leaves, new_structure = jax.tree_util.tree_flatten_with_path(new)
     if old_structure != new_structure:
+        # One line instead of one for each array, if one of them is no container.
+        if jax.tree_util.all_leaves([old]) or jax.tree_util.all_leaves([new]) or new is None:
+            return [f"{_outline(old)} became {_outline(new)}"]
         old_paths = {jax.tree_util.keystr(p): x for p, x in old_leaves}
         new_paths = {jax.tree_util.keystr(p): x for p, x in new_leaves}
         lines = [f"{p or 'it'} is missing" for p in old_paths if p not in new_paths]
@@ -214,6 +217,18 @@ def differences(old: PyTree, new: PyTree) -> list[str]:
         for (path, a), (_, b) in zip(old_leaves, new_leaves, strict=True)
         if (a.shape, a.dtype) != (jnp.shape(b), getattr(b, "dtype", None))
     ]
+
+
+def _outline(tree: PyTree) -> str:
+    """Return a leaf's dtype and shape, or the paths of the first arrays of a pytree."""
+    if tree is None:
+        return "None"
+    if jax.tree_util.all_leaves([tree]):
+        return describe(tree)
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return (
+        f"a pytree with {', '.join(paths[:3])}{', ...' if len(paths) > 3 else ''}" if paths else "a pytree of no arrays"
+    )
 
 
 def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
