@@ -30,7 +30,7 @@ ADD_ONE = "class Adds(Callback):\n    def stateaccess(self): return {0}\n    @on
 
 def provided(name: str) -> str:
     """Return a program in which another callback provides a value of the step."""
-    access = '{"step": {"%s": Read()}}' % name
+    access = '{"step": {"NAME": Read()}}'.replace("NAME", name)
     other = ADD_ONE.format(access.replace("Read", "Write"), name)
     return other + uses("StepEnd", f"learner.step.{name}", access).replace("Uses())", "Adds(), Uses())")
 

@@ -94,7 +94,8 @@ NO_CALLBACK = "The callbacks list contains {}, which is not a callback instance.
         (
             lambda learner: setattr(learner, "state", None),
             DeclarationError,
-            "The assigned state does not fit the Learner: a pytree with ['counters'], ['key'], ['opt_state'].count, ... became None.",
+            "The assigned state does not fit the Learner: a pytree with ['counters'], ['key'], ['opt_state'].count, "
+            "... became None.",
         ),
         (
             lambda learner: setattr(learner, "state", {**learner.state, "key": 5}),
