@@ -2,7 +2,7 @@
 
 import pytest
 
-from fluxcb import AccessError, DeclarationError, TraceError
+from fluxcb import AccessError, DataError, DeclarationError, TraceError
 from tests.fixes.programs import check_row, row
 
 
@@ -26,6 +26,7 @@ MINE = '{"step": {"my_loss": Write()}}'
 ADD_ONE = "class Adds(Callback):\n    def stateaccess(self): return {0}\n    @on\n" + (
     "    def add(self, event: BackwardEnd, phase: TrainingPhase, learner):\n        learner.step.{1} = jnp.ones(())\n"
 )
+SEVERAL = "scores, ys = jnp.zeros((2, 3)), jnp.zeros(2, int)\n"
 
 
 def provided(name: str) -> str:
@@ -208,6 +209,35 @@ ROWS = [
             "Uses()", "Recorder(), Uses()"
         ),
         kind=TraceError,
+    ),
+]
+
+
+ROWS += [
+    # data, and outputs that are no array
+    row(
+        "is a one-shot iterator (generator), and it is used up",
+        "def batches(): yield from BATCHES\nfit(data=batches(), epochs=2)",
+        "def batches(): yield from BATCHES\nfit(data=batches, epochs=2)",
+        "class Batches:\n    def __iter__(self): return iter(BATCHES)\nfit(data=Batches(), epochs=2)",
+        kind=DataError,
+    ),
+    row(
+        "is a one-shot iterator (generator), and it is used up",
+        "def batches(n): yield from BATCHES[:n]\nfit(data=batches(2), epochs=2)",
+        "def batches(n): yield from BATCHES[:n]\nfit(data=lambda: batches(2), epochs=2)",
+        "class Batches:\n    def __iter__(self): return iter(BATCHES)\nfit(data=Batches(), epochs=2)",
+        kind=DataError,
+    ),
+    row(
+        "`accuracy` was given outputs that are a tuple of 2.",
+        SEVERAL + "fluxcb.callbacks.accuracy((scores, scores), ys)",
+        SEVERAL + 'Metrics(Metric(lambda outputs, ys: accuracy(outputs[0], ys), name="accuracy"))',
+    ),
+    row(
+        "`accuracy` was given outputs that are a dict with 'logits', 'hidden'.",
+        SEVERAL + "fluxcb.callbacks.accuracy({'logits': scores, 'hidden': scores}, ys)",
+        SEVERAL + "Metrics(Metric(lambda outputs, ys: accuracy(outputs['logits'], ys), name=\"accuracy\"))",
     ),
 ]
 

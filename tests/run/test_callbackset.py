@@ -391,10 +391,8 @@ def test_list_methods_name_method_to_call(name, fix, refused):
 def test_subscript_names_what_to_write(refused):
     callbacks = testlearner(Recorder()).callbacks
     what = "`learner.callbacks` has no entry {}, because it is neither a list nor a dict.\n  fix:   write "
-    with refused(
-        TypeError,
-        what.format(0) + "e.g. `learner.callbacks.get(Recorder)`\n     or: write `list(learner.callbacks)[0]`",
-    ):
+    fix = "e.g. `learner.callbacks.get(Recorder)`\n     or: write `list(learner.callbacks)[0]`"
+    with refused(TypeError, what.format(0) + fix):
         callbacks[0]  # pyright: ignore[reportIndexIssue]
     with refused(TypeError, what.format(repr(Recorder)) + "`learner.callbacks.get(Recorder)`"):
         callbacks[Recorder]  # pyright: ignore[reportIndexIssue]

@@ -237,7 +237,9 @@ def test_source_exception_is_raised_after_previous_steps(place):
         return
     with pytest.raises(OSError, match=r"^disk on fire") as raised:
         learner.fit(1)
-    assert raised.value.__notes__ == ["raised by `data.training`, when a batch was pulled from it"]
+    assert raised.value.__notes__ == [
+        f"raised by `data.training`, when batch {place + 1} of pass 1 over the data was pulled"
+    ]
     assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * place, "FitEnd"]
     check(learner, seen, [batch(i) for i in range(place)])
 
