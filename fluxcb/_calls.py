@@ -286,7 +286,7 @@ def _as_given(name: str, value: Any, example: str) -> str:
         return example
     if name in _OTHER_UNITS or (type(value) is not kind and not (kind is float and type(value) is int)):
         return example
-    if kind is str:
+    if isinstance(value, str):
         return f'"{value}"' if value.isprintable() and not set(value) & {'"', "\\", "`"} else example
     # E.g. `save_top_k=-1` has a special meaning.
     return repr(value) if kind in (int, float) and value > 0 else example

@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments, or None for those of the process.
 
     Returns:
-        The exit code: 0 if a command succeeded and found no problem, 1 if it found a problem or cannot load a set, 2 for wrong usage or if
-        there is nothing to check, 130 if it was interrupted.
+        The exit code: 0 if a command succeeded and found no problem, 1 if it found a problem or cannot load a set, 2
+        for wrong usage or if there is nothing to check, 130 if it was interrupted.
     """
     chosen = _parser().parse_args(arguments)
     try:
@@ -66,9 +66,8 @@ def _run(chosen: argparse.Namespace) -> int:
             f"`--out` is {out}, but the folder {out.parent} does not exist.\n  fix:   create the folder first"
         )
     if chosen.command in ("demo", "sweep") and out is not None and Path(out).is_file():
-        raise UsageError(
-            f"`--out` is the file {out}.\n  fix:   name a folder, in which the run gets a folder of its own"
-        )
+        fix = "name a folder, in which the run gets a folder of its own"
+        raise UsageError(f"`--out` is the file {out}.\n  fix:   {fix}")
     if chosen.command == "demo":
         positive(chosen.epochs, "--epochs")
         from fluxcb._tools.demo import run_demo

@@ -239,6 +239,12 @@ ROWS += [
         SEVERAL + "fluxcb.callbacks.accuracy({'logits': scores, 'hidden': scores}, ys)",
         SEVERAL + "Metrics(Metric(lambda outputs, ys: accuracy(outputs['logits'], ys), name=\"accuracy\"))",
     ),
+    row(
+        "`like` has 1 at `like['w']`, which is no array.",
+        "fit(Checkpointer('runs'))\nload_params('runs', like={'w': 1})",
+        "fit(Checkpointer('runs'))\nload_params('runs', like={'w': jax.ShapeDtypeStruct((1, 1), jnp.float32)})"
+        "  # jax.ShapeDtypeStruct((3,), jnp.float32)",
+    ),
 ]
 
 
