@@ -5,6 +5,7 @@ Decorate public functions and methods with `entry_point`, and derive public clas
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import inspect
@@ -86,6 +87,10 @@ _ELSEWHERE: Sequence[tuple[str, str, str]] = (
     ("keep", "10", "keep_last max_to_keep"),
 )
 """fluxcb's name of an argument, an example of a value, and its names in other libraries. The first that fits counts."""
+
+
+_OTHER_UNITS = ("warmup_steps", "refresh_rate", "save_freq", "factor", "monitor", "watch", "quantity")
+"""Names in other libraries whose values mean something else, such as batches instead of epochs."""
 
 
 @overload
@@ -225,7 +230,7 @@ def _mismatch(
         names = " and ".join(f"`{name}`" for name in unknown)
         what = f"`{owner}` has no argument{'s' if len(unknown) > 1 else ''} {names}."
         known = [name for name in by_name if name not in by_position[: len(given)]]
-        suggested = dict.fromkeys(_fix(name, known, rest, fixes) for name in unknown)
+        suggested = dict.fromkeys(_fix(name, kwargs[name], known, rest, fixes) for name in unknown)
         return DeclarationError(what, why=why, fix=", and ".join(suggested))
     if twice:
         what = f"`{owner}` was given `{twice[0]}` twice: by position and by name."
@@ -268,7 +273,7 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     return cls.__name__ if is_own else owner
 
 
-def _fix(name: str, known: list[str], rest: str | None, fixes: Mapping[str, str]) -> str:
+def _fix(name: str, value: Any, known: list[str], rest: str | None, fixes: Mapping[str, str]) -> str:
     if name in fixes:
         return fixes[name]
     meant = [(ours, example) for ours, example, others in _ELSEWHERE if name in others.split()]
@@ -276,6 +281,20 @@ def _fix(name: str, known: list[str], rest: str | None, fixes: Mapping[str, str]
         return f"pass the values by position, without `{name}=`"
     for ours, example in meant:
         if ours in known:
-            return f"write `{ours}={example}` instead of `{name}=...`"
+            return f"write `{ours}={_as_given(name, value, example)}` instead of `{name}=...`"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"write `{near[0]}=...` instead of `{name}=...`" if near else f"leave out `{name}=...`"
+
+
+def _as_given(name: str, value: Any, example: str) -> str:
+    """Return the source of the value that the user passed if it is like the example, otherwise the example."""
+    try:
+        kind = type(ast.literal_eval(example))
+    except ValueError:  # an expression, such as `optax.adam(1e-3)`
+        return example
+    if name in _OTHER_UNITS or (type(value) is not kind and not (kind is float and type(value) is int)):
+        return example
+    if isinstance(value, str):
+        return f'"{value}"' if value.isprintable() and not set(value) & {'"', "\\", "`"} else example
+    # E.g. `save_top_k=-1` has a special meaning.
+    return repr(value) if kind in (int, float) and value > 0 else example

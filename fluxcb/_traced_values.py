@@ -30,7 +30,9 @@ def describe(x: Any) -> str:
     # The repr of a tracer names classes of JAX. Users cannot look them up, and their names change.
     if isinstance(x, str) and "Tracer(" in x:
         return "a str with the repr of a traced array"
-    if x is None or isinstance(x, bool | int | float | complex | str | bytes):
+    if x is None:
+        return "None"
+    if isinstance(x, bool | int | float | complex | str | bytes):
         return f"{type(x).__name__} {x!r}"
     return shapes(x)
 

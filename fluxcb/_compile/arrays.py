@@ -196,8 +196,9 @@ def differences(old: PyTree, new: PyTree) -> list[str]:
     old_leaves, old_structure = jax.tree_util.tree_flatten_with_path(old)
     new_leaves, new_structure = jax.tree_util.tree_flatten_with_path(new)
     if old_structure != new_structure:
-        if not all(path for path, _ in (*old_leaves, *new_leaves)):  # one of the two is a leaf itself
-            return [f"expected {describe(old)}, got {describe(new)}"]
+        # One line instead of one for each array, if one of the two is not a container.
+        if new is None or not all(path for path, _ in (*old_leaves, *new_leaves)):
+            return [f"expected {_outline(old)}, got {_outline(new)}"]
         old_paths = {jax.tree_util.keystr(p): x for p, x in old_leaves}
         new_paths = {jax.tree_util.keystr(p): x for p, x in new_leaves}
         lines = [f"{p} is missing" for p in old_paths if p not in new_paths]
@@ -214,6 +215,12 @@ def differences(old: PyTree, new: PyTree) -> list[str]:
 def _difference(path: Any, expected: Any, got: Any) -> str:
     place = f"{jax.tree_util.keystr(path)}: " if path else ""
     return f"{place}expected {describe(expected)}, got {describe(got)}"
+
+
+def _outline(tree: PyTree) -> str:
+    """Return the shapes of a small pytree, or the paths of the first arrays of a large one."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return describe(tree) if len(paths) < 4 else f"a pytree with {', '.join(paths[:3])}, ..."
 
 
 def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fluxcb._compile.arrays import differences
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import Access, writes
+from fluxcb._declare.access import Access, dotted, writes
 from fluxcb._errors import TraceError
 from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
@@ -24,6 +24,7 @@ __all__ = [
     "part_of",
     "replaced",
     "root_of",
+    "same_form",
     "writable_roots",
 ]
 
@@ -126,11 +127,18 @@ def check_loss(loss: Any) -> None:
     )
 
 
-def conforming(old: PyTree, new: PyTree, what: str, where: Any = ()) -> PyTree:
+def conforming(old: PyTree, new: PyTree, what: str, where: Any = (), fix: str = "") -> PyTree:
     """Return `new` with the exact dtypes of `old`. Python numbers and weak types take the old dtype.
 
+    Args:
+        old: The value that is replaced.
+        new: The value that replaces it.
+        what: The beginning of the message.
+        where: The locations in the user's code, if they are known.
+        fix: How to assign such a value, if it is not an entry that `init` creates.
+
     Raises:
-        TraceError: The structure, a shape or a dtype differs. The message begins with `what`.
+        TraceError: The structure, a shape or a dtype differs.
     """
     if jax.tree.structure(old) == jax.tree.structure(new):  # Python numbers take the old dtype
         new = jax.tree.map(lambda o, n: jnp.asarray(n, o.dtype) if isinstance(n, bool | int | float) else n, old, new)
@@ -141,10 +149,21 @@ def conforming(old: PyTree, new: PyTree, what: str, where: Any = ()) -> PyTree:
             f"{what}: {wrong[0]}.",
             where=[*([where] if isinstance(where, str) else where), *wrong[1:5]],
             why="the structure, shapes and dtypes of the carry are fixed when the step is compiled",
-            fix="keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
+            fix=fix
+            or "keep the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`, or create the value "
             "with the new ones in `init`",
         )
     return jax.tree.map(_strong, old, new)
+
+
+def same_form(path: StatePath) -> str:
+    """Return how a handler assigns a path with the structure, shapes and dtypes that it has; empty for `cbstate`."""
+    name = dotted(path)
+    if path == ("step", "loss"):
+        return "assign one number, e.g. with `jnp.mean(...)`"
+    if path[0] == "cbstate":  # the fix of `conforming`, because `init` chooses the structure
+        return ""
+    return f"compute each array from the old one: `learner.{name} = jax.tree.map(lambda old: ..., learner.{name})`"
 
 
 def _strong(old: Any, new: Any) -> Any:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from fluxcb._compile.carry_paths import conforming, names_in, root_of
+from fluxcb._compile.carry_paths import conforming, names_in, root_of, same_form
 from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import check_leaves, is_number
 from fluxcb._compile.skip_records import OWN_SKIP
-from fluxcb._declare.access import Append, Permission, dotted
+from fluxcb._declare.access import Append, Permission, Write, dotted
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
-from fluxcb._declare.state import STEP_FLAGS, writable_at
-from fluxcb._errors import AccessError, TraceError, did_you_mean
+from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, writable_at
+from fluxcb._errors import AccessError, FluxcbError, TraceError, did_you_mean
 from fluxcb._traced_values import describe
 from fluxcb._typing import StatePath
 
@@ -115,11 +115,20 @@ class HandlerBackend:
                 why=f"at this event, the step has {', '.join(sorted(known))}",
                 fix="handle a later event, or a phase that provides the value",
             )
+        fix = f"create it in `init` as arrays: `learner.{dotted(path)} = jnp.zeros(...)`"
+        if path == ("cbstate", "monitors"):
+            declare = self._handler.declared.how_to_declare(("step", "my_value"), Write())
+            fix = (
+                "keep the value with `learner.step.my_value = value`, and log it in a host handler of StepEnd: "
+                '`learner.cbstate.monitors.put_scalar("my_value", learner.step.my_value)`. For `my_value`, ' + declare
+            )
+        elif path[0] != "cbstate" or (path[1:2] and path[1] in PROVIDERS):  # objects of the host
+            fix = "use it in a host handler, e.g. of StepEnd"
         raise TraceError(
             f"{label} uses `{dotted(path)}` in a traced handler, but the carry does not contain it.",
             where=self._handler.where,
             why="the carry contains only shared state that consists of JAX arrays and that a traced handler declares",
-            fix=f"create it in `init` as arrays: `learner.{dotted(path)} = jnp.zeros(...)`",
+            fix=fix,
         )
 
     def _hand_out(self, path: StatePath, value: Any) -> Any:
@@ -155,23 +164,8 @@ class HandlerBackend:
         state = self._live()
         self._touched.written.add(path)
         label, where = self._handler.declared.label, self._handler.where
-        # E.g. gradients can be changed at BackwardEnd. Later, the update has already used them.
-        events = writable_at(path)
-        if events is not None and not isinstance(self._event, events):
-            allowed = " or ".join(e.__name__ for e in events)
-            if not events:
-                raise AccessError(
-                    f"{label} writes `{dotted(path)}` at {self._event!r}, but traced handlers can only read it.",
-                    where=where,
-                    why="the step computes it, and a write would have no effect or an unexpected effect",
-                    fix="write the values that it is computed from",
-                )
-            raise AccessError(
-                f"{label} writes `{dotted(path)}` at {self._event!r}, but it can only be written at {allowed}.",
-                where=where,
-                why="at another event, the write would have no effect or an unexpected effect",
-                fix=f"move it to a handler of {allowed}",
-            )
+        if (error := self._written_too_late(path)) is not None:
+            raise error
         if path in STEP_FLAGS:
             self._set_flag(state, path, value)
         elif path[0] == "step":
@@ -189,13 +183,44 @@ class HandlerBackend:
                     f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.",
                     where=where,
                     why="a hyperparameter is a scalar on the device, and its shape is compiled into the step",
-                    fix="reduce the values to one number, e.g. with `jnp.mean(...)`",
+                    fix="reduce the values to one number, e.g. with `jnp.mean(...)`"
+                    if is_number(value)
+                    else "set it to a number",
                 )
             state.values["opt_state",] = state.setup.hyperparams.set(state.values["opt_state",], path[1], value)
         else:
             self._require(path, state)
             what = f"{label} changes the structure, shape or dtype of `{dotted(path)}`"
-            state.replace(path, conforming(self._old(state, path, value), value, what, where))
+            state.replace(path, conforming(self._old(state, path, value), value, what, where, same_form(path)))
+
+    def refused_write(self, path: StatePath) -> FluxcbError | None:
+        """Return the error for an undeclared write that would also be refused after it is declared, otherwise None."""
+        error = self._written_too_late(path)
+        if error is None or not writable_at(path):
+            return error
+        declare = self._handler.declared.how_to_declare(path, Write())
+        return AccessError(error.what, where=error.where, why=error.why, fix=f"{error.fix[0]}, and {declare}")
+
+    def _written_too_late(self, path: StatePath) -> AccessError | None:
+        # E.g. gradients can be changed at BackwardEnd. Later, the update has already used them.
+        events = writable_at(path)
+        if events is None or isinstance(self._event, events):
+            return None
+        written = f"{self._handler.declared.label} writes `{dotted(path)}` at {self._event!r}"
+        if not events:
+            return AccessError(
+                f"{written}, but traced handlers can only read it.",
+                where=self._handler.where,
+                why="the step computes it, and a write would have no effect or an unexpected effect",
+                fix="write the values that it is computed from",
+            )
+        allowed = " or ".join(e.__name__ for e in events)
+        return AccessError(
+            f"{written}, but it can only be written at {allowed}.",
+            where=self._handler.where,
+            why="at another event, the write would have no effect or an unexpected effect",
+            fix=f"move it to a handler of {allowed}",
+        )
 
     def _old(self, state: TraceState, path: StatePath, value: Any) -> Any:
         try:
@@ -211,10 +236,13 @@ class HandlerBackend:
 
     def _set_flag(self, state: TraceState, path: StatePath, value: Any) -> None:
         if not is_number(value) or jnp.shape(value) != () or jnp.result_type(value) != jnp.bool_:
+            reducible = is_number(value) and jnp.shape(value) != ()
             raise TraceError(
                 f"{self._handler.declared.label} writes {describe(value)} to `{dotted(path)}`, which is bool[].",
                 where=self._handler.where,
-                fix="reduce the value: `jnp.any(...)` or `jnp.all(...)`",
+                fix="reduce the value: `jnp.any(...)` or `jnp.all(...)`"
+                if reducible
+                else "assign a bool, such as `True` or the result of a comparison",
             )
         old = state.values.get(path)
         # Handlers can set a flag but not clear it. Their order therefore does not matter.
@@ -230,7 +258,7 @@ class HandlerBackend:
         # replace class numbers.
         if path[1] in ("grads", "loss") and old is not None:
             what = f"{self._handler.declared.label} changes the structure, shape or dtype of `{dotted(path)}`"
-            value = conforming(old, value, what, self._handler.where)
+            value = conforming(old, value, what, self._handler.where, same_form(path))
         else:
             what = f"What {self._handler.declared.label} writes to `{dotted(path)}`"
             check_leaves(value, what, dotted(path), TraceError, where=self._handler.where)

@@ -17,7 +17,7 @@ from fluxcb._declare.declared import Declared
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
-from fluxcb._errors import AccessError, nearest
+from fluxcb._errors import AccessError, FluxcbError, nearest
 from fluxcb._typing import StatePath
 
 __all__ = ["Backend", "make_proxy"]
@@ -31,6 +31,7 @@ _STOPS = ("stop_training", "should_stop")
 _PATHS: Mapping[str, StatePath] = {
     "epoch": ("progress", "epoch"),
     "global_step": ("progress", "step"),
+    "iteration": ("progress", "step"),
     "current_epoch": ("progress", "epoch"),
     "loss": ("step", "loss"),
     "grads": ("step", "grads"),
@@ -39,6 +40,16 @@ _PATHS: Mapping[str, StatePath] = {
     "lr": ("hyperparams", "learning_rate"),
     "history": ("cbstate", "history"),
     "metrics": ("cbstate", "metrics_epoch"),
+}
+# Other names of the counters, which users try below `learner.progress` and `learner.step`.
+_COUNTERS: Mapping[str, str] = {
+    "global_step": "step",
+    "index": "step",
+    "iteration": "step",
+    "global_epoch": "epoch",
+    "current_epoch": "epoch",
+    "batch_idx": "step_in_epoch",
+    "batch_index": "step_in_epoch",
 }
 _METHODS = ("evaluate", "predict", "fit", "run_epoch", "run_step", "replay", "save", "restore")
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
@@ -57,6 +68,10 @@ class Backend(Protocol):
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Replace the value at a path."""
+        ...
+
+    def refused_write(self, path: StatePath) -> FluxcbError | None:
+        """Return the error for a write that would also be refused after it is declared, otherwise None."""
         ...
 
     def names(self, path: StatePath) -> Iterator[str]:
@@ -173,7 +188,7 @@ class _View:
             return self._backend.names(self._path)
         return sorted(self._readable)
 
-    def _refused(self, name: str, needed: Permission) -> AccessError:
+    def _refused(self, name: str, needed: Permission) -> FluxcbError:
         path = (*self._path, name)
         if path == ("control",):
             return AccessError(
@@ -192,7 +207,12 @@ class _View:
                 where=self._where,
                 fix="keep your own counts in `learner.cbstate`",
             )
+        if self._path == ("progress",):
+            return self._unknown_counter(name)
         writing = writes(needed)
+        # Declaring a write that the backend refuses anyway would lead to the next error.
+        if writing and (error := self._backend.refused_write(path)) is not None:
+            return error
         verb = {Write: "write", Append: "append to"}.get(type(needed), "read")
         known = sorted(self._known(), key=lambda name: (name not in self._readable, name))  # declared names first
         near = nearest_hyperparameter if self._path == ("hyperparams",) else nearest
@@ -215,6 +235,8 @@ class _View:
             if name in _STOPS and writing:  # as in Keras and Lightning
                 control = self._how_to_declare(("control",), Append())
                 fix = f'to end the fit, write `raise CancelFitting("reason")`, and {control}'
+        elif self._path == ("step",) and name not in known and not writing:
+            fix = self._unknown_step_value(name, known)
         elif writing and name in self._readable:
             what = f"declares only Read() on `{dotted(path)}`, but writes it."
         return AccessError(
@@ -223,6 +245,27 @@ class _View:
             why="declared access determines order, conflicts and device-to-host transfers",
             fix=fix,
         )
+
+    def _unknown_counter(self, name: str) -> AccessError:
+        meant = _COUNTERS.get(name) or nearest(name, PROGRESS)
+        hint = f" Did you mean `{meant}`?" if meant else ""
+        return AccessError(
+            f"{self._label} reads `progress.{name}`, which is not a counter.{hint}",
+            where=self._where,
+            why=f"`learner.progress` has {', '.join(PROGRESS)}",
+            fix=f"write `learner.progress.{meant}` instead of `learner.progress.{name}`"
+            if meant
+            else "read one of these",
+        )
+
+    def _unknown_step_value(self, name: str, known: Iterable[str]) -> list[str]:
+        """Return the fixes for a step value that may be a mistake, or may be written by another callback."""
+        declare = self._how_to_declare(("step", name), Read())
+        meant = _COUNTERS.get(name)
+        fixes = [f"if a phase or another callback provides it, {declare}"]
+        if meant:
+            return [f"write `learner.progress.{meant}` instead of `learner.step.{name}`", *fixes]
+        return [*fixes, f"otherwise read and declare one of {', '.join(sorted(known))}"]
 
     def _elsewhere(self, name: str, needed: Permission) -> tuple[str, str | list[str]]:
         """Return what is wrong with a name that the learner of a handler does not have, and how to mend it."""
@@ -241,6 +284,10 @@ class _View:
             what = "uses `learner.state`, which handlers do not have."
             return what, "name the part: `learner.params`, `learner.opt_state`, `learner.model_state`, ..."
         path = _PATHS[name]
+        if path[0] == "progress" and writes(needed):
+            return f"writes `{name}`, which only the engine may write.", "keep your own counts in `learner.cbstate`"
+        if writes(needed) and (error := self._backend.refused_write(path)) is not None:
+            return f"writes `{name}`, which is not part of the state.", list(error.fix)
         what = f"{'writes' if writes(needed) else 'reads'} `{name}`, which is not part of the state."
         declare = "" if path[0] == "progress" else f", and {self._how_to_declare(path, needed)}"
         return what, f"write `{_code(path)}` instead of `learner.{name}`{declare}"

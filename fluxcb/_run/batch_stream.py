@@ -15,6 +15,7 @@ from fluxcb._errors import DataError, FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_placement import BatchPlacement
 from fluxcb._run.stream_marks import LeftOut, Mark, StreamMarks
+from fluxcb._run.used_up_iterators import used_up
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
 
@@ -149,11 +150,7 @@ class BatchStream:
 
     def _begin_pass(self, epoch: int | None = None) -> Iterator[Batch]:
         if self._exhausted:
-            raise DataError(
-                f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}), and it is used up.",
-                why="each epoch iterates over its data source, and an iterator yields nothing the second time",
-                fix="pass something that can be iterated again: a list, a dataset, a class with `__iter__`",
-            )
+            raise used_up(self.name, self.source)
         self._passes = epoch if epoch is not None else self._passes + 1
         self._failure = None  # belongs to an earlier pass
         set_epoch = getattr(self.source, "set_epoch", None)
@@ -203,7 +200,8 @@ class BatchStream:
         except BaseException as error:
             # Errors of fluxcb already name the source.
             if not isinstance(error, FluxcbError):
-                error.add_note(f"raised by `{self.name}`, when a batch was pulled from it")
+                batch_number = f"batch {self._pulled + 1} of pass {self._passes} over the data"
+                error.add_note(f"raised by `{self.name}`, when {batch_number} was pulled")
             raise
         return batch
 

@@ -53,6 +53,23 @@ class CallbackSet:
             error = DeclarationError(f"`learner.callbacks` has no attribute `{name}`.", fix=_CALLS[name])
             raise AttributeError(str(error), name=name)  # with `obj`, Python would add a suggestion of its own
 
+    if not TYPE_CHECKING:
+
+        @entry_point
+        def __getitem__(self, key: Any) -> Any:
+            # The position says nothing about the order, because fluxcb decides it.
+            is_class = isinstance(key, type) and issubclass(key, Callback)
+            raise TypeError(
+                str(
+                    DeclarationError(
+                        f"`learner.callbacks` has no entry {key!r}, because it is neither a list nor a dict.",
+                        fix=f"write `learner.callbacks.get({key.__name__})`"
+                        if is_class
+                        else ["write e.g. `learner.callbacks.get(Recorder)`", "write `list(learner.callbacks)[0]`"],
+                    )
+                )
+            )
+
     def __iter__(self) -> Iterator[Callback]:
         for item in self._items:
             if isinstance(item, InOrder):

@@ -165,6 +165,9 @@ class _Copies:
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Do nothing: such a handler declares no write, so the protected learner refuses it."""
 
+    def refused_write(self, path: StatePath) -> None:
+        """Return None: the declaration of a write has its own error for a handler with a deadline."""
+
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names that exist below a path."""
         below = {known[len(path)] for known in self.values if len(known) > len(path) and known[: len(path)] == path}

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from fluxcb._calls import Constructed, entry_point
-from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._errors import DeclarationError, did_you_mean, nearest
 
 __all__ = ["History"]
+
+_ATTRIBUTES = ("per_epoch", "per_step", "epoch", "step", "stop_reason", "commands", "plot")
+"""The names that a misspelled attribute can mean."""
 
 Series = dict[str, dict[str, list[tuple[int, Any]]]]
 """Pairs of an epoch (or step) and a value, by phase and metric."""
@@ -120,10 +123,36 @@ class History(Constructed, Mapping[str, list[Any]]):
 
         @entry_point
         def __getattr__(self, name: str) -> Any:
-            if name != "history":  # the name in Keras
+            # Copying and pickling look up such names, before the attributes exist.
+            if name.startswith("_") or name in _ATTRIBUTES:
                 return object.__getattribute__(self, name)  # raises the usual error
-            what = "A History has no attribute `history`, because it is the mapping itself."
-            raise AttributeError(str(DeclarationError(what, fix='write e.g. `history["training/loss"]`')), name=name)
+            what, fix = f"A History has no attribute `{name}`.", 'write e.g. `history["training/loss"]`'
+            if name == "history":  # the name in Keras
+                what = "A History has no attribute `history`, because it is the mapping itself."
+            elif name in ("best", "best_epoch"):
+                fix = 'write e.g. `min(history["validation/loss"])`, or `max(...)` for a metric such as the accuracy'
+            elif name in ("save", "to_csv", "to_json"):
+                fix = "write e.g. `json.dump(history.per_epoch, file)`"
+            elif name in ("epochs", "n_epochs", "current_epoch"):
+                fix = "read `history.epoch`"
+            elif name in ("steps", "global_step"):
+                fix = "read `history.step`"
+            elif found := self._named(name):
+                fix = f'write `history["{found}"]`'
+            elif near := nearest(name, _ATTRIBUTES):
+                what, fix = f"{what} Did you mean `{near}`?", f"write `history.{near}`"
+            elif name != "metrics":
+                return object.__getattribute__(self, name)  # raises the usual error
+            raise AttributeError(str(DeclarationError(what, fix=fix)), name=name)
+
+        def _named(self, name: str) -> str:
+            """Return the entry that a name such as `loss`, `val_loss` or `training` means, or an empty string."""
+            phases = {"val": "validation", "train": "training"}
+            first, _, rest = name.partition("_")
+            wanted = f"{phases[first]}/{rest}" if first in phases else name
+            found = next((entry for entry in self if wanted == entry or wanted in entry.split("/", 1)), "")
+            metric = nearest(wanted, [entry.split("/", 1)[1] for entry in self])
+            return found or next((entry for entry in self if metric and entry.endswith(f"/{metric}")), "")
 
     # -- the mapping ------------------------------------------------------------------------
 

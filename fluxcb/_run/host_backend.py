@@ -12,14 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import copy_tree, differences, to_host
-from fluxcb._compile.carry_paths import below, names_in, replaced, root_of
+from fluxcb._compile.carry_paths import below, names_in, replaced, root_of, same_form
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.hyperparams import overflow
 from fluxcb._compile.leaves import is_number
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
+from fluxcb._declare.state import STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._run.refused_step_writes import computed_value_written, flag_written_late
 from fluxcb._run.services import Services
 from fluxcb._run.shared_parts import is_hub, object_at, part_names, shared_part
 from fluxcb._run.state import HostState
@@ -340,7 +342,8 @@ class HostBackend:
                 text = f"{self._declared.label} sets `{dotted(path)}` to {found[0]}."
                 raise DeclarationError(text, where=self._declared.where, why=found[1], fix="set it to a smaller number")
             if not is_number(value):
-                raise self._mismatch_error(path, [f"expected {describe(old)}, got {describe(value)}"])
+                difference = f"expected {describe(old)}, got {describe(value)}"
+                raise self._mismatch_error(path, [difference], "set it to a number")
             if np.shape(value) != old.shape:  # it would broadcast and change the shapes of the carry
                 raise self._mismatch_error(path, [f"expected shape {old.shape}, got shape {np.shape(value)}"])
             self.replace_part(path, value)
@@ -387,7 +390,7 @@ class HostBackend:
             new = jax.tree.map(lambda o, n: jnp.asarray(n, o.dtype) if isinstance(n, int | float) else n, old, new)
         mismatches = differences(old, new)
         if mismatches:
-            raise self._mismatch_error(path, mismatches)
+            raise self._mismatch_error(path, mismatches, same_form(path))
         self.replace_part(root, copy_tree(new))  # the user may keep the arrays, and the next step donates the copies
 
     def replace_part(self, part: StatePath, value: PyTree) -> None:
@@ -417,23 +420,31 @@ class HostBackend:
             pair = list(batch) if isinstance(batch, tuple | list) else [batch, None]
             pair[("xs", "ys").index(path[1])] = value
             window.batch = tuple(pair)
-        elif window.has(path[:2]) is not None or path[1] == "stop":
-            raise AccessError(
-                f"{self._declared.label} writes `{dotted(path)}`, which the step has computed.",
-                where=self._declared.where,
-                why="the other handlers of this moment would read a value that the step did not compute",
-                fix="write it in a traced handler, or use another name",
-            )
+        elif path[:2] in STEP_FLAGS:
+            raise flag_written_late(self._declared, path, " in a host handler")
+        elif window.has(path[:2]) is not None:
+            raise computed_value_written(self._declared, path)
         else:
             window.written[path[1]] = value
+
+    def refused_write(self, path: StatePath) -> AccessError | None:
+        """Return the error for a write that would also be refused after it is declared, otherwise None."""
+        window = self._moment.window
+        if path[0] != "step" or window is None or path[1] == "batch":
+            return None
+        if path[:2] in STEP_FLAGS:
+            return flag_written_late(self._declared, path, " in a host handler")
+        # `window.has` does not know values that no callback declares.
+        computed = window.computed and writable_at(path) is not None
+        return computed_value_written(self._declared, path) if computed else None
 
     def _require_hyperparam(self, name: str, *, writing: bool) -> None:
         self._train.hyperparams.require(name, writing=writing, declared=self._declared, where=self._declared.where)
 
-    def _mismatch_error(self, path: StatePath, mismatches: list[str]) -> DeclarationError:
+    def _mismatch_error(self, path: StatePath, mismatches: list[str], fix: str = "") -> DeclarationError:
         return DeclarationError(
             f"{self._declared.label} changes the structure, shape or dtype of `{dotted(path)}`: {mismatches[0]}.",
             where=[self._declared.where, *mismatches[1:5]],
             why="the carry of a compiled step keeps its structure, shapes and dtypes",
-            fix="assign a value of the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`",
+            fix=fix or "assign a value of the same structure, shapes and dtypes, e.g. with `.astype(old.dtype)`",
         )

@@ -51,7 +51,8 @@ def initialized(
         check_params(params)
         return params, model_state
     # Some models need no batch, so a missing one is passed on as None.
-    xs = split.inputs_of(batch) if batch is not None else None
+    with noting("`inputs`", batch):
+        xs = split.inputs_of(batch) if batch is not None else None
     with noting("the model's `init`", xs, advice=model_advice(xs, batch)):
         return _by_inputs(adapter, key, xs)
 

@@ -52,6 +52,9 @@ _ELSEWHERE = {
 }
 """Attributes that users of other libraries assign, each with what to do instead."""
 
+_METRICS = 'add `Metrics()` to the callbacks before `fit`, and read e.g. `learner.history["training/loss"]`'
+_OPTIMIZER = "read `learner.opt_state`; the optimizer itself is what you passed to `Learner`"
+
 _CALLS = {
     "save": 'add `Checkpointer("runs/1")` to the callbacks before `fit`; it saves the state at the end of each epoch',
     "save_weights": 'add `Checkpointer("runs/1")` to the callbacks before `fit`, which also saves the parameters',
@@ -64,8 +67,39 @@ _CALLS = {
     "train": "call `learner.fit(10)`",
     "state_dict": "read `learner.state`",
     "load_state_dict": "write `learner.state = state`",
+    "save_checkpoint": 'add `Checkpointer("runs/1")` to the callbacks before `fit`',
+    "load_checkpoint": 'call `learner.restore("runs/1")` with the folder of a `Checkpointer`',
+    "resume": 'add `Checkpointer("runs/1")` to the callbacks, and call `learner.fit(10, resume=True)`',
+    "train_step": "call `learner.run_step(TrainingPhase(), batch)`",
+    "train_epoch": "call `learner.run_epoch(TrainingPhase())`",
+    "test": "call `learner.evaluate(batches)`",
+    "eval": "call `learner.evaluate()`",
+    "apply_fn": "call `learner.predict(xs)`",
+    "apply_gradients": "call `learner.run_step(TrainingPhase(), batch)`, which computes and applies the gradients",
+    "train_state": "read `learner.state`",
+    "variables": "read `learner.params` and `learner.model_state`",
+    "weights": "read `learner.params`",
+    "batch_stats": "read `learner.model_state`",
+    "tx": _OPTIMIZER,
+    "optim": _OPTIMIZER,
+    "opt": _OPTIMIZER,
+    "optimizers": _OPTIMIZER,
+    "rng": "read `learner.key`",
+    "lr": 'read `learner.hyperparams["learning_rate"]`',
+    "learning_rate": 'read `learner.hyperparams["learning_rate"]`',
+    "global_step": "read `learner.step`",
+    "current_epoch": "read `learner.epoch`",
+    "loss": 'add `Metrics()` to the callbacks before `fit`, and read `learner.history["training/loss"]`',
+    "metrics": _METRICS,
+    "callback_metrics": _METRICS,
+    "grads": "read `learner.step.grads` in a handler of StepEnd, and declare it: "
+    '`def stateaccess(self): return {"step": {"grads": Read()}}`',
+    "log": 'write `learner.cbstate.monitors.put_scalar("name", value)` in a handler, and declare it: '
+    '`def stateaccess(self): return {"cbstate": {"monitors": Append()}}`',
+    "add_callback": "call `learner.callbacks.add(callback)`",
+    "stop_training": f"to end the fit, write {_STOP}",
 }
-"""Methods of other libraries that a Learner does not have, each with what to do instead."""
+"""Attributes of other libraries that a Learner does not have, each with what to do instead."""
 
 _SETTABLE = ("params", "model_state", "opt_state", "state", "data", "key", "model")
 

@@ -12,14 +12,15 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import Write, dotted, lookup, overlap, writes
+from fluxcb._declare.access import Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import StepEnd, TracedEvent, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
-from fluxcb._errors import AccessError, CheckError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._run.refused_step_writes import flag_written_late
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks import Monitors, StopOnNaNLoss
@@ -167,17 +168,7 @@ def _refuse_late_flags(graph: CallbackGraph) -> None:
     for declared in graph.declared:
         flags = [path for path in STEP_FLAGS if _writes(declared, path)]
         if flags and declared.handlers and not any(entry.traced for entry in declared.handlers):
-            flag = dotted(flags[0])
-            raise AccessError(
-                f"{declared.label} writes `{flag}`, but it has no traced handler.",
-                where=declared.where,
-                why=f"`{flag}` takes effect while the step is computed; a host handler is too late",
-                fix=[
-                    f"write `learner.{flag}` in a handler of BackwardEnd",
-                    "raise `CancelStep` in a host handler of StepBegin, to leave out the whole step",
-                    "raise `CancelFitting` in a host handler of StepEnd, to stop the fit",
-                ],
-            )
+            raise flag_written_late(declared, flags[0], ", but it has no traced handler")
 
 
 def _refuse_lost_state(graph: CallbackGraph) -> None:

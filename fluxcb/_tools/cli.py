@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The arguments, or None for those of the process.
 
     Returns:
-        The exit code: 0 if a command succeeded and found no problem, 1 if it found a problem, 2 for wrong usage or if
-        there is nothing to check, 130 if it was interrupted.
+        The exit code: 0 if a command succeeded and found no problem, 1 if it found a problem or cannot load a set, 2
+        for wrong usage or if there is nothing to check, 130 if it was interrupted.
     """
     chosen = _parser().parse_args(arguments)
     try:
@@ -60,6 +60,14 @@ def _complain(text: str) -> None:
 
 def _run(chosen: argparse.Namespace) -> int:
     """Run the chosen command. Each command is imported on use, because some import JAX."""
+    out = getattr(chosen, "out", None)
+    if chosen.command in ("graph", "plot") and out is not None and not out.parent.is_dir():
+        raise UsageError(
+            f"`--out` is {out}, but the folder {out.parent} does not exist.\n  fix:   create the folder first"
+        )
+    if chosen.command in ("demo", "sweep") and out is not None and Path(out).is_file():
+        fix = "name a folder, in which the run gets a folder of its own"
+        raise UsageError(f"`--out` is the file {out}.\n  fix:   {fix}")
     if chosen.command == "demo":
         positive(chosen.epochs, "--epochs")
         from fluxcb._tools.demo import run_demo
@@ -116,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fluxcb",
         description="Check, explain and draw sets of callbacks for JAX training loops.",
-        epilog="Exit codes: 0 success, 1 a set has a problem, 2 wrong usage or nothing to check.",
+        epilog="Exit codes: 0 success, 1 a set has a problem or cannot be loaded, 2 wrong usage or nothing to check.",
     )
     parser.add_argument("--version", action="version", version=f"fluxcb {_version()}")
     parsers = parser.add_subparsers(dest="command", required=True, metavar="command")
@@ -198,7 +206,9 @@ def _parser() -> argparse.ArgumentParser:
 
     plot = parsers.add_parser("plot", help="draw the curves of a run in the terminal or to a file")
     plot.add_argument("run", type=Path, metavar="RUN", help="folder of a run, or its JSON, JSON Lines or CSV file")
-    plot.add_argument("values", nargs="*", metavar="NAME", help="names of values, e.g. accuracy or 'validation/*'")
+    plot.add_argument(
+        "values", nargs="*", default=(), metavar="NAME", help="names of values, e.g. accuracy or 'validation/*'"
+    )
     plot.add_argument("-o", "--out", type=Path, metavar="FILE", help="write an SVG file")
 
     control = parsers.add_parser("control", help="send a command to a running training that has a `ControlFile`")

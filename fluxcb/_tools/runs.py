@@ -40,7 +40,7 @@ def read_run(path: Path) -> Curves:
         raise DataError(
             f"The folder {path} contains no run.",
             why=f"a run contains one of the files {', '.join(_FILES)}",
-            fix="name a run's folder",
+            fix="name the folder in which a `JSONLinesBackend` or `CSVBackend` writes; checkpoints contain no curves",
         )
     curves: Curves = {}
     for file in files:

@@ -163,6 +163,17 @@ def _params(checkpoint: FolderCheckpoint, like: PyTree | None, average: str | No
     return _read(checkpoint, "cbstate", (name, "params"), like, whose)
 
 
+def _check_arrays(like: PyTree, whose: str) -> None:
+    """Check that `like` has arrays or specs of arrays as its leaves."""
+    for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]:
+        if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
+            raise DeclarationError(
+                f"{whose} has {leaf!r} at `like{jax.tree_util.keystr(path)}`, which is no array.",
+                why="its arrays are compared with those of the checkpoint, by shape and dtype",
+                fix="pass an array, or e.g. `jax.ShapeDtypeStruct((3,), jnp.float32)`",
+            )
+
+
 def _read(checkpoint: FolderCheckpoint, part: str, inside: Name, like: PyTree | None, whose: str) -> PyTree:
     """Return a pytree of a checkpoint.
 
@@ -176,6 +187,7 @@ def _read(checkpoint: FolderCheckpoint, part: str, inside: Name, like: PyTree | 
     manifest = checkpoint.manifest
     texts = {name: t for name, t in manifest.trees[part].items() if tuple(name.split("."))[: len(inside)] == inside}
     if like is not None:
+        _check_arrays(like, whose)
         for name in reversed(inside):
             like = {name: like}
         differences = part_differences(part, texts, like)

@@ -69,7 +69,7 @@ TUPLE = "return only the loss; a loss function `loss_fn(model, batch)` can also 
         (lambda o, y: (o - y) ** 2, "float32[2, 1]", "take the mean over the batch: `jnp.mean(loss)`"),
         (lambda o, y: jnp.argmax(o), "int32[]", "return a real floating-point scalar"),
         (lambda o, y: jnp.mean(o) * 1j, "complex64[]", "return a real floating-point scalar"),
-        (lambda o, y: None, "NoneType None", "return a real floating-point scalar"),
+        (lambda o, y: None, "None", "return a real floating-point scalar"),
         (lambda o, y: 1.0, "float 1.0", "return a real floating-point scalar"),
         (lambda o, y: (jnp.mean(o), {}), "(float32[], {})", TUPLE),
         (lambda o, y: {"mse": jnp.mean(o)}, '{"mse": float32[]}', "return a real floating-point scalar"),

@@ -351,7 +351,9 @@ def test_changing_shape_of_gradients_raises():
     assert fails(TraceError, bad) == (
         "Made() changes the structure, shape or dtype of `step.grads`: ['w']: expected float32[], got float32[3].\n"
         + where(bad)
-        + CARRY
+        + "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
+        "  fix:   compute each array from the old one: "
+        "`learner.step.grads = jax.tree.map(lambda old: ..., learner.step.grads)`"
     )
 
 

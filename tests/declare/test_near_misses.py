@@ -142,8 +142,8 @@ def restored_to_the_best():
             lambda: Learner(model, loss_fn, optimizer, train_data=training, seed=1),
             "Learner",
             "has no arguments `train_data` and `seed`.",
-            "write `data=training` instead of `train_data=...`, and write `key=0` instead of `seed=...`",
-            lambda: Learner(model, loss_fn, optimizer, data=training, key=0),
+            "write `data=training` instead of `train_data=...`, and write `key=1` instead of `seed=...`",
+            lambda: Learner(model, loss_fn, optimizer, data=training, key=1),
         ),
         (
             lambda: learner(step_per_call=1),
@@ -184,8 +184,8 @@ def restored_to_the_best():
             lambda: learner().fit(max_epochs=3),
             "Learner.fit",
             "has no argument `max_epochs`.",
-            "write `epochs=10` instead of `max_epochs=...`",
-            lambda: learner().fit(epochs=10),
+            "write `epochs=3` instead of `max_epochs=...`",
+            lambda: learner().fit(epochs=3),
         ),
         (
             lambda: EarlyStopping(monitor="val_loss", patience=3),
@@ -221,9 +221,9 @@ def restored_to_the_best():
             lambda: Checkpointer("runs/1", monitor="val_loss", save_top_k=1),
             "Checkpointer",
             "has no arguments `monitor` and `save_top_k`.",
-            'write `metric="validation/loss"` instead of `monitor=...`, and write `keep_best=3` instead of '
+            'write `metric="validation/loss"` instead of `monitor=...`, and write `keep_best=1` instead of '
             "`save_top_k=...`",
-            lambda: testlearner(Metrics(), Checkpointer("runs/1", metric="validation/loss", keep_best=3)),
+            lambda: testlearner(Metrics(), Checkpointer("runs/1", metric="validation/loss", keep_best=1)),
         ),
         (
             lambda: ArrayLoader((xs, ys), batchsize=4),

@@ -21,6 +21,7 @@ from fluxcb import (
     on,
 )
 from fluxcb import in_order as ordered
+from fluxcb.callbacks import Recorder
 from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -385,3 +386,14 @@ def test_list_methods_name_method_to_call(name, fix, refused):
         getattr(callbacks, name)
     assert not hasattr(callbacks, name)
     assert not hasattr(callbacks, "qqq")
+
+
+def test_subscript_names_what_to_write(refused):
+    callbacks = testlearner(Recorder()).callbacks
+    what = "`learner.callbacks` has no entry {}, because it is neither a list nor a dict.\n  fix:   write "
+    fix = "e.g. `learner.callbacks.get(Recorder)`\n     or: write `list(learner.callbacks)[0]`"
+    with refused(TypeError, what.format(0) + fix):
+        callbacks[0]  # pyright: ignore[reportIndexIssue]
+    with refused(TypeError, what.format(repr(Recorder)) + "`learner.callbacks.get(Recorder)`"):
+        callbacks[Recorder]  # pyright: ignore[reportIndexIssue]
+    assert callbacks.get(Recorder) in list(callbacks)

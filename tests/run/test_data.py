@@ -236,7 +236,9 @@ def test_source_exception_is_raised_after_previous_steps(place):
         return
     with pytest.raises(OSError, match=r"^disk on fire") as raised:
         learner.fit(1)
-    assert raised.value.__notes__ == ["raised by `data.training`, when a batch was pulled from it"]
+    assert raised.value.__notes__ == [
+        f"raised by `data.training`, when batch {place + 1} of pass 1 over the data was pulled"
+    ]
     assert log.names() == ["FitBegin", "EpochBegin", *["StepBegin", "StepEnd"] * place, "FitEnd"]
     check(learner, seen, [batch(i) for i in range(place)])
 
@@ -497,3 +499,12 @@ def test_wrapping_generator_in_init_loses_no_batches():
 
     assert learner.step == 4
     assert float(learner.params["w"][0]) == -(1 + 2 + 3 + 4)  # the gradient of step i is i
+
+
+def test_inputs_that_need_a_missing_key_show_the_batch():
+    data = [{"image": np.zeros((4, 1), np.float32), "label": np.zeros((4, 1), np.float32)}]
+    model = (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"])
+    with pytest.raises(KeyError) as raised:
+        Learner(model, lambda outputs, ys: outputs.mean(), optax.sgd(0.1), data=data, inputs=lambda batch: batch["img"])
+    note = 'while calling `inputs` on {"image": float32[4, 1], "label": float32[4, 1]}'
+    assert raised.value.__notes__ == [note]

@@ -44,8 +44,10 @@ def test_flag_that_only_host_handlers_write_is_refused(flag):
     assert str(error.value).splitlines()[2:] == [
         f"  why:   `step.{flag}` takes effect while the step is computed; a host handler is too late",
         f"  fix:   write `learner.step.{flag}` in a handler of BackwardEnd",
-        "     or: raise `CancelStep` in a host handler of StepBegin, to leave out the whole step",
-        "     or: raise `CancelFitting` in a host handler of StepEnd, to stop the fit",
+        "     or: raise `CancelStep` in a host handler of StepBegin, to leave out the whole step, and add "
+        '`{"control": Append()}` to `stateaccess`',
+        "     or: raise `CancelFitting` in a host handler of StepEnd, to stop the fit, and add "
+        '`{"control": Append()}` to `stateaccess`',
     ]
 
 

@@ -53,7 +53,7 @@ def test_progress_exposes_only_counters():
         def look(self, event: StepEnd, phase: TrainingPhase, learner):
             return learner.progress.carry
 
-    with pytest.raises(AccessError, match=r"may not read `progress.carry`"):
+    with pytest.raises(AccessError, match=r"reads `progress.carry`, which is not a counter"):
         line(batches(2), Curious()).fit(1)
 
 

@@ -1,5 +1,9 @@
 """Mistakes in arguments, by users of Keras, PyTorch and Optax: each one is an error, and its fix works."""
 
+import copy
+import io
+import json
+import pickle
 from typing import Any
 
 import jax
@@ -292,6 +296,36 @@ def test_history_of_a_history_names_the_mapping():
     assert len(history["training/loss"]) == 1
     with pytest.raises(AttributeError, match="'History' object has no attribute 'qqq'"):
         _ = history.qqq  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint", "fix", "code"),
+    [
+        ("loss", "", 'write `history["training/loss"]`', 'history["training/loss"]'),
+        ("val_loss", "", 'write `history["validation/loss"]`', 'history["validation/loss"]'),
+        ("losses", "", 'write `history["training/loss"]`', 'history["training/loss"]'),
+        ("training", "", 'write `history["training/loss"]`', 'history["training/loss"]'),
+        ("metrics", "", 'write e.g. `history["training/loss"]`', 'history["training/loss"]'),
+        (
+            "best",
+            "",
+            'write e.g. `min(history["validation/loss"])`, or `max(...)` for a metric such as the accuracy',
+            'min(history["validation/loss"])',
+        ),
+        ("save", "", "write e.g. `json.dump(history.per_epoch, file)`", "json.dump(history.per_epoch, io.StringIO())"),
+        ("epochs", "", "read `history.epoch`", "history.epoch"),
+        ("global_step", "", "read `history.step`", "history.step"),
+        ("per_epochs", " Did you mean `per_epoch`?", "write `history.per_epoch`", "history.per_epoch"),
+    ],
+)
+def test_attribute_that_a_history_lacks_names_code_that_works(name, hint, fix, code):
+    history = testlearner(Metrics()).fit(1)
+    with pytest.raises(AttributeError) as caught:
+        getattr(history, name)
+    assert str(caught.value) == f"A History has no attribute `{name}`.{hint}\n  fix:   {fix}"
+    eval(code, {"history": history, "json": json, "io": io})  # noqa: S307 - of this file
+    copied = pickle.loads(pickle.dumps(copy.copy(history)))
+    assert dict(copied) == dict(history)
 
 
 def test_load_weights_names_an_assignment_that_works(tmp_path):

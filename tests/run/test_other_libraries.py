@@ -1,5 +1,6 @@
 """Attributes and methods of other libraries that a Learner does not have: the error names the replacement."""
 
+import re
 import traceback
 from typing import Any
 
@@ -9,7 +10,7 @@ import optax
 import pytest
 
 from fluxcb import AccessError, Append, Callback, CancelFitting, Learner, on
-from fluxcb.callbacks import Checkpointer, Metrics, ModelSummary
+from fluxcb.callbacks import Checkpointer, Metrics, ModelSummary, Recorder
 from fluxcb.events import EpochEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -81,6 +82,41 @@ def test_unknown_method_raises_with_suggestion(name, refused):
         getattr(learner, name)
     assert traceback.format_exception(caught.value)[-1] == f"AttributeError: {text}\n"  # Python adds no suggestion
     assert not hasattr(learner, name)
+
+
+READ = {
+    "train_state": "read `learner.state`",
+    "variables": "read `learner.params` and `learner.model_state`",
+    "weights": "read `learner.params`",
+    "batch_stats": "read `learner.model_state`",
+    "tx": "read `learner.opt_state`; the optimizer itself is what you passed to `Learner`",
+    "rng": "read `learner.key`",
+    "lr": 'read `learner.hyperparams["learning_rate"]`',
+    "learning_rate": 'read `learner.hyperparams["learning_rate"]`',
+    "global_step": "read `learner.step`",
+    "current_epoch": "read `learner.epoch`",
+    "loss": 'add `Metrics()` to the callbacks before `fit`, and read `learner.history["training/loss"]`',
+    "metrics": 'add `Metrics()` to the callbacks before `fit`, and read e.g. `learner.history["training/loss"]`',
+    "test": "call `learner.evaluate(batches)`",
+    "eval": "call `learner.evaluate()`",
+    "apply_fn": "call `learner.predict(xs)`",
+    "train_step": "call `learner.run_step(TrainingPhase(), batch)`",
+    "train_epoch": "call `learner.run_epoch(TrainingPhase())`",
+    "apply_gradients": "call `learner.run_step(TrainingPhase(), batch)`, which computes and applies the gradients",
+    "add_callback": "call `learner.callbacks.add(callback)`",
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_unknown_attribute_names_code_that_works(name, refused):
+    learner = testlearner(Metrics())
+    learner.fit(1)
+    with refused(AttributeError, f"A Learner has no attribute `{name}`.\n  fix:   {READ[name]}"):
+        getattr(learner, name)
+    batches = list(learner.data["training"])
+    names = {"learner": learner, "TrainingPhase": TrainingPhase, "batches": batches, "batch": batches[0]}
+    for code in re.findall("`(learner.+?)`", READ[name]):
+        eval(code, {**names, "xs": batches[0][0], "callback": Recorder()})  # noqa: S307 - of this file
 
 
 def test_other_missing_attributes_raise_attribute_error(refused):

@@ -36,6 +36,25 @@ def test_wrong_usage(tmp_path):
     assert "must be a whole number of at least 1" in run.stderr
 
 
+def test_unusable_output_is_wrong_usage(tmp_path):
+    run = cli(tmp_path, "plot", "runs", "-o", "missing/curves.svg")
+    assert (run.returncode, run.stderr) == (
+        2,
+        "`--out` is missing/curves.svg, but the folder missing does not exist.\n  fix:   create the folder first\n",
+    )
+    (tmp_path / "file").touch()
+    run = cli(tmp_path, "demo", "--out", "file")
+    assert (run.returncode, run.stderr) == (
+        2,
+        "`--out` is the file file.\n  fix:   name a folder, in which the run gets a folder of its own\n",
+    )
+    run = cli(tmp_path, "plot")
+    assert (run.returncode, run.stderr.splitlines()[-1]) == (
+        2,
+        "fluxcb plot: error: the following arguments are required: RUN",
+    )
+
+
 def test_demo(tmp_path):
     epochs = 5
     run = cli(tmp_path, "demo", "--epochs", str(epochs), "--out", "results")

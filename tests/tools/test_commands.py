@@ -357,10 +357,14 @@ def test_plot_missing_run(tmp_path):
     assert run.stderr.startswith("DataError: There is no run at runs/x.\n")
 
 
-def test_unwritable_output_file(sample):
+def test_missing_folder_of_output_file(sample):
     run = cli(sample, "graph", "kit.train:callbacks", "-o", "nowhere/a.svg")
-    assert run.returncode == 1
-    assert run.stderr.startswith("FileNotFoundError: ")
+    assert run.returncode == 2
+    assert run.stderr == (
+        "`--out` is nowhere/a.svg, but the folder nowhere does not exist.\n  fix:   create the folder first\n"
+    )
+    (sample / "nowhere").mkdir()
+    assert cli(sample, "graph", "kit.train:callbacks", "-o", "nowhere/a.svg").returncode == 0
 
 
 def test_closed_output_pipe(sample):

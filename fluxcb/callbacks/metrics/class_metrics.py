@@ -44,6 +44,8 @@ def accuracy(outputs: Any, ys: Any) -> Any:
     """
     import jax.numpy as jnp
 
+    if isinstance(outputs, tuple | dict):
+        raise _several_outputs(outputs)
     shape, targets = jnp.shape(outputs), jnp.shape(ys)
     # Without this check, `argmax` over an axis of length 1 would give class 0 for each sample, and a wrong accuracy.
     if len(shape) < 2 or shape[-1] < 2 or targets not in (shape, shape[:-1]):
@@ -56,6 +58,18 @@ def accuracy(outputs: Any, ys: Any) -> Any:
     if targets == shape:
         ys = jnp.argmax(ys, axis=-1)
     return jnp.mean((jnp.argmax(outputs, axis=-1) == ys).astype(jnp.float32))
+
+
+def _several_outputs(outputs: tuple[Any, ...] | dict[Any, Any]) -> DeclarationError:
+    """Return the error for a model with several outputs, of which one has the scores."""
+    is_dict = isinstance(outputs, dict)
+    entries = f"dict with {', '.join(map(repr, outputs))}" if is_dict else f"tuple of {len(outputs)}"
+    metric = f"lambda outputs, ys: accuracy(outputs[{next(iter(outputs), '') if is_dict else 0!r}], ys)"
+    return DeclarationError(
+        f"`accuracy` was given outputs that are a {entries}.",
+        why="it needs one array of scores, float[batch, ..., classes]",
+        fix=f'select the scores: `Metrics(Metric({metric}, name="accuracy"))`',
+    )
 
 
 def _accuracy_fix(outputs: tuple[int, ...], ys: tuple[int, ...]) -> str:

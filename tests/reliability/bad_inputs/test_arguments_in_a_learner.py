@@ -46,7 +46,7 @@ RATE = "`hyperparams.learning_rate`"
         (
             lambda: cb.Scheduler({"learning_rate": lambda step: None}),
             TraceError,
-            f"Scheduler(learning_rate) sets {RATE} to NoneType None; it is float32[].",
+            f"Scheduler(learning_rate) sets {RATE} to None; it is float32[].",
         ),
         (
             lambda: cb.Scheduler({"learning_rate": lambda step: jnp.zeros(2)}),
@@ -67,7 +67,7 @@ RATE = "`hyperparams.learning_rate`"
         (
             lambda: cb.Metrics(cb.Metric(lambda outputs, ys: None, name="m")),
             DeclarationError,
-            "The metric `m` returned NoneType None for one batch.",
+            "The metric `m` returned None for one batch.",
         ),
         (
             lambda: cb.Metrics(cb.Metric(lambda outputs, ys: outputs - ys, name="m")),

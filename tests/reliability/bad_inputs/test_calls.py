@@ -94,7 +94,8 @@ NO_CALLBACK = "The callbacks list contains {}, which is not a callback instance.
         (
             lambda learner: setattr(learner, "state", None),
             DeclarationError,
-            "The assigned state does not fit the Learner: ['counters'] is missing.",
+            "The assigned state does not fit the Learner: expected a pytree with ['counters'], ['key'], "
+            "['opt_state'].count, ..., got None.",
         ),
         (
             lambda learner: setattr(learner, "state", {**learner.state, "key": 5}),

@@ -259,15 +259,16 @@ def put(path, value):
 
 CHANGES = "Does() changes the structure, shape or dtype of `{}`: {}."
 RATE = "hyperparams.learning_rate"
+BOTH = '{"b": float32[], "w": float32[]}'
 
 
 @pytest.mark.parametrize(
     ("path", "value", "difference"),
     [
         (RATE, "high", "expected float32[], got str 'high'"),
-        (RATE, None, "expected float32[], got NoneType None"),
+        (RATE, None, "expected float32[], got None"),
         (RATE, np.zeros(2), "expected shape (), got shape (2,)"),
-        ("params", None, "['b'] is missing"),
+        ("params", None, f"expected {BOTH}, got None"),
         ("params", {"w": np.zeros((), np.float32)}, "['b'] is missing"),
         ("params", {"w": "a", "b": "b"}, "['b']: expected float32[], got str 'b'"),
         ("params", {"w": np.zeros(()), "b": np.zeros(())}, "['b']: expected float32[], got float64[]"),
@@ -291,17 +292,12 @@ NO_ARRAY = "What Does() writes to `{}` has {}, which JAX cannot use as an array 
         (BackwardBegin, "step.mine", {"a": "x"}, NO_ARRAY.format("step.mine", "str 'x' at `step.mine['a']`")),
         (BackwardBegin, "step.loss", "x", CHANGES.format("step.loss", "expected float32[], got str 'x'")),
         (BackwardBegin, "step.loss", 5.0, "The loss does not depend on `params`."),
-        (BackwardEnd, "step.grads", None, CHANGES.format("step.grads", "['b'] is missing")),
+        (BackwardEnd, "step.grads", None, CHANGES.format("step.grads", f"expected {BOTH}, got None")),
         (BackwardEnd, "step.skip", "x", "Does() writes str 'x' to `step.skip`, which is bool[]."),
         (BackwardEnd, "step.skip", 0.5, "Does() writes float 0.5 to `step.skip`, which is bool[]."),
         (BackwardEnd, RATE, "x", f"Does() sets `{RATE}` to str 'x'; it is float32[]."),
-        (BackwardEnd, RATE, None, f"Does() sets `{RATE}` to NoneType None; it is float32[]."),
-        (
-            UpdateEnd,
-            "params",
-            "x",
-            CHANGES.format("params", 'expected {"b": float32[], "w": float32[]}, got str \'x\''),
-        ),
+        (BackwardEnd, RATE, None, f"Does() sets `{RATE}` to None; it is float32[]."),
+        (UpdateEnd, "params", "x", CHANGES.format("params", f"expected {BOTH}, got str 'x'")),
     ],
     ids=["xs", "outputs", "own", "loss", "constant", "grads", "skip", "number", "rate", "none", "params"],
 )

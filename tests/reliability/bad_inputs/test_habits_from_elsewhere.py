@@ -117,9 +117,15 @@ def test_abbreviated_metrics_raise(metric):
 @pytest.mark.parametrize(
     ("call", "fix"),
     [
-        (lambda: Checkpointer("runs/1", every=5), "write `steps=100` instead of `every=...`"),
+        (lambda: Checkpointer("runs/1", every=5), "write `steps=5` instead of `every=...`"),
         (lambda: Checkpointer("runs/1", save_best_only=True), "write `keep_best=1` instead of `save_best_only=...`"),
-        (lambda: every(Recorder(), n=5), "write `steps=100` instead of `n=...`"),
+        (lambda: every(Recorder(), n=5), "write `steps=5` instead of `n=...`"),
+        (lambda: Checkpointer("runs/1", every_n_epochs=7), "write `epochs=7` instead of `every_n_epochs=...`"),
+        (lambda: Checkpointer("runs/1", save_freq=7), "write `epochs=1` instead of `save_freq=...`"),  # of batches
+        (lambda: Checkpointer("runs/1", save_top_k=-1), "write `keep_best=3` instead of `save_top_k=...`"),
+        (lambda: Checkpointer(dirpath="a/b"), 'write `folder="a/b"` instead of `dirpath=...`'),
+        (lambda: ClipGradients(clip_norm=5), "write `max_norm=5` instead of `clip_norm=...`"),
+        (lambda: ClipGradients(clip_norm="5"), "write `max_norm=1.0` instead of `clip_norm=...`"),
     ],
 )
 def test_other_names_of_periods_raise(call, fix):

@@ -1,0 +1,52 @@
+"""The errors for step values that host handlers cannot write, because the step has already been computed."""
+
+from fluxcb._declare.access import Append, Permission, Write, dotted, lookup, writes
+from fluxcb._declare.declared import Declared
+from fluxcb._declare.state import writable_at
+from fluxcb._errors import AccessError
+from fluxcb._typing import StatePath
+
+__all__ = ["computed_value_written", "flag_written_late"]
+
+
+def computed_value_written(declared: Declared, path: StatePath) -> AccessError:
+    """Return the error for a write to a value of the step itself, such as the loss."""
+    events = " or ".join(event.__name__ for event in writable_at(path) or ())
+    own = ("step", f"my_{path[1]}")
+    fix = [f"write to another name: `learner.{dotted(own)} = ...`, and {declared.how_to_declare(own, Write())}"]
+    if events:
+        fix.insert(0, f"write it in a handler of {events}{_declaring(declared, path, Write())}")
+    return AccessError(
+        f"{declared.label} writes `{dotted(path)}`, which the step has computed.",
+        where=declared.where,
+        why="the other handlers of this moment would read a value that the step did not compute",
+        fix=fix,
+    )
+
+
+def flag_written_late(declared: Declared, path: StatePath, reason: str) -> AccessError:
+    """Return the error for a write to `step.skip`, `step.hold` or `step.stop` that has no effect on the step.
+
+    Args:
+        declared: The callback.
+        path: The path of the flag.
+        reason: The end of the first sentence of the message.
+    """
+    flag = dotted(path)
+    control = _declaring(declared, ("control",), Append())
+    return AccessError(
+        f"{declared.label} writes `{flag}`{reason}.",
+        where=declared.where,
+        why=f"`{flag}` takes effect while the step is computed; a host handler is too late",
+        fix=[
+            f"write `learner.{flag}` in a handler of BackwardEnd{_declaring(declared, path, Append())}",
+            f"raise `CancelStep` in a host handler of StepBegin, to leave out the whole step{control}",
+            f"raise `CancelFitting` in a host handler of StepEnd, to stop the fit{control}",
+        ],
+    )
+
+
+def _declaring(declared: Declared, path: StatePath, permission: Permission) -> str:
+    """Return the end of a fix that declares a write, or an empty string if it is declared."""
+    known = lookup(declared.access, path)
+    return "" if known is not None and writes(known) else f", and {declared.how_to_declare(path, permission)}"
