@@ -8,6 +8,7 @@ from typing import Any
 from fluxcb._compile.call_errors import noted, noting
 from fluxcb._compile.carry_paths import conforming
 from fluxcb._compile.leaves import check_leaves
+from fluxcb._compile.loss_broadcasting import warning_of_pairs
 from fluxcb._compile.loss_calls import call_loss
 from fluxcb._compile.named_optimizers import NamedOptimizers
 from fluxcb._compile.traced import TraceState
@@ -136,7 +137,7 @@ class TracedLearner(StepLearner):
         """The user's loss function, or None."""
         loss_fn = self._state.setup.loss_fn
         # Wrapped, so that its exceptions show the shapes of its arguments.
-        return loss_fn if loss_fn is None else noted(loss_fn)
+        return loss_fn if loss_fn is None else warning_of_pairs(noted(loss_fn))
 
     @property
     def optimizer(self) -> Any:

@@ -160,7 +160,7 @@ def test_bad_arguments(steps, refused):
 def test_a_fit_without_an_update_gives_a_warning(build, make_batches):
     batches = make_batches([4, 4, 2])
     learner = build([AccumulateGradients(4)], data=batches)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="has made no update") as caught:
         learner.fit(1)
     assert [str(warning.message) for warning in caught] == [
         "AccumulateGradients(4) has made no update, because the training has had only 3 steps so far. The parameters "

@@ -241,7 +241,8 @@ class AtFitBegin(Callback):
         ),
         (
             lambda: EnableCallbackIf(AtFitBegin(), lambda learner: True),
-            "AtFitBegin() has no handler that `EnableCallbackIf` schedules, so `EnableCallbackIf` has no effect on it.\n"
+            "AtFitBegin() has no handler that `EnableCallbackIf` schedules, so `EnableCallbackIf` has no effect on "
+            "it.\n"
             "  why:   it handles FitBegin\n"
             "  fix:   pass the callback without `EnableCallbackIf`",
         ),
