@@ -136,8 +136,11 @@ class TracedLearner(StepLearner):
     def loss_fn(self) -> Any:
         """The user's loss function, or None."""
         loss_fn = self._state.setup.loss_fn
-        # Wrapped, so that its exceptions show the shapes of its arguments.
-        return loss_fn if loss_fn is None else warning_of_pairs(noted(loss_fn))
+        if loss_fn is None:
+            return None
+        loss_fn = noted(loss_fn)  # so that its exceptions show the shapes of its arguments
+        # Other phases may have targets of another form for their metrics, and ignore the loss.
+        return warning_of_pairs(loss_fn) if type(self._state.phase).trains else loss_fn
 
     @property
     def optimizer(self) -> Any:

@@ -18,7 +18,6 @@ from fluxcb._run.instrumentation import measure, trace
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.meter import Timings
 from fluxcb._run.switches import switch
-from fluxcb.callbacks.arguments import flag
 
 __all__ = ["CallbackSet"]
 
@@ -168,7 +167,7 @@ class CallbackSet:
         Raises:
             DeclarationError: The Learner is fitting.
         """
-        measure(self._core, flag(on, "`on` of `learner.callbacks.measure`"))
+        measure(self._core, on)
 
     @entry_point
     def timings(self) -> Timings:

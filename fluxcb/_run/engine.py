@@ -27,7 +27,6 @@ from fluxcb._run.step_loop import StepLoop
 from fluxcb._run.threaded import LentByThread, SharedMeter, ThreadedEmitter
 from fluxcb._run.train_state import TrainState
 from fluxcb._typing import Batch
-from fluxcb.callbacks.arguments import flag
 
 __all__ = ["Engine", "make_engine", "refuse_rewinds"]
 
@@ -179,9 +178,8 @@ def make_engine(
         peer_timeout: Silence after which another process counts as lost (s).
 
     Raises:
-        DeclarationError: `executor` is not an executor, or `exact_observers` is not a bool.
+        DeclarationError: `executor` is not an executor.
     """
-    flag(programs[-1], "`exact_observers` of `Learner`")
     executor = SerialExecutor() if executor is None else executor
     if not isinstance(executor, Executor):
         shown = f"the class `{executor.__name__}`" if isinstance(executor, type) else repr(executor)

@@ -149,7 +149,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             split=as_parts(inputs, targets),
             engine=make_engine(
                 executor,
-                (program, steps_per_call, window_bytes, exact_observers),
+                (program, steps_per_call, window_bytes, flag(exact_observers, "`exact_observers` of `Learner`")),
                 peer_timeout=peer_timeout,
                 **settings,
             ),
@@ -223,7 +223,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             model_state=model_state,
             engine=make_engine(
                 executor,
-                (program, steps_per_call, window_bytes, exact_observers),
+                (program, steps_per_call, window_bytes, flag(exact_observers, "`exact_observers` of `Learner`")),
                 peer_timeout=peer_timeout,
                 **settings,
             ),

@@ -26,7 +26,6 @@ def model(**options):
         (lambda value: model(exact_observers=value), "`exact_observers` of `Learner`"),
         (lambda value: from_loss(exact_observers=value), "`exact_observers` of `Learner`"),
         (lambda value: testlearner().explain(costs=value), "`costs` of `learner.explain`"),
-        (lambda value: testlearner().callbacks.measure(value), "`on` of `learner.callbacks.measure`"),
         (
             lambda value: fluxcb.Population(lambda key: testlearner(key=key), key=[0, 1], default_callbacks=value),
             "`default_callbacks` of `Population`",
