@@ -107,7 +107,8 @@ def entry_point(function: Callable[P, R] | None = None, /, *, fixes: Mapping[str
     Args:
         function: A function or method that users call.
         fixes: For each argument that is missing or that the function does not have, the fix to suggest. The key is the
-            name of the argument, or `*` for arguments that were passed by position.
+            name of the argument, `*` for arguments that were passed by position, or `*numbers` if all of these are
+            numbers.
 
     Returns:
         The wrapped function; a decorator if only `fixes` is given.
@@ -226,6 +227,8 @@ def _mismatch(
     missing = [p.name for p in named if p.default is p.empty and p.name not in kwargs]
     missing = [name for name in missing if name not in by_position[: len(given)]]
     why = f"it takes {', '.join(map(_shown, parameters)) or 'no arguments'}"
+    only_numbers = all(isinstance(value, int | float) for value in given)
+    positional = fixes["*numbers"] if only_numbers and "*numbers" in fixes else fixes.get("*")
     if unknown:
         names = " and ".join(f"`{name}`" for name in unknown)
         what = f"`{owner}` has no argument{'s' if len(unknown) > 1 else ''} {names}."
@@ -234,14 +237,14 @@ def _mismatch(
         return DeclarationError(what, why=why, fix=", and ".join(suggested))
     if twice:
         what = f"`{owner}` was given `{twice[0]}` twice: by position and by name."
-        return DeclarationError(what, why=why, fix=fixes.get("*", f"leave out one of the two `{twice[0]}`"))
+        return DeclarationError(what, why=why, fix=positional or f"leave out one of the two `{twice[0]}`")
     if rest is None and len(given) > len(by_position):
         takes = f"{len(by_position) or 'no'} argument{'s' if len(by_position) != 1 else ''} by position"
         others = [p.name for p in named if p.kind is p.KEYWORD_ONLY][: len(given) - len(by_position)]
         call = f"`{owner}({', '.join([*by_position, *(f'{name}=...' for name in others)])})`"
         what = f"`{owner}` takes {takes}, and was given {len(given)}."
         return DeclarationError(
-            what, why=why, fix=fixes.get("*", f"pass the others by name: {call}" if others else f"write {call}")
+            what, why=why, fix=positional or (f"pass the others by name: {call}" if others else f"write {call}")
         )
     if missing:
         call = ", ".join(_shown(p) for p in parameters if p.default is p.empty)

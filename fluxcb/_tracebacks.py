@@ -57,9 +57,10 @@ def warn_user(text: str, category: type[Warning]) -> None:
 
 
 def _user_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
-    """Return the first frame outside of fluxcb, and its stack level, counted from 1 for the given frame."""
+    """Return the first frame outside of fluxcb and JAX, and its stack level, counted from 1 for the given frame."""
     level = 1
-    while frame is not None and (_is_own(frame) or frame.f_globals.get("__name__") == "contextlib"):
+    # The frames of JAX are between fluxcb and a function that is traced.
+    while frame is not None and (_is_own(frame) or _package(frame) in ("contextlib", "jax")):
         frame, level = frame.f_back, level + 1
     return frame, level
 
@@ -77,7 +78,11 @@ def innermost_user_frame(error: BaseException) -> TracebackType | None:
 
 def _is_own(frame: FrameType) -> bool:
     # Compare the name of the module instead of the file, because generated code (a dataclass's `__init__`) has no file.
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "fluxcb"
+    return _package(frame) == "fluxcb"
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def _remove_frames(error: BaseException | None, seen: set[int]) -> None:

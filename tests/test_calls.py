@@ -135,6 +135,19 @@ MESSAGES = [
         "  fix:   write `Learner.predict(data)`",
         lambda: None,
     ),
+    *(
+        (
+            call,
+            f"`Learner.fit` {problem}.\n"
+            "  why:   it takes epochs, steps, steps_per_epoch, resume, allow\n"
+            "  fix:   write `learner.fit(10)` to train 10 epochs, or `learner.fit(steps=10)` to train 10 steps",
+            lambda: (testlearner().fit(10), testlearner().fit(steps=10)),
+        )
+        for call, problem in [
+            (lambda: testlearner().fit(1, epochs=2), "was given `epochs` twice: by position and by name"),
+            (lambda: testlearner().fit(1, 2), "takes 1 argument by position, and was given 2"),
+        ]
+    ),
     (
         lambda: Checkpointer("runs/1", kep_last=2),
         "`Checkpointer` has no argument `kep_last`.\n"

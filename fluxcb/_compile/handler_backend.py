@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fluxcb._compile.carry_paths import conforming, names_in, root_of, same_form
-from fluxcb._compile.hyperparams import overflow
+from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import check_leaves, is_number
 from fluxcb._compile.skip_records import OWN_SKIP
 from fluxcb._declare.access import Append, Permission, Write, dotted
@@ -174,10 +174,10 @@ class HandlerBackend:
             state.setup.hyperparams.require(path[1], writing=True, declared=self._handler.declared, where=where)
             old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
             # The cast below would turn the number into inf without an error.
-            if found := overflow(value, old.dtype):
+            if found := unusable(value, old.dtype):
                 shown, why = found
                 text = f"{label} sets `{dotted(path)}` to {shown}."
-                raise TraceError(text, where=where, why=why, fix="set it to a smaller number")
+                raise TraceError(text, where=where, why=why, fix="set it to a finite number")
             if not is_number(value) or jnp.shape(value) != old.shape:
                 raise TraceError(
                     f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.",

@@ -20,11 +20,11 @@ from fluxcb._declare.access import Permission, Read, Write
 from fluxcb._errors import DeclarationError, MissingStateError, nearest
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["HyperparamIndex", "inject", "overflow"]
+__all__ = ["HyperparamIndex", "inject", "unusable"]
 
 
-def overflow(value: Any, dtype: Any) -> tuple[str, str] | None:
-    """Return the text for a finite number that overflows a dtype, e.g. 1e39 in float32, and for the reason.
+def unusable(value: Any, dtype: Any) -> tuple[str, str] | None:
+    """Return the text for NaN, or for a finite number that overflows a dtype, and for the reason.
 
     Only numbers on the host are checked, so the check does not wait for the device.
 
@@ -33,7 +33,8 @@ def overflow(value: Any, dtype: Any) -> tuple[str, str] | None:
         dtype: The dtype of the hyperparameter.
 
     Returns:
-        None if the value is not a number on the host, or if the dtype can hold it.
+        None if the value is not a number on the host, or if the dtype can hold it. Infinity is usable, e.g. as the
+        limit of an `optax.clip_by_global_norm` that does not clip.
     """
     # A jax.Array is not checked, because reading its value would wait for the device.
     if not isinstance(value, int | float | np.number | np.ndarray) or np.ndim(value):
@@ -43,6 +44,8 @@ def overflow(value: Any, dtype: Any) -> tuple[str, str] | None:
     largest, name = float(jnp.finfo(dtype).max), jnp.dtype(dtype).name
     try:
         number = float(value)
+        if math.isnan(number):
+            return "nan", "the next update would make the parameters NaN"
         if abs(number) <= largest or not math.isfinite(number):
             return None
         shown = repr(number)
@@ -81,8 +84,8 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         The optimizer, which is `optax.inject_hyperparams` of the factory.
 
     Raises:
-        DeclarationError: `factory` is not a factory, it does not have one of the arguments, or a number is not finite
-            in float32.
+        DeclarationError: `factory` is not a factory, it does not have one of the arguments, or a number is NaN or
+            too large for float32.
 
     Example:
         >>> import optax, fluxcb
@@ -103,7 +106,7 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
                 f"`inject` takes numbers and schedules, but `{name}` is {value!r}.",
                 fix=f"give e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
             )
-        if found := overflow(value, jnp.float32):
+        if found := unusable(value, jnp.float32):
             shown, why = found
             raise DeclarationError(f"`inject` was given `{name}` as {shown}.", why=why, fix=f"write e.g. `{name}=1e-3`")
     # A wrapper of a factory often takes `**kwargs`, so its arguments are not known.

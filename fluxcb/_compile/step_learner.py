@@ -8,6 +8,7 @@ from typing import Any
 from fluxcb._compile.call_errors import noted, noting
 from fluxcb._compile.carry_paths import conforming
 from fluxcb._compile.leaves import check_leaves
+from fluxcb._compile.loss_broadcasting import warning_of_pairs
 from fluxcb._compile.loss_calls import call_loss
 from fluxcb._compile.named_optimizers import NamedOptimizers
 from fluxcb._compile.traced import TraceState
@@ -135,8 +136,11 @@ class TracedLearner(StepLearner):
     def loss_fn(self) -> Any:
         """The user's loss function, or None."""
         loss_fn = self._state.setup.loss_fn
-        # Wrapped, so that its exceptions show the shapes of its arguments.
-        return loss_fn if loss_fn is None else noted(loss_fn)
+        if loss_fn is None:
+            return None
+        loss_fn = noted(loss_fn)  # so that its exceptions show the shapes of its arguments
+        # Other phases may have targets of another form for their metrics, and ignore the loss.
+        return warning_of_pairs(loss_fn) if type(self._state.phase).trains else loss_fn
 
     @property
     def optimizer(self) -> Any:

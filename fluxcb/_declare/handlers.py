@@ -174,8 +174,8 @@ def on(
     """Mark a method as the handler of an event in a phase.
 
     Without arguments, `@on` reads the annotations of the method's `event` and `phase` parameters. An annotation may be
-    a class or a union. A missing annotation means the base class. `@on(StepEnd, TrainingPhase)` states the same without
-    annotations. Either argument may be a union, and the phase may be omitted.
+    a class or a union. Without an annotation of `phase`, the handler is for all phases. `@on(StepEnd, TrainingPhase)`
+    states the same without annotations. Either argument may be a union, and the phase may be omitted.
 
     Args:
         *events_and_phase: Nothing, an event class, or an event class and a phase class.
@@ -187,8 +187,8 @@ def on(
             exception is raised at the deadline. Outside a fit, the handler runs at once.
 
     Raises:
-        DeclarationError: The signature is wrong, an annotation cannot be resolved or is not an event or phase, or the
-            class body has a second handler of the same name.
+        DeclarationError: The signature is wrong, the event is not stated, an annotation cannot be resolved or is not an
+            event or phase, or the class body has a second handler of the same name.
     """
     # The frame of the class body is the caller of the frame that `entry_point` adds.
     if len(events_and_phase) == 1 and inspect.isfunction(events_and_phase[0]):
@@ -239,20 +239,30 @@ def _mark(
             fix="give each handler a unique name",
         )
     check_options(access, when, where)
+    parameters = tuple(inspect.signature(function).parameters.values())
     if explicit is None:
-        _, event_parameter, phase_parameter, _ = inspect.signature(function).parameters.values()
-        event = _annotation(function, event_parameter, HostEvent, frame, where)
-        phase = _annotation(function, phase_parameter, Phase, frame, where)
+        event = _annotation(function, parameters[1], HostEvent, frame, where)
+        phase = _annotation(function, parameters[2], Phase, frame, where)
     else:
         event, phase = explicit[0], explicit[1] if len(explicit) == 2 else Phase
     if explicit is None and any(is_subclass(p, Event) for p in classes_in(phase)):
-        parameters = inspect.signature(function).parameters
         raise DeclarationError(
-            f"The handler `{function.__qualname__}` takes ({', '.join(parameters)}), "
+            f"The handler `{function.__qualname__}` takes ({', '.join(p.name for p in parameters)}), "
             "but the third parameter must be the phase.",
             where=where,
             why="the engine passes the event, the phase and the learner by position",
             fix=f"write `{_corrected(function)}`",
+        )
+    if explicit is None and parameters[1].annotation is inspect.Parameter.empty:
+        raise DeclarationError(
+            f"The handler `{function.__qualname__}` does not say for which event it is.",
+            where=where,
+            why="`@on` reads the event from the annotation of the second parameter, which has none",
+            fix=[
+                f"annotate it, e.g. `{_corrected(function)}`",
+                "write `@on(StepEnd, TrainingPhase)` instead of `@on`",
+                "annotate it as `event: HostEvent`, if the handler is for all host events",
+            ],
         )
     pairs = tuple(check_pair(e, p, where) for e in classes_in(event) for p in classes_in(phase))
     kinds = {issubclass(e, HostEvent) for e, _ in pairs}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,7 @@ from fluxcb._calls import entry_point
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import (
+    BUILTIN_EVENTS,
     EpochBegin,
     EpochEnd,
     Event,
@@ -34,6 +36,7 @@ __all__ = [
     "Switchable",
     "check_event",
     "every",
+    "refuse_ineffective",
     "refuse_traced_only",
     "switchable",
     "throttle",
@@ -143,6 +146,15 @@ class OnSchedule(Scheduled):
         handlers, cls = self.callback.handlers(), type(self.callback)
         return all(handler_at(handlers, event, phase, cls) is not None for event in events)
 
+    @property
+    def ineffective(self) -> bool:
+        """Whether the callback has handlers, and none of them gets the schedule."""
+        entries = self.callback.handlers()
+        # A handler of a base class, such as `HostEvent`, handles the events that are derived from it.
+        events = (*BUILTIN_EVENTS, self.event or Trigger)
+        handled = ((entry.event, *(e for e in events if issubclass(e, entry.event))) for entry in entries)
+        return bool(entries) and not any(map(self._applies, itertools.chain.from_iterable(handled)))
+
     def _applies(self, event: type[Event]) -> bool:
         if self.event is not None:
             return issubclass(event, self.event)
@@ -185,8 +197,8 @@ def every(
         traced: Whether to also schedule traced handlers. Otherwise, they run at every step.
 
     Raises:
-        DeclarationError: Not exactly one period is given, the period is not positive, or the callback has only traced
-            handlers and `traced=True` is missing.
+        DeclarationError: Not exactly one period is given, the period is not positive, the callback has only traced
+            handlers and `traced=True` is missing, or none of its handlers gets the schedule.
     """
     periods = {k: v for k, v in {"steps": steps, "epochs": epochs, "seconds": seconds}.items() if v is not None}
     if len(periods) != 1:
@@ -204,6 +216,7 @@ def every(
     wrapped = OnSchedule(callback, schedule, traced=traced)
     if not traced:
         refuse_traced_only("every", callback)
+    refuse_ineffective("every", wrapped)
     return wrapped
 
 
@@ -222,7 +235,7 @@ def throttle(
 
     Raises:
         DeclarationError: `event` is not an event class, not exactly one period is given, the period is not positive, or
-            the event is a host event and the callback has only traced handlers.
+            the callback has no handler of the event.
     """
     example = "throttle(Recorder(), StepEnd, freq=10)"
     check_event(event, example)
@@ -232,6 +245,7 @@ def throttle(
     wrapped = OnSchedule(callback, schedule, event=event)
     if not issubclass(event, TracedEvent):
         refuse_traced_only("throttle", callback)
+    refuse_ineffective("throttle", wrapped)
     return wrapped
 
 
@@ -267,10 +281,12 @@ def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
         predicate: `predicate(learner) -> bool`. It may read the state that the callback may read.
 
     Raises:
-        DeclarationError: The predicate is not callable, or the callback has traced handlers only.
+        DeclarationError: The predicate is not callable, or the callback has no host handlers except those of FitBegin,
+            FitStopping and FitEnd.
     """
     wrapped = OnSchedule(callback, Predicate(predicate))
     refuse_traced_only("when", callback)
+    refuse_ineffective("when", wrapped)
     return wrapped
 
 
@@ -320,3 +336,24 @@ def refuse_traced_only(wrapper: str, callback: Callback) -> None:
             why="traced handlers are compiled into the step, and run at every step unless `traced=True` schedules them",
             fix="write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`",
         )
+
+
+def refuse_ineffective(wrapper: str, wrapped: OnSchedule) -> None:
+    """Raise an error for a wrapper that changes nothing, because the callback has no handler that it schedules.
+
+    Raises:
+        DeclarationError: No handler of the wrapped callback gets the schedule.
+    """
+    if not wrapped.ineffective:
+        return
+    callback, event = wrapped.callback, wrapped.event
+    handled = dict.fromkeys(entry.event for entry in callback.handlers())
+    names = ", ".join(cls.__name__ for cls in handled)
+    if event is not None:
+        problem = f"{callback!r} has no handler of {event.__name__}, so `{wrapper}` has no effect on it."
+        fix = [f"name an event that the callback handles: `{wrapper}(callback, {next(iter(handled)).__name__}, ...)`"]
+    else:
+        problem = f"{callback!r} has no handler that `{wrapper}` schedules, so `{wrapper}` has no effect on it."
+        by_epoch = any(issubclass(cls, EpochBegin | EpochEnd) for cls in handled)
+        fix = [f"write `{wrapper}(callback, epochs=...)`, which also schedules EpochBegin and EpochEnd"] * by_epoch
+    raise DeclarationError(problem, why=f"it handles {names}", fix=[*fix, f"pass the callback without `{wrapper}`"])

@@ -64,6 +64,7 @@ _DATA = "pass the data to the Learner: `Learner(..., data=(training, validation)
 FIT_FIXES = {
     **dict.fromkeys(("data", "train_data", "training_data", "train_loader", "train_dataloaders", "datamodule"), _DATA),
     **dict.fromkeys((*_VALIDATION, *_ARRAYS, "*"), _DATA),
+    "*numbers": "write `learner.fit(10)` to train 10 epochs, or `learner.fit(steps=10)` to train 10 steps",
     "callbacks": "pass the callbacks to the Learner: `Learner(..., callbacks=[...])`",
     "verbose": "leave it out; `Learner(..., default_callbacks=False)` prints nothing",
     "ckpt_path": "write `resume=True`; the `Checkpointer` among the callbacks knows the folder",

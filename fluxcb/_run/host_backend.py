@@ -14,7 +14,7 @@ import numpy as np
 from fluxcb._compile.arrays import copy_tree, differences, to_host
 from fluxcb._compile.carry_paths import below, names_in, replaced, root_of, same_form
 from fluxcb._compile.handler_backend import Touched
-from fluxcb._compile.hyperparams import overflow
+from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import is_number
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
@@ -338,9 +338,9 @@ class HostBackend:
             self._require_hyperparam(path[1], writing=True)
             self._refuse_ahead(path)
             old = train.hyperparams.get(train.live(("opt_state",)), path[1])
-            if found := overflow(value, old.dtype):
+            if found := unusable(value, old.dtype):
                 text = f"{self._declared.label} sets `{dotted(path)}` to {found[0]}."
-                raise DeclarationError(text, where=self._declared.where, why=found[1], fix="set it to a smaller number")
+                raise DeclarationError(text, where=self._declared.where, why=found[1], fix="set it to a finite number")
             if not is_number(value):
                 difference = f"expected {describe(old)}, got {describe(value)}"
                 raise self._mismatch_error(path, [difference], "set it to a number")

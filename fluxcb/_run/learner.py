@@ -42,6 +42,7 @@ from fluxcb._run.sharding_table import ShardingTable
 from fluxcb._run.state_properties import StateProperties
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
+from fluxcb.callbacks.arguments import flag
 from fluxcb.models import adapt
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             split=as_parts(inputs, targets),
             engine=make_engine(
                 executor,
-                (program, steps_per_call, window_bytes, exact_observers),
+                (program, steps_per_call, window_bytes, flag(exact_observers, "`exact_observers` of `Learner`")),
                 peer_timeout=peer_timeout,
                 **settings,
             ),
@@ -222,7 +223,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             model_state=model_state,
             engine=make_engine(
                 executor,
-                (program, steps_per_call, window_bytes, exact_observers),
+                (program, steps_per_call, window_bytes, flag(exact_observers, "`exact_observers` of `Learner`")),
                 peer_timeout=peer_timeout,
                 **settings,
             ),
@@ -240,7 +241,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
         items: Any = callbacks
         if isinstance(callbacks, Iterable) and not isinstance(callbacks, str | Callback):
             items = list(callbacks)
-            items = with_defaults(items) if default_callbacks else items
+            items = with_defaults(items) if flag(default_callbacks, "`default_callbacks` of `Learner`") else items
         self._core = core
         self._state = core.state
         # Before `install`, because `init` of a callback may read `learner.callbacks`.
@@ -400,6 +401,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             MissingStateError: With `costs`, the shape of a batch is unknown.
             StateLostError: With `costs`, the train state is lost.
         """
+        costs = flag(costs, "`costs` of `learner.explain`")
         return explain_costs(learner_costs(self._core)) if costs else self._core.graph.explain()
 
     @entry_point

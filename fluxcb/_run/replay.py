@@ -60,6 +60,7 @@ class Replay(Constructed):
         differences: One line for each difference from the recorded run.
         lineage: The writes to the path that was passed as `lineage`, or None.
         bad_step: The skipped step that was passed as `bad_step`, with its record, or None.
+        newest: The step of the newest checkpoint of the run.
     """
 
     steps: tuple[int, int]
@@ -69,6 +70,7 @@ class Replay(Constructed):
     differences: tuple[str, ...]
     lineage: Lineage | None = None
     bad_step: BadStep | None = None
+    newest: int = 0
 
     @property
     def identical(self) -> bool | None:
@@ -89,7 +91,10 @@ class Replay(Constructed):
             return f"Replayed step {self.steps[0]} from {began}."
         first = f"Replayed steps {self.steps[0]} to {self.steps[1]} from {began}."
         if self.compared is None:
-            return f"{first}\nNothing was compared: no checkpoint of step {self.steps[1]} or later was found."
+            return (
+                f"{first}\nNothing was compared: the newest checkpoint is of step {self.newest}. "
+                f"The run may have ended before step {self.steps[1]}."
+            )
         if not self.differences:
             return f"{first}\nThe losses and the state at {self.compared} are the same, bit for bit."
         count = len(self.differences)
@@ -142,7 +147,8 @@ class Replaying:
 
         Raises:
             DeclarationError: An observer is not read-only, or an argument is invalid.
-            CheckpointError: There is no checkpoint to begin with, or the batch of the bad step cannot be found.
+            CheckpointError: There is no checkpoint to begin with, the run was stopped before the last step, or the
+                batch of the bad step cannot be found.
             ResumeError: The run belongs to a different Learner.
 
         Example:
@@ -160,7 +166,9 @@ class Replaying:
         self._core.ensure_built(self._core.phase_set.training()[0])
         learner, observers = cast("Learner", self), list(callbacks)
         if bad_step is None:
-            return _replay(learner, path, _range(steps), observers, lineage, steps_per_epoch)
+            pair = _range(steps)
+            _refuse_unreached(Path(path), *pair)
+            return _replay(learner, path, pair, observers, lineage, steps_per_epoch)
         if steps is not None or lineage is not None:
             raise DeclarationError(
                 f"`replay` takes either `bad_step` or `{'steps' if steps is not None else 'lineage'}`.",
@@ -242,6 +250,7 @@ def _replay(
         tuple((step, float(value)) for step, value in losses),
         tuple(differences),
         writes.result() if writes is not None else None,
+        newest=entries_of(Path(path))[-1].step,
     )
 
 
@@ -347,6 +356,26 @@ def _checkpoints(folder: Path, first: int, last: int) -> tuple[FolderCheckpoint 
         )
     before = next(_good(entry.path for entry in reversed(entries) if entry.step < first), None)
     return before, next(_good(entry.path for entry in entries if entry.step >= last), None)
+
+
+def _refuse_unreached(folder: Path, first: int, last: int) -> None:
+    """Raise an error for steps after the end of a run that a callback stopped.
+
+    A run that was killed may have trained steps after its newest checkpoint, so only the end of a stopped run is known.
+
+    Raises:
+        CheckpointError: The run was stopped before the last step.
+    """
+    newest = max(entries_of(folder), key=lambda entry: entry.step, default=None)
+    if newest is None or last <= newest.step:
+        return
+    checkpoint = next(_good([newest.path]), None)
+    if checkpoint is not None and checkpoint.manifest.ended is not None:
+        raise CheckpointError(
+            f"The run in {folder} has no step {last}, because it ended at step {newest.step}.",
+            why=f"it was stopped: {checkpoint.manifest.ended}",
+            fix=f"replay earlier steps, e.g. `steps=({min(first, newest.step)}, {newest.step})`",
+        )
 
 
 def _good(paths: Iterable[Path]) -> Iterator[FolderCheckpoint]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from fluxcb._compile.arrays import differences, placed_as, with_numbers_as
-from fluxcb._compile.hyperparams import overflow
+from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import is_number
 from fluxcb._errors import DeclarationError
 from fluxcb._run.state import HostState
@@ -73,12 +73,12 @@ def set_hyperparam(state: HostState, name: str, value: Any) -> float:
     # The same errors as for a callback, with an assignment as the fix.
     state.train.hyperparams.require(name, writing=True, declared=_ASSIGNMENT, where="")
     old = state.train.hyperparams.get(opt_state, name)
-    if found := overflow(value, old.dtype):
+    if found := unusable(value, old.dtype):
         shown, why = found
         raise DeclarationError(
             f"`learner.hyperparams.{name}` was assigned {shown}.",
             why=why,
-            fix=f"assign a smaller number, e.g. `learner.hyperparams[{name!r}] = 1e-3`",
+            fix=f"assign a finite number, e.g. `learner.hyperparams[{name!r}] = 1e-3`",
         )
     # An array would broadcast and change the shapes of the carry.
     if not is_number(value) or np.shape(value) != old.shape:

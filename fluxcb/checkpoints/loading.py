@@ -15,6 +15,7 @@ from fluxcb.checkpoints.naming import Name, named, unflatten
 from fluxcb.checkpoints.reading import FolderCheckpoint, part_differences, read_found
 from fluxcb.checkpoints.snapshot import VALIDATED
 from fluxcb.models import adapt
+from fluxcb.models.pair import PairAdapter
 
 __all__ = ["load_model", "load_model_state", "load_params"]
 
@@ -39,7 +40,8 @@ def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None 
 
     Raises:
         CheckpointError: There is no checkpoint, all checkpoints are damaged, or the average does not exist.
-        ResumeError: The arrays of the model and the checkpoint differ; the message shows the differences.
+        ResumeError: The arrays of the model and the checkpoint differ; the message shows the differences. A pair of
+            functions and a Linen module whose arrays depend on the inputs are not checked.
         DeclarationError: `model` is not a model that `Learner` accepts.
 
     Example:
@@ -63,6 +65,8 @@ def load_model(path: str | os.PathLike[str], model: Any, *, average: str | None 
     _refuse_swapped("load_model", path, model=model)
     adapter = adapt(model)
     held = getattr(adapter, "held", None)  # None if an adapter only knows its structure after it has seen inputs
+    if held is None and isinstance(adapter, PairAdapter):
+        held = _specs_of(adapter)
     like = (None, None) if held is None else held
 
     def read(checkpoint: FolderCheckpoint) -> tuple[PyTree, PyTree]:
@@ -135,6 +139,17 @@ def load_model_state(path: str | os.PathLike[str], like: PyTree | None = None) -
     """
     _refuse_swapped("load_model_state", path, like=like)
     return read_found(path, lambda checkpoint: _read(checkpoint, "model_state", (), like, "`like`"))
+
+
+def _specs_of(adapter: PairAdapter) -> tuple[PyTree, PyTree] | None:
+    """Return the specs of what `init` of a pair returns, or None if it needs inputs, which a checkpoint does not have.
+
+    Many functions `init` ignore the inputs, because the sizes of the layers are constants in them.
+    """
+    try:
+        return jax.eval_shape(lambda: adapter.init(jax.random.key(0), object()))
+    except Exception:  # raised by the user's function when it uses the object
+        return None
 
 
 def _refuse_swapped(call: str, path: Any, **second: Any) -> None:

@@ -15,6 +15,7 @@ from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._tracebacks import calling_line
+from fluxcb.callbacks.arguments import flag
 from fluxcb.callbacks.watched import Watched, requested_mode
 from fluxcb.plots.panel import Panel
 from fluxcb.plots.picture import Picture
@@ -95,6 +96,7 @@ class Population(Constructed):
         default_callbacks: bool = True,
         **arguments: Any,
     ) -> None:
+        flag(default_callbacks, "`default_callbacks` of `Population`")
         self._arguments = member_arguments(learner_factory, arguments)
         templates = _as_callbacks(callbacks)
         self._labels = [member_label(index, own) for index, own in enumerate(self._arguments)]

@@ -155,3 +155,23 @@ def test_bad_arguments(steps, refused):
         "  fix:   give a positive int",
     ):
         AccumulateGradients(steps)
+
+
+def test_a_fit_without_an_update_gives_a_warning(build, make_batches):
+    batches = make_batches([4, 4, 2])
+    learner = build([AccumulateGradients(4)], data=batches)
+    with pytest.warns(UserWarning, match="has made no update") as caught:
+        learner.fit(1)
+    assert [str(warning.message) for warning in caught] == [
+        "AccumulateGradients(4) has made no update, because the training has had only 3 steps so far. The parameters "
+        "are unchanged. Train for at least 4 steps, or write `AccumulateGradients(3)` or less."
+    ]
+    learner.fit(1)  # the fourth step makes an update
+    build([AccumulateGradients(3)], data=batches).fit(1)
+
+
+def test_fits_of_a_few_steps_give_no_warning_without_an_update(build, make_batches):
+    learner = build([AccumulateGradients(4)], data=make_batches([4, 4, 2]))
+    for _ in range(4):
+        learner.fit(steps=1)
+    assert learner.cbstate["accumulation"]["updates"] == 1

@@ -267,9 +267,20 @@ def test_a_later_fit_continues_from_the_state_of_the_criteria():
     trained.fit(7)
     assert trained.epoch == 3
     trained.fit(7)  # 6 is not an improvement
-    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: no improvement on 3 for 3 epochs")
+    assert (trained.epoch, trained.stop_reason) == (
+        4,
+        "validation/loss: no improvement on 3 for 3 epochs, counted since an earlier fit",
+    )
     trained.fit(3)  # 1 is an improvement
     assert (trained.epoch, trained.stop_reason) == (7, "validation/loss: no improvement on 1 for 2 epochs")
+
+
+def test_a_new_instance_starts_over_in_a_later_fit():
+    trained = learner([3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 3.0], EarlyStopping(2))
+    trained.fit(7)
+    trained.callbacks.replace(EarlyStopping(2))
+    trained.fit(7)
+    assert (trained.epoch, trained.stop_reason) == (6, "validation/loss: no improvement on 6 for 2 epochs")
 
 
 @pytest.mark.parametrize("saved_at", range(1, 9))
@@ -285,7 +296,9 @@ def test_a_resumed_run_ends_at_the_same_epoch(saved_at):
     resumed = learner(ZIGZAG[saved_at:], second, training=falling[saved_at:])
     resumed.fit(11 - saved_at)
     assert straight.epoch == 9
-    assert (saved_at + resumed.epoch, resumed.stop_reason) == (straight.epoch, straight.stop_reason)
+    # To the second Learner, this is another fit, and not the rest of one.
+    reason = (resumed.stop_reason or "").removesuffix(", counted since an earlier fit")
+    assert (saved_at + resumed.epoch, reason) == (straight.epoch, straight.stop_reason)
 
 
 def test_epochs_without_a_validation_do_not_count():
@@ -335,7 +348,10 @@ def test_the_clock_of_a_time_limit_starts_with_the_fit(monkeypatch):
     trained.fit(2)
     assert trained.stop_reason is None
     trained.fit(7)
-    assert (trained.epoch, trained.stop_reason) == (4, "validation/loss: 40.0 s have passed (limit 35 s)")
+    assert (trained.epoch, trained.stop_reason) == (
+        4,
+        "validation/loss: 40.0 s have passed (limit 35 s), counted since an earlier fit",
+    )
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

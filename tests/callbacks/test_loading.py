@@ -301,6 +301,31 @@ def test_a_model_of_another_structure_is_refused(tmp_path, refused):
         load_model(tmp_path, NNXNet(0, width=9))
 
 
+def test_a_pair_of_another_structure_is_refused(tmp_path, refused):
+    def made(width, name="w"):
+        return lambda key, xs: {name: jnp.ones((4, width))}, lambda params, xs: xs @ params[name]
+
+    def made_for(xs):
+        return {"w": jnp.ones((xs.shape[1], 1))}
+
+    Learner(
+        made(1), mean_squares, optax.sgd(0.1), data=BATCHES, callbacks=[Checkpointer(tmp_path)],
+        default_callbacks=False,
+    ).fit(1)  # fmt: skip
+    with refused(
+        ResumeError,
+        f"The params in {tmp_path / '4'} do not match the model.\n"
+        "  where: params: w was float32[4, 1], and is float32[4, 2] now\n"
+        "  fix:   build the model as it was for training",
+    ):
+        load_model(tmp_path, made(2))
+    with pytest.raises(ResumeError, match="do not match the model"):
+        load_model(tmp_path, made(1, name="kernel"))
+    loaded = load_model(tmp_path, made(1))
+    unchecked = load_model(tmp_path, (lambda key, xs: made_for(xs), made(1)[1]))  # its shapes depend on the inputs
+    np.testing.assert_array_equal(loaded.params["w"], unchecked.params["w"])
+
+
 def test_a_custom_adapter_receives_plain_containers(tmp_path):
     class Scale:
         def init(self, key, xs):

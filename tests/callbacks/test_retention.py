@@ -140,6 +140,7 @@ def test_high_accuracies_are_the_best_unless_a_mode_is_given(tmp_path, how, left
     [
         ({"metric": "accuracy", "mode": "max"}, "`metric` and `mode`", 'metric="accuracy", mode="max"'),
         ({"metric": "accuracy"}, "`metric`", 'metric="accuracy"'),
+        ({"metric": "loss"}, "`metric`", 'metric="loss"'),
         ({"mode": "min"}, "`mode`", 'mode="min"'),
     ],
 )

@@ -7,12 +7,15 @@ import optax
 import pytest
 
 from fluxcb import Append, Callback, DeclarationError, EveryEpochs, EverySteps, Write, every, inject, on, throttle, when
+from fluxcb.callbacks import EnableCallbackIf
 from fluxcb.events import (
     BackwardBegin,
     BackwardEnd,
     ComputeEnd,
     EpochEnd,
+    FitBegin,
     ForwardBegin,
+    HostEvent,
     StepEnd,
     UpdateEnd,
 )
@@ -206,3 +209,68 @@ def test_injected_optimizer_matches_plain_optimizer():
     plain.fit(2)
     injected.fit(2)
     np.testing.assert_allclose(plain.params["w"], injected.params["w"], rtol=1e-6)
+
+
+class AtEpochEnd(Callback):
+    @on
+    def act(self, event: EpochEnd, phase: TrainingPhase, learner):
+        pass
+
+
+class AtFitBegin(Callback):
+    @on
+    def act(self, event: FitBegin, phase: TrainingPhase, learner):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (
+            lambda: every(AtEpochEnd(), steps=3),
+            "AtEpochEnd() has no handler that `every` schedules, so `every` has no effect on it.\n"
+            "  why:   it handles EpochEnd\n"
+            "  fix:   write `every(callback, epochs=...)`, which also schedules EpochBegin and EpochEnd\n"
+            "     or: pass the callback without `every`",
+        ),
+        (
+            lambda: when(AtFitBegin(), lambda learner: True),
+            "AtFitBegin() has no handler that `when` schedules, so `when` has no effect on it.\n"
+            "  why:   it handles FitBegin\n"
+            "  fix:   pass the callback without `when`",
+        ),
+        (
+            lambda: EnableCallbackIf(AtFitBegin(), lambda learner: True),
+            "AtFitBegin() has no handler that `EnableCallbackIf` schedules, so `EnableCallbackIf` has no effect on "
+            "it.\n"
+            "  why:   it handles FitBegin\n"
+            "  fix:   pass the callback without `EnableCallbackIf`",
+        ),
+        (
+            lambda: throttle(AtEpochEnd(), StepEnd, freq=3),
+            "AtEpochEnd() has no handler of StepEnd, so `throttle` has no effect on it.\n"
+            "  why:   it handles EpochEnd\n"
+            "  fix:   name an event that the callback handles: `throttle(callback, EpochEnd, ...)`\n"
+            "     or: pass the callback without `throttle`",
+        ),
+    ],
+)
+def test_wrapper_that_schedules_no_handler_raises(wrap, message, refused):
+    with refused(DeclarationError, message):
+        wrap()
+    every(AtEpochEnd(), epochs=3)
+    throttle(AtEpochEnd(), EpochEnd, freq=3)
+
+
+def test_wrappers_of_handlers_of_base_classes():
+    class Own(HostEvent):
+        pass
+
+    class Everything(Callback):
+        @on
+        def act(self, event: HostEvent, phase: TrainingPhase, learner):
+            pass
+
+    every(Everything(), steps=3)
+    throttle(Everything(), Own, freq=3)
+    when(Everything(), lambda learner: True)

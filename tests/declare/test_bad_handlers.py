@@ -8,7 +8,7 @@ import pytest
 
 from fluxcb import Callback, EverySeconds, on
 from fluxcb._errors import DeclarationError
-from fluxcb.events import BackwardEnd, Event, StepBegin, StepEnd
+from fluxcb.events import BackwardEnd, Event, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase
 
 SIGNATURE = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner):`"
@@ -26,6 +26,35 @@ def test_missing_parameter_raises(refused: Any) -> None:
         class Bad(Callback):
             @on  # short
             def run(self, event: StepEnd, phase: Phase) -> None: ...
+
+
+def test_missing_event_raises_and_its_fixes_work(refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        "The handler `test_missing_event_raises_and_its_fixes_work.<locals>.Bad.run` does not say for which event it "
+        "is.\n"
+        "  where: test_missing_event_raises_and_its_fixes_work.<locals>.Bad.run  <@eventless>\n"
+        "  why:   `@on` reads the event from the annotation of the second parameter, which has none\n"
+        "  fix:   annotate it, e.g. `def run(self, event: StepEnd, phase: TrainingPhase, learner):`\n"
+        "     or: write `@on(StepEnd, TrainingPhase)` instead of `@on`\n"
+        "     or: annotate it as `event: HostEvent`, if the handler is for all host events",
+    ):
+
+        class Bad(Callback):
+            @on  # eventless
+            def run(self, event, phase: TrainingPhase, learner): ...
+
+    class Annotated(Callback):
+        @on
+        def run(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+    class Named(Callback):
+        @on(StepEnd, TrainingPhase)
+        def run(self, event, phase, learner): ...
+
+    class Every(Callback):
+        @on
+        def run(self, event: HostEvent, phase: TrainingPhase, learner): ...
 
 
 def test_extra_keyword_raises(refused: Any) -> None:

@@ -81,10 +81,10 @@ def test_union_annotations_register_each_pair() -> None:
     ]
 
 
-def test_missing_annotations_default_to_base_types() -> None:
+def test_base_types_and_missing_annotations_of_phases() -> None:
     class Bare(Callback):
         @on
-        def run(self, event, phase, learner): ...
+        def run(self, event: HostEvent, phase, learner): ...
 
     class Based(Callback):
         @on

@@ -101,6 +101,18 @@ ROWS = [
         "fit(when(Tick(), lambda learner: np.array([True, False])))",
         "callback, values = Tick(), np.array([True]); fit(when(callback, lambda learner: bool(values.any())))",
     ),
+    row(
+        "has no handler that `every` schedules",
+        "every(CustomCallback(print, EpochEnd), steps=10)",
+        "callback = CustomCallback(print, EpochEnd); every(callback, epochs=10)",
+        "CustomCallback(print, EpochEnd)",
+    ),
+    row(
+        "has no handler of StepEnd",
+        "throttle(CustomCallback(print, EpochEnd), StepEnd, freq=10)",
+        "callback = CustomCallback(print, EpochEnd); throttle(callback, EpochEnd, freq=10)",
+        "CustomCallback(print, EpochEnd)",
+    ),
     row("`every` takes exactly one of", "every(Tick())", "every(Recorder(), steps=100)"),
     row("`throttle` takes an event class", "throttle(Tick(), 3, freq=10)", "throttle(Recorder(), StepEnd, freq=10)"),
     row("`throttle` takes exactly one of", "throttle(Tick(), StepEnd)", "throttle(Recorder(), StepEnd, freq=10)"),

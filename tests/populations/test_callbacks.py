@@ -75,7 +75,7 @@ def test_population_based_training_equals_reference(fraction, key):
 def test_members_rank_nan_last():
     members = Population(
         lambda learning_rate: testlearner(Metrics(), optimizer=fluxcb.inject(optax.sgd, learning_rate=learning_rate)),
-        learning_rate=[0.1, float("nan"), 0.01],
+        learning_rate=[0.1, 1e38, 0.01],
         callbacks=[PopulationBasedTraining("loss", ["learning_rate"], factors=(1.0,))],
         default_callbacks=False,
     )

@@ -8,9 +8,19 @@ import pytest
 
 from fluxcb import Callback, CheckpointError, DeclarationError, Read, ResumeError, Write, on
 from fluxcb._tools.cli import main
-from fluxcb.callbacks import Checkpointer, ClipGradients, Metrics, MetricsPrinter, ProcessArrays, StopOnNaNLoss, Traces
+from fluxcb.callbacks import (
+    Checkpointer,
+    ClipGradients,
+    EarlyStopping,
+    Metrics,
+    MetricsPrinter,
+    ProcessArrays,
+    StopOnNaNLoss,
+    Traces,
+)
 from fluxcb.events import BackwardEnd, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase
+from fluxcb.stopping import NumberLimit
 from fluxcb.testing import testlearner
 
 MODULE = """
@@ -103,7 +113,9 @@ def test_steps_after_the_last_checkpoint_are_not_compared(tmp_path):
     assert (replay.identical, replay.compared) == (None, None)
     assert replay.losses == ((21, losses[21]), (22, losses[22]))
     assert learner.step == 22
-    assert "Nothing was compared: no checkpoint of step 22 or later was found." in str(replay)
+    assert ("Nothing was compared: the newest checkpoint is of step 18. The run may have ended before step 22.") in str(
+        replay
+    )
 
 
 def test_replay_from_the_beginning_needs_a_new_learner(tmp_path):
@@ -171,6 +183,17 @@ def test_bad_steps_and_runs_raise(tmp_path):
     )
     other = testlearner(Metrics(), Checkpointer(tmp_path / "run"))
     assert "is a checkpoint of a different run" in refused(ResumeError, tmp_path / "run", learner=other)
+
+
+def test_steps_after_the_end_of_a_stopped_run_raise(tmp_path):
+    make(tmp_path, EarlyStopping(NumberLimit(2))).fit(6)
+    message = refused(CheckpointError, tmp_path, steps=(7, 9), learner=make(tmp_path, EarlyStopping(NumberLimit(2))))
+    assert message == (
+        f"The run in {tmp_path} has no step 9, because it ended at step 8.\n"
+        "  why:   it was stopped: validation/loss: 2 epochs with a value (limit 2)\n"
+        "  fix:   replay earlier steps, e.g. `steps=(7, 8)`"
+    )
+    assert make(tmp_path, EarlyStopping(NumberLimit(2))).replay(tmp_path, steps=(7, 8)).identical
 
 
 def test_command(tmp_path, monkeypatch, capsys):

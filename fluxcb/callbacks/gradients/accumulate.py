@@ -10,12 +10,13 @@ import numpy as np
 
 from fluxcb._declare.access import Append, Read, Write
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.events import BackwardEnd, Event
+from fluxcb._declare.events import BackwardEnd, Event, FitEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import TraceError
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.metrics.recorder import leading_axis
 
 __all__ = ["AccumulateGradients"]
@@ -43,6 +44,7 @@ class AccumulateGradients(Callback):
 
     Runs:
         BackwardEnd x AbstractTrainingPhase (traced).
+        FitEnd x Phase (host).
 
     Cost:
         A copy of the gradients in the carry, in float32 or higher precision. The optimizer runs at every step, but its
@@ -52,6 +54,10 @@ class AccumulateGradients(Callback):
         DeclarationError: `steps` is not an integer of at least 1.
         TraceError: A phase emits BackwardEnd with the gradients of only some of the parameters (when the Learner is
             built).
+
+    Warns:
+        UserWarning: `fit(epochs)` ran all its epochs, and the training has not had a single update yet. With
+            `fit(steps=...)`, which can train a few steps at a time, there is no warning.
 
     Example:
         >>> from fluxcb.callbacks import AccumulateGradients
@@ -123,6 +129,22 @@ class AccumulateGradients(Callback):
             **jax.tree.map(lambda x: jnp.where(complete, jnp.zeros_like(x), x), new),
             "updates": old["updates"] + complete,
         }
+
+    @on(FitEnd, Phase, access={"cbstate": {"accumulation": Read()}})
+    def warn_without_updates(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
+        """Give a warning if all epochs of the fit have run, and no update was ever made."""
+        # `epochs` is 0 in a fit of a number of steps, after which the user may train the missing steps.
+        if event.outcome != "finished" or not learner.progress.epochs:
+            return
+        steps, updates = (int(learner.cbstate.accumulation[name]) for name in ("steps", "updates"))
+        # Skipped steps do not count, so `steps` is 0 if all of them were skipped, which has other causes.
+        if steps and not updates:
+            warn_user(
+                f"{self!r} has made no update, because the training has had only {steps} "
+                f"step{'' if steps == 1 else 's'} so far. The parameters are unchanged. Train for at least "
+                f"{self.steps} steps, or write `AccumulateGradients({steps})` or less.",
+                UserWarning,
+            )
 
     def __repr__(self) -> str:
         return f"AccumulateGradients({self.steps})"

@@ -24,7 +24,8 @@ class ReduceLROnPlateau(Callback):
 
     The metric is checked once per epoch, after validation. A value is an improvement if it is better than the best
     value so far by more than `threshold`. NaN is never an improvement. Epochs without a value do not count. The best
-    value and the counts are saved in checkpoints.
+    value and the counts are saved in checkpoints, and kept for a later `fit` of the same Learner. To start over, as in
+    Keras, write `learner.callbacks.replace(ReduceLROnPlateau(...))` before `fit`.
 
     Args:
         factor: Factor of each reduction, between 0 and 1.

@@ -52,7 +52,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
             `MinSaver` or `MaxSaver` instead.
         keep_every: Also keep the first checkpoint at or after each multiple of this number (steps).
         metric: The metric that decides which checkpoints are the best, e.g. `validation/loss`. A name without a phase,
-            such as `loss`, means that of the validation. Only with `keep_best`.
+            such as `loss`, means that of the validation. The default is `loss`. Only with `keep_best`.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, it is `max`
             for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others, see
             `Watched.default_mode`. Only with `keep_best`.
@@ -114,7 +114,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
         keep_last: int = 3,
         keep_best: int = 0,
         keep_every: int | None = None,
-        metric: str = "loss",
+        metric: str | None = None,
         mode: Literal["min", "max", "auto"] | None = None,
     ) -> None:
         super().__init__(folder, type(self).__name__)
@@ -125,16 +125,17 @@ class Checkpointer(SnapshotSaver, RunSaver):
             positive(keep_every, "`keep_every` of Checkpointer (steps)") if keep_every is not None else None
         )
         requested = requested_mode(mode, "Checkpointer")
-        self._watched = Watched.named(metric, None, "Checkpointer")
+        self._watched = Watched.named("loss" if metric is None else metric, None, "Checkpointer")
         self.mode: Literal["min", "max"] = requested or self._watched.default_mode
         if keep_best and isinstance(self.schedule, EverySteps | EverySeconds):
+            metric = "loss" if metric is None else metric
             saver = f'{self.mode.capitalize()}Saver(folder, "{metric}")'
             raise DeclarationError(
                 "`keep_best` of Checkpointer only works with checkpoints at the end of epochs.",
                 why=f"{self.schedule!r} saves within an epoch, when `{metric}` has no value",
                 fix=["remove `steps` or `seconds`", f"add a callback that keeps the best checkpoint: `{saver}`"],
             )
-        values = {"metric": None if metric == "loss" else metric, "mode": requested}
+        values = {"metric": metric, "mode": requested}
         arguments = {name: f'{name}="{value}"' for name, value in values.items() if value is not None}
         if arguments and not keep_best:
             names = " and ".join(f"`{name}`" for name in arguments)

@@ -37,7 +37,8 @@ class EarlyStopping(Callback):
     criterion that ended the fit.
 
     The state of the criteria is saved in checkpoints. It is also kept for a later `fit` of the same Learner, which
-    therefore ends after one epoch if the metric has still not improved. To start over, use a new instance.
+    therefore ends after one epoch if the metric has still not improved. Its `stop_reason` then ends in "counted since
+    an earlier fit". To start over, as in Keras, write `learner.callbacks.replace(EarlyStopping(...))` before `fit`.
 
     Epochs without a validation value do not count. Some criteria also need training losses. These are the epoch values
     of the same metric in training, and each is passed to the criteria before the validation value of the same epoch.
@@ -143,6 +144,8 @@ class EarlyStopping(Callback):
                     fix="watch a validation phase, or use a criterion that needs no training losses",
                 )
         self.states: list[Any] = [None] * len(self.criteria)
+        # The states that the criteria would have if they had started with this fit, for the reason of the stop.
+        self._of_fit: list[Any] = [None] * len(self.criteria)
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
@@ -158,8 +161,8 @@ class EarlyStopping(Callback):
         return (*self._watched, *needed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each criterion."""
-        return {"states": list(self.states)}
+        """Return the state of each criterion, over all fits and for the current fit alone."""
+        return {"states": list(self.states), "of_fit": list(self._of_fit)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state of each criterion.
@@ -172,12 +175,14 @@ class EarlyStopping(Callback):
                 f"{self!r} has {len(self.criteria)} criteria, but the saved state has {len(state['states'])}.",
                 fix="construct `EarlyStopping` with the same criteria as in the run that saved the state",
             )
-        self.states = list(state["states"])
+        self.states, self._of_fit = list(state["states"]), list(state["of_fit"])
 
     @on(FitBegin, Phase, access={})
-    def start(self, event: Event, phase: Phase, learner: LearnerView) -> None:
+    def start(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
         """Start the clocks of criteria with a time limit."""
+        of_fit = self._of_fit if event.resumes else [None] * len(self.criteria)
         self.states = [c.start(state) for c, state in zip(self.criteria, self.states, strict=True)]
+        self._of_fit = [c.start(state) for c, state in zip(self.criteria, of_fit, strict=True)]
 
     @on(Trigger, AbstractTrainingPhase)
     def judge(self, event: Event, phase: Phase, learner: LearnerView) -> None:
@@ -188,13 +193,13 @@ class EarlyStopping(Callback):
             value = watched.at(metrics, epoch)
             if value is None:
                 continue
-            state = self.states[i]
             loss = self._training_loss(i, metrics, epoch)
-            if loss is not None:
-                state = criterion.update(state, loss, training=True)
-            self.states[i] = state = criterion.update(state, value)
-            if criterion.done(state):
-                reasons.append(f"{watched}: {criterion.message(state)}")
+            for states in (self.states, self._of_fit):
+                state = states[i] if loss is None else criterion.update(states[i], loss, training=True)
+                states[i] = criterion.update(state, value)
+            if criterion.done(self.states[i]):
+                since = "" if criterion.done(self._of_fit[i]) else ", counted since an earlier fit"
+                reasons.append(f"{watched}: {criterion.message(self.states[i])}{since}")
         if reasons:
             raise CancelFitting("; ".join(reasons))
 

@@ -21,7 +21,7 @@ from fluxcb._declare.schedules import (
     StepsOrEpochs,
     positive,
 )
-from fluxcb._declare.wrappers import OnSchedule, Scheduled, refuse_traced_only
+from fluxcb._declare.wrappers import OnSchedule, Scheduled, refuse_ineffective, refuse_traced_only
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import flag, function_of
 
@@ -263,6 +263,7 @@ class EnableCallbackIf(OnSchedule):
         )
         refuse_traced_only("EnableCallbackIf", callback)
         super().__init__(callback, Predicate(pred))
+        refuse_ineffective("EnableCallbackIf", self)
         self.pred = pred
 
     def __repr__(self) -> str:

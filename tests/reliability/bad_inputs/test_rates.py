@@ -1,4 +1,4 @@
-"""Hyperparameters outside the range of float32 raise an error wherever they are set."""
+"""Hyperparameters that are NaN or outside the range of float32 raise an error wherever they are set."""
 
 import re
 
@@ -40,7 +40,7 @@ class TestRates:
         text = (
             f"`learner.hyperparams.learning_rate` was assigned {shown}, which is not finite in float32.\n"
             + WHY
-            + "  fix:   assign a smaller number, e.g. `learner.hyperparams['learning_rate'] = 1e-3`"
+            + "  fix:   assign a finite number, e.g. `learner.hyperparams['learning_rate'] = 1e-3`"
         )
         with refused(DeclarationError, text):
             learner.hyperparams.learning_rate = rate
@@ -52,7 +52,7 @@ class TestRates:
         )
         with pytest.raises(
             TraceError,
-            match=re.escape(text) + r"  where: .*\n" + re.escape(WHY + "  fix:   set it to a smaller number"),
+            match=re.escape(text) + r"  where: .*\n" + re.escape(WHY + "  fix:   set it to a finite number"),
         ):
             testlearner(cb.Scheduler({"learning_rate": lambda step: rate})).fit(1)
 
@@ -65,7 +65,7 @@ class TestRates:
         text = f" sets `hyperparams.learning_rate` to {shown}, which is not finite in float32.\n"
         with pytest.raises(
             DeclarationError,
-            match=re.escape(text) + r"(  where: .*\n)?" + re.escape(WHY + "  fix:   set it to a smaller number"),
+            match=re.escape(text) + r"(  where: .*\n)?" + re.escape(WHY + "  fix:   set it to a finite number"),
         ):
             learner.fit(1)
 
@@ -86,6 +86,30 @@ def test_constant_schedule_raises():
         TraceError, match=r"^Scheduler\(learning_rate\) sets .* to 1e\+39, which is not finite in float32"
     ):
         testlearner(cb.Scheduler({"learning_rate": optax.constant_schedule(1e39)})).fit(1)
+
+
+@pytest.mark.parametrize("nan", [float("nan"), np.float32("nan"), np.array(np.nan)], ids=["float", "numpy", "array"])
+def test_nan_raises(nan, refused):
+    why = "  why:   the next update would make the parameters NaN\n"
+    with refused(
+        DeclarationError,
+        f"`inject` was given `learning_rate` as nan.\n{why}  fix:   write e.g. `learning_rate=1e-3`",
+    ):
+        fluxcb.inject(optax.sgd, learning_rate=nan)
+    learner = testlearner()
+    with refused(
+        DeclarationError,
+        f"`learner.hyperparams.learning_rate` was assigned nan.\n{why}"
+        "  fix:   assign a finite number, e.g. `learner.hyperparams['learning_rate'] = 1e-3`",
+    ):
+        learner.hyperparams["learning_rate"] = nan
+    assert learner.hyperparams == {"learning_rate": float(np.float32(0.1))}
+    with pytest.raises(
+        TraceError,
+        match=r"^Scheduler\(learning_rate\) sets `hyperparams.learning_rate` to nan.\n  where: .*\n"
+        + re.escape(why + "  fix:   set it to a finite number"),
+    ):
+        testlearner(cb.Scheduler({"learning_rate": lambda step: nan}))
 
 
 @pytest.mark.parametrize("rate", [3.4028234663852886e38, -3.4028234663852886e38, float("inf"), jnp.float32(0.5), 2])

@@ -1,0 +1,60 @@
+"""Warnings about loss functions that broadcast outputs and targets of different shapes to all pairs of examples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from fluxcb._tracebacks import warn_user
+from fluxcb._traced_values import describe
+
+__all__ = ["warning_of_pairs"]
+
+
+def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss function that warns if it broadcasts `[N, 1]` and `[N]` to `[N, N]`, when it is traced.
+
+    A mean of `outputs - ys` with these shapes compares each output with every target. It is a number, so nothing fails,
+    and the model learns the mean of the targets.
+    """
+
+    @functools.wraps(loss_fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 2 and not kwargs and _differ_by_one_axis(*args) and _promotes(loss_fn, *args):
+            flat, count = ("outputs" if args[0].ndim == 1 else "ys"), args[0].shape[0]
+            column = "ys" if flat == "outputs" else "outputs"
+            warn_user(
+                f"The loss function combines outputs {describe(args[0])} and targets {describe(args[1])}, which NumPy "
+                f"broadcasts to [{count}, {count}]: each output is compared with every target. Write `{column}[:, 0]` "
+                f"instead of `{column}` in the loss function. If all pairs are intended, write `{flat}[None, :]`.",
+                UserWarning,
+            )
+        return loss_fn(*args, **kwargs)
+
+    return call
+
+
+def _differ_by_one_axis(outputs: Any, ys: Any) -> bool:
+    shapes = sorted((getattr(value, "shape", ()) for value in (outputs, ys)), key=len)
+    return len(shapes[0]) == 1 and shapes[1] == (*shapes[0], 1) and shapes[0][0] > 1
+
+
+def _promotes(loss_fn: Callable[..., Any], outputs: Any, ys: Any) -> bool:
+    """Return whether an operation of the loss function has operands of these two shapes.
+
+    With this option, JAX refuses an operation that must add an axis to an operand. It refuses neither
+    `outputs[:, 0] - ys` nor a deliberate `outputs - ys[None, :]`.
+    """
+    # JAX caches the traces of its own functions by shape, whatever the option, so the batch has an unusual size.
+    size = 2 * ys.shape[0] + 1
+    specs = [jax.ShapeDtypeStruct((size, *value.shape[1:]), value.dtype) for value in (outputs, ys)]
+    try:
+        with jax.numpy_rank_promotion("raise"):
+            jax.eval_shape(loss_fn, *specs)
+    except Exception as error:  # also one of the loss function, for example if it depends on the batch size
+        text = str(error)
+        return "rank_promotion" in text and all(str(spec.shape) in text for spec in specs)
+    return False

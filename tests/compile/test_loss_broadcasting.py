@@ -1,0 +1,71 @@
+"""Warnings about loss functions that compare each output with every target because of NumPy's broadcasting."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import fluxcb
+from fluxcb.data import ArrayLoader
+
+XS = np.linspace(-1, 1, 32, dtype=np.float32)[:, None]
+
+
+def learner(loss_fn, *, flat_outputs=False, ys=XS[:, 0], batch_size=16):
+    def apply(params, xs):
+        return (xs @ params["w"])[:, 0] if flat_outputs else xs @ params["w"]
+
+    model = (lambda key, xs: {"w": jnp.ones((1, 1))}, apply)
+    data = ArrayLoader((XS, ys), batch_size=batch_size)
+    return fluxcb.Learner(model, loss_fn, optax.sgd(0.1), data=data, default_callbacks=False)
+
+
+def squares(outputs, ys):
+    return jnp.mean((outputs - ys) ** 2)
+
+
+@pytest.mark.parametrize("loss_fn", [squares, jax.jit(squares), lambda outputs, ys: jnp.mean((ys - outputs) ** 2)])
+def test_all_pairs_of_outputs_and_targets_give_a_warning(loss_fn):
+    for _ in range(2):  # the warning does not depend on JAX's caches
+        with pytest.warns(UserWarning, match="broadcasts") as caught:
+            learner(loss_fn).fit(1)
+        assert [str(warning.message) for warning in caught] == [
+            "The loss function combines outputs float32[16, 1] and targets float32[16], which NumPy broadcasts to "
+            "[16, 16]: each output is compared with every target. Write `outputs[:, 0]` instead of `outputs` in the "
+            "loss function. If all pairs are intended, write `ys[None, :]`."
+        ]
+        assert caught[0].filename == __file__
+    learner(lambda outputs, ys: loss_fn(outputs[:, 0], ys)).fit(1)
+
+
+def test_targets_with_an_additional_axis_give_a_warning():
+    with pytest.warns(UserWarning, match="broadcasts") as caught:
+        learner(squares, flat_outputs=True, ys=XS)
+    assert [str(warning.message) for warning in caught] == [
+        "The loss function combines outputs float32[16] and targets float32[16, 1], which NumPy broadcasts to "
+        "[16, 16]: each output is compared with every target. Write `ys[:, 0]` instead of `ys` in the loss function. "
+        "If all pairs are intended, write `outputs[None, :]`."
+    ]
+    learner(lambda outputs, ys: squares(outputs, ys[:, 0]), flat_outputs=True, ys=XS)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda outputs, ys: jnp.mean((outputs - ys[:, None]) ** 2),
+        lambda outputs, ys: jnp.mean((outputs.squeeze(-1) - ys) ** 2),
+        lambda outputs, ys: jnp.mean((outputs - ys[None, :]) ** 2),  # all pairs, on purpose
+        lambda outputs, ys: jnp.mean((outputs - outputs.T) * (ys[:, None] - ys[None, :])),
+        lambda outputs, ys: jnp.mean(jax.vmap(lambda output, y: (output - y) ** 2)(outputs, ys)),
+        lambda outputs, ys: optax.sigmoid_binary_cross_entropy(outputs[..., 0], ys).mean(),
+        lambda outputs, ys: jnp.mean(outputs) - jnp.mean(ys) + jnp.mean(outputs - jnp.ones(1)),
+        lambda outputs, ys: jnp.mean(outputs[:, 0] * jnp.ones(16) - ys),  # works for this batch size only
+    ],
+)
+def test_other_losses_of_these_shapes_give_no_warning(loss_fn):
+    learner(loss_fn).fit(1)
+
+
+def test_batches_of_one_example_give_no_warning():
+    learner(squares, batch_size=1).fit(1)
