@@ -91,7 +91,7 @@ def test_the_error_is_raised_at_the_next_event(tmp_path, monkeypatch):
     assert raised.value.why == "older checkpoints are unchanged"
     assert (learner.step, ended, there(tmp_path)) == (5, [5], [0])
     note = raised.value.__notes__[0]
-    assert note.startswith(f"raised by {saver!r} in Checkpointer.check  ")
+    assert note.startswith(f"raised by {saver!r} in SnapshotSaver.check  ")
     assert ", at StepEnd x LossTrainingPhase, epoch 1, step 5 (5 in this epoch)" in note
 
 

@@ -71,9 +71,11 @@ def test_learner_and_replay_show_only_public_names(tmp_path, capsys, refused):
 
     with refused(
         AccessError,
-        "Shows() declares only Read() on `step.loss`, but writes it.\n"
+        "Shows() writes `step.loss`, which the step has computed.\n"
         "  where: Shows.stateaccess  <@access>\n"
-        "  why:   declared access determines order, conflicts and device-to-host transfers\n"
-        '  fix:   add `{"step": {"loss": Write()}}` to `stateaccess`',
+        "  why:   the other handlers of this moment would read a value that the step did not compute\n"
+        '  fix:   write it in a handler of BackwardBegin, and add `{"step": {"loss": Write()}}` to `stateaccess`\n'
+        "     or: write to another name: `learner.step.my_loss = ...`, and add "
+        '`{"step": {"my_loss": Write()}}` to `stateaccess`',
     ):
         make().replay(tmp_path / "run", steps=(9, 10), callbacks=[Shows(writes)])

@@ -486,8 +486,11 @@ def compare(case: Case, classes: Sequence[type[Drawn]] = ()) -> None:
         assert told is not None
         moment = next(m for m in MOMENTS if (m[0].__name__, m[1].__name__) == told.groups())
         loop = numbers(cycle.what)
+        if cycle.what.startswith("`in_order` states contradictory orders: "):  # "a before b, and b before a"
+            loop = [loop[0], *loop[2:]]
+        else:
+            assert {tuple(numbers(line.partition(":")[0])) for line in cycle.where} == set(itertools.pairwise(loop))
         assert loop[0] == loop[-1]
-        assert {tuple(numbers(line.partition(":")[0])) for line in cycle.where} == set(itertools.pairwise(loop))
         assert set(itertools.pairwise(loop)) <= verdicts[moment].before
     for moment, knot in ((moment, knot) for moment, found in knotted.items() for knot in found):
         assert any(set(numbers(c.what)) <= knot for c in cycles), (moment, knot)
