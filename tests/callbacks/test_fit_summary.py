@@ -345,7 +345,7 @@ def test_advice_for_a_first_loss_that_is_not_finite_names_the_data_and_not_the_l
     with pytest.warns(RuntimeWarning, match="Training stopped: the loss was nan at step 1"):
         train(np.array([1, 2, 3]))
     assert lines(file)[-1] == (
-        "Next: check the first batch for NaN, infinite values, and class numbers for which the model has no output, and "
-        "check the initial parameters. No update has been applied, so the learning rate is not the cause."
+        "Next: check the first batch for NaN, infinite values, and class numbers for which the model has no output, "
+        "and check the initial parameters. No update has been applied, so the learning rate is not the cause."
     )
     assert train(np.array([0, 1, 2])) is None

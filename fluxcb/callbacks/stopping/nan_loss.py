@@ -25,8 +25,8 @@ DIVERGED = (
 """Advice for a training run whose loss or gradients are no longer finite."""
 
 _NEVER_FINITE = (
-    "check the first batch for NaN, infinite values, and class numbers for which the model has no output, and check the "
-    "initial parameters. No update has been applied, so the learning rate is not the cause"
+    "check the first batch for NaN, infinite values, and class numbers for which the model has no output, and check "
+    "the initial parameters. No update has been applied, so the learning rate is not the cause"
 )
 """Advice for a training run whose first loss is not finite."""
 
