@@ -52,8 +52,8 @@ def _differ_by_one_axis(outputs: Any, ys: Any) -> bool:
 
 
 def _are_columns(outputs: Any, ys: Any) -> bool:
-    shapes = [getattr(value, "shape", ()) for value in (outputs, ys)]
-    return shapes[0] == shapes[1] == (*shapes[0][:1], 1) and shapes[0][0] > 1
+    shape = getattr(outputs, "shape", ())
+    return len(shape) == 2 and shape == getattr(ys, "shape", ()) and shape[1] == 1 and shape[0] > 1
 
 
 def _promotes(loss_fn: Callable[..., Any], outputs: Any, ys: Any) -> bool:
