@@ -15,6 +15,7 @@ from fluxcb._declare.declared import BoundHandler, Declared, Moment
 from fluxcb._declare.events import BUILTIN_EVENTS, Event, TracedEvent, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import resolveconflict
+from fluxcb._declare.signatures import current_definition
 from fluxcb._declare.state import emits
 from fluxcb._errors import CheckError
 
@@ -164,10 +165,10 @@ class Ordering:
         positions: dict[type, list[int]] = {}
         for d in self.declared:
             for cls in d.cls.__mro__:
-                positions.setdefault(cls, []).append(d.position)
+                positions.setdefault(current_definition(cls), []).append(d.position)
         for later in self.declared:
             for cls in later.runafter:
-                for earlier in positions.get(cls, ()):
+                for earlier in positions.get(current_definition(cls), ()):
                     if earlier != later.position:
                         found[earlier, later.position] = f"{later.cls.__name__}.runafter names {cls.__name__}"
         return found

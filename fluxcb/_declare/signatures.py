@@ -8,11 +8,21 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-__all__ = ["accepts", "example_call", "line_of", "method_place", "runs_later", "shown_path", "source_of"]
+__all__ = [
+    "accepts",
+    "current_definition",
+    "example_call",
+    "line_of",
+    "method_place",
+    "runs_later",
+    "shown_path",
+    "source_of",
+]
 
 
 def accepts(function: Any, count: int) -> bool:
@@ -46,6 +56,15 @@ def example_call(cls: type) -> str:
         return value if parameter.kind is parameter.POSITIONAL_ONLY else f"{parameter.name}={value}"
 
     return f"{cls.__name__}({', '.join(map(shown, required))})"
+
+
+def current_definition(cls: type) -> type:
+    """Return the class that has replaced a class whose cell or module ran again, or the class itself."""
+    found: Any = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    names = (cls.__module__, cls.__qualname__)
+    return found if isinstance(found, type) and (found.__module__, found.__qualname__) == names else cls
 
 
 def runs_later(function: Any) -> str:
@@ -86,8 +105,16 @@ def line_of(traceback: TracebackType) -> str:
 
 
 def shown_path(path: str) -> str:
-    """Return the path of a file, relative to the working directory if the file is inside."""
-    return _relative(path, os.getcwd())
+    """Return the path of a file, relative to the working directory if the file is inside, or e.g. `Cell In[5]`."""
+    return _cell(path) or _relative(path, os.getcwd())
+
+
+def _cell(path: str) -> str:
+    """Return the name that IPython shows for a cell, or "". The file of a cell has a generated name."""
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)  # not imported: it takes long
+    shell = get_ipython() if get_ipython is not None else None
+    format_code_name = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    return " ".join(format_code_name(path) or ()) if format_code_name is not None else ""
 
 
 @functools.lru_cache(maxsize=256)

@@ -12,6 +12,7 @@ from fluxcb._calls import entry_point
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
+from fluxcb._declare.signatures import current_definition
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._run.costs import handler_notes
 from fluxcb._run.instrumentation import measure, trace
@@ -112,7 +113,9 @@ class CallbackSet:
         for callback in self:
             # Users ask for their callback and not for the `every(...)` around it.
             inner = unwrap(callback)
-            if isinstance(inner, cls):
+            # A notebook cell that defines a class can have run again since this callback was created.
+            current = map(current_definition, type(inner).__mro__)
+            if isinstance(inner, cls) or current_definition(cls) in current:
                 return inner  # pyright: ignore[reportReturnType]  # the check above hides that `cls` is a type[C]
         names = [type(unwrap(c)).__name__ for c in self]
         raise DeclarationError(

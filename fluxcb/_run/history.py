@@ -217,11 +217,11 @@ class History(Constructed, Mapping[str, list[Any]]):
         try:
             # Not a dependency of fluxcb, because only this method needs it.
             import pandas
-        except ImportError as error:
+        except ImportError:
             raise DeclarationError(
                 "`History.to_dataframe` needs pandas, which is not installed.",
                 fix=["run `pip install pandas`", "use `history.to_dict()`, which needs no other package"],
-            ) from error
+            ) from None
         series = self.per_epoch if per == "epoch" else self.per_step
         columns = {
             # A phase can run several times in an epoch. `dict` keeps its last value.

@@ -110,7 +110,7 @@ class ArrayLoader(Constructed):
 
     @entry_point
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch (counted from 0) that the next `iter()` starts."""
+        """Set the epoch (counted from 0) that the next `iter()` starts. A Learner's first pass is epoch 1."""
         self._epoch = _whole_number("epoch", epoch, at_least=0)
 
     def __len__(self) -> int:

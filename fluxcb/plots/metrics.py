@@ -66,6 +66,11 @@ def plot_metrics(source: Any, *names: str, ax: Any = None) -> Any:
         )
     history = getattr(source, "history", source)
     curves = _flat(history.per_step, "/step/") if of_steps else _flat(history.per_epoch, "/")
+    if not curves and (of_each_step := _flat(history.per_step, "/step/")):
+        raise DataError(
+            "There are no metrics of epochs to draw, because no epoch has ended.",
+            fix=f'draw the values of the steps: `history.plot("{next(iter(of_each_step))}")`',
+        )
     if not curves:
         raise DataError(
             "There are no metrics to draw.",

@@ -327,3 +327,25 @@ def test_long_lines_are_wrapped_between_words_in_a_terminal():
         assert first == "short"
         assert " ".join(line.strip() for line in rest) == " ".join(words)
         assert (len(rest) > 1, max(map(len, rest)) <= 40) == ((True, True) if terminal else (False, False))
+
+
+def test_advice_for_a_first_loss_that_is_not_finite_names_the_data_and_not_the_learning_rate(file):
+    def train(labels):
+        learner = fluxcb.Learner(
+            (lambda key, xs: {"w": jnp.ones((4, 3))}, lambda params, xs: xs @ params["w"]),
+            lambda outputs, ys: optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean(),
+            optax.sgd(0.1),
+            data=[(np.ones((3, 4), np.float32), labels)],
+            callbacks=[StopOnNaNLoss(), FitSummary(file=file)],
+            default_callbacks=False,
+        )
+        learner.fit(1)
+        return learner.stop_reason
+
+    with pytest.warns(RuntimeWarning, match="Training stopped: the loss was nan at step 1"):
+        train(np.array([1, 2, 3]))
+    assert lines(file)[-1] == (
+        "Next: check the first batch for NaN, infinite values, and class numbers for which the model has no output, "
+        "and check the initial parameters. No update has been applied, so the learning rate is not the cause."
+    )
+    assert train(np.array([0, 1, 2])) is None

@@ -50,6 +50,33 @@ def test_targets_with_an_additional_axis_give_a_warning():
     learner(lambda outputs, ys: squares(outputs, ys[:, 0]), flat_outputs=True, ys=XS)
 
 
+@pytest.mark.parametrize("loss_fn", [lambda a, b: squares(a.squeeze(), b), lambda a, b: squares(a, b[:, 0])])
+def test_columns_of_which_the_loss_flattens_one_give_a_warning(loss_fn):
+    with pytest.warns(UserWarning, match="broadcasts") as caught:
+        learner(loss_fn, ys=XS)
+    assert [str(warning.message) for warning in caught] == [
+        "The outputs and the targets are float32[16, 1] and float32[16, 1], but the loss function removes the last "
+        "axis of one of them. NumPy broadcasts [16] and [16, 1] to [16, 16]: each output is compared with every "
+        "target. Remove this axis of both, or of neither. If all pairs are intended, write `[None, :]` after the value "
+        "without this axis."
+    ]
+    learner(squares, ys=XS)
+    learner(lambda outputs, ys: squares(outputs.squeeze(), ys.squeeze()), ys=XS)
+    learner(lambda outputs, ys: squares(outputs, ys[:, 0][None, :]), ys=XS)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda outputs, ys: jnp.mean((outputs - outputs.T) * (ys - ys.T)),
+        lambda outputs, ys: optax.sigmoid_binary_cross_entropy(outputs, ys).mean(),
+        lambda outputs, ys: jnp.mean(outputs * jnp.ones(1) - ys),
+    ],
+)
+def test_other_losses_of_columns_give_no_warning(loss_fn):
+    learner(loss_fn, ys=XS).fit(1)
+
+
 @pytest.mark.parametrize(
     "loss_fn",
     [
@@ -65,6 +92,17 @@ def test_targets_with_an_additional_axis_give_a_warning():
 )
 def test_other_losses_of_these_shapes_give_no_warning(loss_fn):
     learner(loss_fn).fit(1)
+
+
+def ranking(outputs, ys):
+    """Compare all pairs of outputs with all pairs of targets, on purpose."""
+    scores, values = outputs.reshape(-1), ys.reshape(-1)
+    return jnp.mean((scores[:, None] - scores) * (values[:, None] > values))
+
+
+@pytest.mark.parametrize("ys", [XS, XS[:, 0]])
+def test_all_pairs_of_outputs_give_no_warning(ys):
+    learner(ranking, ys=ys).fit(1)
 
 
 def test_batches_of_one_example_give_no_warning():

@@ -3,6 +3,8 @@
 import copy
 import os
 import pickle
+import sys
+import types
 
 import jax.numpy as jnp
 import optax
@@ -397,3 +399,61 @@ def test_subscript_names_what_to_write(refused):
     with refused(TypeError, what.format(repr(Recorder)) + "`learner.callbacks.get(Recorder)`"):
         callbacks[Recorder]  # pyright: ignore[reportIndexIssue]
     assert callbacks.get(Recorder) in list(callbacks)
+
+
+_CELL = """
+from fluxcb import Callback, on
+from fluxcb.events import EpochEnd
+from fluxcb.phases import TrainingPhase
+
+class Redefined(Callback):
+    def stateaccess(self):
+        return {}
+
+    @on
+    def show(self, event: EpochEnd, phase: TrainingPhase, learner):
+        pass
+"""
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """Return a function that runs a cell with a class again, and returns the new class."""
+    module = types.ModuleType("notebook_cells")
+    monkeypatch.setitem(sys.modules, "notebook_cells", module)
+
+    def run() -> type[Callback]:
+        exec(_CELL, vars(module))
+        return module.Redefined
+
+    return run
+
+
+def test_callback_of_redefined_class_is_found_replaced_and_removed(cell):
+    old = cell()()
+    learner = testlearner(old)
+    new = cell()()
+    assert learner.callbacks.get(type(new)) is old
+    learner.callbacks.replace(new)
+    assert new in learner.callbacks
+    assert old not in learner.callbacks
+    learner.callbacks.remove(cell())
+    assert new not in learner.callbacks
+
+
+def test_runafter_that_names_old_definition_of_class_orders_new_one(cell):
+    old = cell()
+
+    class Later(Callback):
+        def stateaccess(self):
+            return {}
+
+        def runafter(self):
+            return (old,)
+
+        @on
+        def show(self, event: EpochEnd, phase: TrainingPhase, learner):
+            pass
+
+    graph = testlearner(Later(), cell()()).graph
+    assert ("Redefined()", "Later()") in graph.edges

@@ -24,6 +24,12 @@ DIVERGED = (
 )
 """Advice for a training run whose loss or gradients are no longer finite."""
 
+_NEVER_FINITE = (
+    "check the first batch for NaN, infinite values, and class numbers for which the model has no output, and check "
+    "the initial parameters. No update has been applied, so the learning rate is not the cause"
+)
+"""Advice for a training run whose first loss is not finite."""
+
 
 class StopOnNaNLoss(Callback):
     """End the fit with a warning at the first step whose loss is NaN or infinite.
@@ -106,4 +112,6 @@ class StopOnNaNLoss(Callback):
                 what = "the loss" if len(losses) == 1 else f"loss {number} of {len(losses)}"
                 reason = f"{what} was {loss} at step {learner.progress.step}"
                 warn_user(f"Training stopped: {reason}.", RuntimeWarning)
-                raise CancelFitting(reason, advice=DIVERGED)
+                # A later loss of the same step may be computed after an update, for example in the phase of a GAN.
+                first = number == 1 and learner.progress.step == 1
+                raise CancelFitting(reason, advice=_NEVER_FINITE if first else DIVERGED)
