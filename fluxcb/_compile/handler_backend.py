@@ -201,6 +201,12 @@ class HandlerBackend:
         declare = self._handler.declared.how_to_declare(path, Write())
         return AccessError(error.what, where=error.where, why=error.why, fix=f"{error.fix[0]}, and {declare}")
 
+    def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
+        """Return the fix for an undeclared hyperparameter that the optimizer does not have, otherwise ""."""
+        if path[0] != "hyperparams":
+            return ""
+        return self._live().setup.hyperparams.undeclared_fix(path[1], permission, self._handler.declared)
+
     def _written_too_late(self, path: StatePath) -> AccessError | None:
         # E.g. gradients can be changed at BackwardEnd. Later, the update has already used them.
         events = writable_at(path)

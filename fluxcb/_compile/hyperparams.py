@@ -149,6 +149,10 @@ class Accessor(Protocol):
         ...
 
 
+def _renamed(name: str, used: str, example: str = "") -> str:
+    return f"write {example}`learner.hyperparams.{used}` instead of `learner.hyperparams.{name}`"
+
+
 class HyperparamIndex:
     """The position of each injected hyperparameter among the leaves of an optimizer state.
 
@@ -225,6 +229,18 @@ class HyperparamIndex:
                 f"`{origin_of(self._optimizer, (plain,)).call(plain)}`",
             )
 
+    def undeclared_fix(self, name: str, permission: Permission, declared: Accessor) -> str:
+        """Return all edits for an undeclared hyperparameter that the optimizer does not have, otherwise ""."""
+        # With several groups, the declaration has its own error, which explains their names.
+        if name in self._places or any("." in known for known in (name, *self.names)):
+            return ""
+        origin = origin_of(self._optimizer, self.names)
+        suggestion = origin.suggested_name(name)
+        used = suggestion or [*self.names, *origin.arguments][0]
+        edits = [] if used in self.names else [origin.injecting(used)]
+        edits += [] if used == name else [_renamed(name, used, "" if suggestion else "e.g. ")]
+        return f"{', '.join(edits)}, and {declared.how_to_declare(('hyperparams', used), permission)}"
+
     def _missing(self, name: str, *, writing: bool, declared: Accessor, where: str) -> MissingStateError:
         permission = Write() if writing else Read()
         # With several groups, fluxcb does not know which factory created the optimizer of a group.
@@ -234,9 +250,11 @@ class HyperparamIndex:
         suggestion = origin.suggested_name(name)
         known = f" It has {', '.join(f'`{n}`' for n in self.names)}." if self.names else ""
         hint = f" Did you mean `{suggestion}`?" if suggestion not in ("", name) else ""
-        # A misspelled name needs two edits: the optimizer must have the hyperparameter, and the callback must declare
-        # it.
+        # A misspelled name needs up to three edits: in the handler, in the optimizer, and in the declaration.
         steps = [origin.injecting(suggestion)] if suggestion not in ("", *self.names) else []
+        # Users of fluxcb's own callbacks pass the name as an argument, which `how_to_declare` shows.
+        if hint and not getattr(getattr(declared, "cls", None), "__module__", "fluxcb.").startswith("fluxcb."):
+            steps.append(_renamed(name, suggestion))
         if hint:
             steps.append(declared.how_to_declare(("hyperparams", suggestion), permission))
         if not suggestion:
@@ -245,7 +263,7 @@ class HyperparamIndex:
             f"{declared.label} needs `hyperparams.{name}`, which this optimizer does not have.{known}{hint}",
             where=where,
             why="only injected hyperparameters are arrays on the device, which can change without recompiling",
-            fix=", and ".join(steps),
+            fix=", and ".join([", ".join(steps[:-1]), steps[-1]] if steps[1:] else steps),
         )
 
     def _missing_in_groups(

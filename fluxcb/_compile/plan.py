@@ -95,7 +95,7 @@ class Plan:
         self._phases: dict[type[Phase], PhasePlan] = {}
         self._after_epoch: dict[type[Phase], tuple[HostCall, ...]] = {}
         # Handlers of one callback with equal access share a proxy, because generating its class takes time.
-        self._proxies: dict[tuple[int, tuple[tuple[StatePath, Permission], ...]], Any] = {}
+        self._proxies: dict[tuple[int, tuple[tuple[StatePath, Permission], ...], bool], Any] = {}
 
     def with_timing(self, timed: Callable[[Callable[..., Any], str, str], Callable[..., Any]] | None) -> Plan:
         """Return the same plan with another `timed`."""
@@ -111,13 +111,15 @@ class Plan:
             )
         return plan
 
-    def proxy(self, declared: Declared, access: Access) -> Any:
-        """Return the protected learner for this access of a callback."""
+    def proxy(self, declared: Declared, access: Access, *, in_init: bool = False) -> Any:
+        """Return the protected learner for this access of a callback, for its handlers or for its `init`."""
         # Instances of one class need separate proxies, because each has its own backend, and messages name the
         # instance.
-        key = (declared.position, tuple(access.items()))
+        key = (declared.position, tuple(access.items()), in_init)
         if key not in self._proxies:
-            self._proxies[key] = make_proxy(access, self._backend(declared), declared=declared, where=declared.where)
+            self._proxies[key] = make_proxy(
+                access, self._backend(declared), declared=declared, where=declared.where, in_init=in_init
+            )
         return self._proxies[key]
 
     def calls(self, event: type[Event], phase: type[Phase]) -> tuple[HostCall, ...]:

@@ -74,6 +74,10 @@ class Backend(Protocol):
         """Return the error for a write that would also be refused after it is declared, otherwise None."""
         ...
 
+    def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
+        """Return the complete fix for an undeclared access if its declaration alone is not sufficient, otherwise ""."""
+        ...
+
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names that exist below a path."""
         ...
@@ -95,6 +99,7 @@ class _View:
     _open: Permission | None = None
     _how_to_declare: Callable[[StatePath, Permission], str]
     _access_owner: str = ""
+    _in_init = False
 
     _backend: Backend
     _label: str
@@ -237,6 +242,9 @@ class _View:
                 fix = f'to end the fit, write `raise CancelFitting("reason")`, and {control}'
         elif self._path == ("step",) and name not in known and not writing:
             fix = self._unknown_step_value(name, known)
+        # `init` runs before all shared state exists.
+        elif not self._in_init and (complete := self._backend.undeclared_fix(path, needed)):
+            fix = complete
         elif writing and name in self._readable:
             what = f"declares only Read() on `{dotted(path)}`, but writes it."
         return AccessError(
@@ -332,7 +340,7 @@ def _code(path: StatePath) -> str:
     return "learner" + "".join(f"[{name!r}]" if "." in name else f".{name}" for name in path).replace("'", '"')
 
 
-def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: str) -> Any:
+def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: str, in_init: bool = False) -> Any:
     """Return a protected learner for one handler.
 
     Args:
@@ -340,6 +348,7 @@ def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: s
         backend: The target of its reads and writes.
         declared: The callback.
         where: The location of the access declaration.
+        in_init: Whether the learner is for `init` instead of a handler.
     """
     tree: dict[str, Any] = {}
     for path, permission in access.items():
@@ -351,7 +360,7 @@ def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: s
     if "*" not in tree:
         for name in NAMESPACES:  # empty ones, so that a refusal names the part that was wanted, not the whole
             tree.setdefault(name, {})
-    return _make_view((), tree, backend, declared, where)
+    return _make_view((), tree, backend, declared, where, in_init)
 
 
 def _plant(tree: dict[str, Any], path: StatePath, permission: Permission) -> None:
@@ -369,6 +378,7 @@ def _make_view(
     backend: Backend,
     declared: Declared,
     where: str,
+    in_init: bool,
     everything: Permission | None = None,
 ) -> _View:
     inherited = everything
@@ -397,7 +407,7 @@ def _make_view(
             # Counters belong to the engine, even for a handler that may write everything.
             inside, opened = node, everything if name != "progress" else None
         # Views are generated on first use, because most handlers use few of the namespaces.
-        parts[name] = functools.partial(_make_view, below, inside, backend, declared, where, opened)
+        parts[name] = functools.partial(_make_view, below, inside, backend, declared, where, in_init, opened)
         if inside or opened is not None:
             readable.append(name)
     # Each slot keeps a part after its first use, so that later accesses are plain attribute lookups.
@@ -410,6 +420,7 @@ def _make_view(
         "_open": inherited,
         "_how_to_declare": staticmethod(declared.how_to_declare),
         "_access_owner": declared.access_owner,
+        "_in_init": in_init,
         **attributes,
     }
     name = "Protected" + "".join(part.title() for part in path or ("learner",))

@@ -168,6 +168,10 @@ class _Copies:
     def refused_write(self, path: StatePath) -> None:
         """Return None: the declaration of a write has its own error for a handler with a deadline."""
 
+    def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
+        """Return an empty string: the copies do not tell what exists."""
+        return ""
+
     def names(self, path: StatePath) -> Iterator[str]:
         """Iterate over the names that exist below a path."""
         below = {known[len(path)] for known in self.values if len(known) > len(path) and known[: len(path)] == path}

@@ -19,12 +19,13 @@ from fluxcb._compile.leaves import is_number
 from fluxcb._compile.traced import name_hash
 from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.state import STEP_FLAGS, writable_at
+from fluxcb._declare.state import STEP_FLAGS
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
-from fluxcb._run.refused_step_writes import computed_value_written, flag_written_late
+from fluxcb._run.refused_step_writes import computed_value_written, flag_written_late, refused_step_write
 from fluxcb._run.services import Services
 from fluxcb._run.shared_parts import is_hub, object_at, part_names, shared_part
 from fluxcb._run.state import HostState
+from fluxcb._run.undeclared_access import undeclared_fix
 from fluxcb._run.views import read_only
 from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
@@ -429,14 +430,11 @@ class HostBackend:
 
     def refused_write(self, path: StatePath) -> AccessError | None:
         """Return the error for a write that would also be refused after it is declared, otherwise None."""
-        window = self._moment.window
-        if path[0] != "step" or window is None or path[1] == "batch":
-            return None
-        if path[:2] in STEP_FLAGS:
-            return flag_written_late(self._declared, path, " in a host handler")
-        # `window.has` does not know values that no callback declares.
-        computed = window.computed and writable_at(path) is not None
-        return computed_value_written(self._declared, path) if computed else None
+        return refused_step_write(self._declared, path, self._moment.window)
+
+    def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
+        """Return the complete fix for an undeclared access if its declaration alone is not sufficient, otherwise ""."""
+        return undeclared_fix(self._declared, path, permission, self._state)
 
     def _require_hyperparam(self, name: str, *, writing: bool) -> None:
         self._train.hyperparams.require(name, writing=writing, declared=self._declared, where=self._declared.where)

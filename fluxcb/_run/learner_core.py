@@ -202,7 +202,7 @@ class LearnerCore:
         # In the order of the graph, so that `init` can read entries that another callback's `init` creates.
         for declared in graph.init_order():
             try:
-                declared.callback.init(plan.proxy(declared, declared.access))
+                declared.callback.init(plan.proxy(declared, declared.access, in_init=True))
             except FluxcbError:  # already names the callback
                 raise
             except BaseException as error:

@@ -102,7 +102,7 @@ class ModelMethods:
         - A tuple, a dict or another pytree of arrays is one batch of any size. A pair is `(xs, ys)`, as in training,
           and only `xs` is used. If the model's input is itself a pytree, data with the same structure is all input.
         - Any other iterable (a list, a loader, a dataset, an iterator) yields batches. Each batch is an array or a
-          pytree as above.
+          pytree as above. The list `[xs, ys]` is therefore two batches of inputs; a pair is a tuple, `(xs, ys)`.
 
         Callbacks do not run. Parameters, model state, counters and random keys stay as they are. With a `mesh`, each
         batch is divided over its devices. With several processes, each process passes its own examples and gets their

@@ -2,11 +2,23 @@
 
 from fluxcb._declare.access import Append, Permission, Write, dotted, lookup, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.state import writable_at
+from fluxcb._declare.state import STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError
+from fluxcb._run.window import Window
 from fluxcb._typing import StatePath
 
-__all__ = ["computed_value_written", "flag_written_late"]
+__all__ = ["computed_value_written", "flag_written_late", "refused_step_write"]
+
+
+def refused_step_write(declared: Declared, path: StatePath, window: Window | None) -> AccessError | None:
+    """Return the error for a write to a step value that would also be refused after it is declared, otherwise None."""
+    if path[0] != "step" or window is None or path[1] == "batch":
+        return None
+    if path[:2] in STEP_FLAGS:
+        return flag_written_late(declared, path, " in a host handler")
+    # `window.has` does not know values that no callback declares.
+    computed = window.computed and writable_at(path) is not None
+    return computed_value_written(declared, path) if computed else None
 
 
 def computed_value_written(declared: Declared, path: StatePath) -> AccessError:

@@ -75,6 +75,14 @@ def resolve_checkpoint(path: str | os.PathLike[str], *, together: bool = False) 
     if is_checkpoint(folder):
         return folder, verify_checkpoint(folder, together=together)
     found = newest_good(folder, together=together)
+    if found is None and folder.is_file():
+        parent = next((parent for parent in folder.parents if is_checkpoint(parent)), None)
+        raise CheckpointError(
+            f"{folder} is a file, but a checkpoint is a directory.",
+            fix="use the directory that was passed to `Checkpointer`"
+            if parent is None
+            else f"use the directory of the checkpoint: {str(parent)!r}",
+        )
     if found is None:
         children = sorted(folder.iterdir()) if folder.is_dir() else []
         runs = [child for child in children if child.is_dir() and entries_of(child)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy as np
 from fluxcb._compile.arrays import batch_differences, differences, is_key
 from fluxcb._compile.joint_step import JointStep, StepMismatchError, join_steps
 from fluxcb._declare.callback import unwrap
-from fluxcb._declare.signatures import shown_path
-from fluxcb._errors import DeclarationError, TraceError
+from fluxcb._declare.signatures import shown_path, source_of
+from fluxcb._errors import DeclarationError, TraceError, nearest
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.executors import SerialExecutor
 from fluxcb._run.learner import Learner
@@ -29,21 +29,24 @@ __all__ = ["check_members", "check_outputs", "joined", "make_members", "member_a
 _MEMBER = "member"  # the parameter of a factory that gets the index of the member
 
 
-def member_arguments(factory: Any, keywords: Mapping[str, Any]) -> list[dict[str, Any]]:
+def member_arguments(factory: Any, keywords: Mapping[str, Any], options: Collection[str]) -> list[dict[str, Any]]:
     """Return the keyword arguments of each member.
 
     Args:
         factory: The factory.
         keywords: For each argument of the factory, a sequence with a value for each member, or one value for all.
+        options: The names of the population's own options, to find typos in them.
 
     Raises:
-        DeclarationError: The factory cannot be called, there is no sequence, or the sequences have different lengths.
+        DeclarationError: The factory cannot be called or has no such argument, there is no sequence, or the sequences
+            have different lengths.
     """
     if not callable(factory):
         raise DeclarationError(
             f"`Population` takes a function that builds a Learner, not {factory!r}.",
             fix="write e.g. `Population(make_learner, learning_rate=[1e-3, 1e-2])`",
         )
+    _check_names(factory, keywords, options)
     lengths = {name: len(value) for name, value in keywords.items() if _is_sequence(value)}
     if not lengths:
         raise DeclarationError(
@@ -70,6 +73,29 @@ def member_arguments(factory: Any, keywords: Mapping[str, Any]) -> list[dict[str
     if _MEMBER not in keywords and _takes_member(factory):
         arguments = [{**one, _MEMBER: index} for index, one in enumerate(arguments)]
     return arguments
+
+
+def _check_names(factory: Callable[..., Any], keywords: Mapping[str, Any], options: Collection[str]) -> None:
+    try:
+        # A decorated function may accept arguments that the original function does not have.
+        parameters = list(inspect.signature(factory, follow_wrapped=False).parameters.values())
+    except (TypeError, ValueError):  # some callables of C have no signature
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    called = getattr(factory, "__name__", "the factory")
+    for name in keywords:
+        if name not in names:
+            near = nearest(name, [*names, *options])
+            raise DeclarationError(
+                f"`{name}` is neither an option of `Population` nor a parameter of `{called}`.",
+                where=f"{called}  {source_of(factory)}",
+                why=f"`{called}` takes ({', '.join(map(str, parameters))})",
+                fix=f"write `{near}=...` instead of `{name}=...`"
+                if near
+                else [f"leave out `{name}=...`", f"give `{called}` a parameter `{name}`"],
+            )
 
 
 def _is_sequence(value: Any) -> bool:

@@ -69,8 +69,9 @@ class Population(Constructed):
             member; all of them have the same length. Every other value is the same for all members.
 
     Raises:
-        DeclarationError: The members differ in structure, two members write to the same files, the lengths of the
-            sequences differ, or a member needs something that several members cannot share, such as a mesh.
+        DeclarationError: The factory has no parameter of this name, the members differ in structure, two members write
+            to the same files, the lengths of the sequences differ, or a member needs something that several members
+            cannot share, such as a mesh.
         TraceError: The step has an operation that `jax.vmap` does not support.
 
     Example:
@@ -97,7 +98,7 @@ class Population(Constructed):
         **arguments: Any,
     ) -> None:
         flag(default_callbacks, "`default_callbacks` of `Population`")
-        self._arguments = member_arguments(learner_factory, arguments)
+        self._arguments = member_arguments(learner_factory, arguments, ("callbacks", "default_callbacks"))
         templates = _as_callbacks(callbacks)
         self._labels = [member_label(index, own) for index, own in enumerate(self._arguments)]
         self._members = make_members(learner_factory, self._arguments)

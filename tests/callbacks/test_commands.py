@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -481,11 +482,12 @@ def test_an_error_response_warns_once(server, answer, reason):
     assert learner.step == 6
 
 
-def test_an_unreachable_server_warns_once(server):
-    url = server.url
-    server.server_close()
-    learner = testlearner(SendMonitorData(url, ["a", "b"]), puts(), Monitors(), batches=3)
-    (text,) = warned(learner, 2)
+def test_an_unreachable_server_warns_once():
+    with socket.socket() as bound:  # without `listen`, so connections are refused; no other program can get the port
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/losses"
+        learner = testlearner(SendMonitorData(url, ["a", "b"], timeout=3600), puts(), Monitors(), batches=3)
+        (text,) = warned(learner, 2)
     assert text.startswith("SendMonitorData(127.0.0.1, a, b): ConnectionError: cannot reach the server: [Errno ")
 
 

@@ -163,6 +163,10 @@ def declare(name):
     return f'add `{{"hyperparams": {{"{name}": Write()}}}}` to `stateaccess`'
 
 
+def rename(name, meant):
+    return f"write `learner.hyperparams.{meant}` instead of `learner.hyperparams.{name}`"
+
+
 @pytest.mark.parametrize(
     ("name", "meant"), [("lr", "learning_rate"), ("beta1", "b1"), ("nesterv", "nesterov"), ("x", "")]
 )
@@ -202,19 +206,19 @@ OPTIMIZERS = [
         lambda: optax.sgd(0.1),
         "lr",
         " Did you mean `learning_rate`?",
-        "write `{}` instead of `optax.sgd(...)`, and " + declare("learning_rate"),
+        f"write `{{}}` instead of `optax.sgd(...)`, {rename('lr', 'learning_rate')}, and {declare('learning_rate')}",
     ),
     (
         lambda: inject(optax.adam, learning_rate=0.1),
         "lr",
         " It has `learning_rate`. Did you mean `learning_rate`?",
-        declare("learning_rate"),
+        f"{rename('lr', 'learning_rate')}, and {declare('learning_rate')}",
     ),
     (
         lambda: optax.adam(0.1),
         "beta1",
         " Did you mean `b1`?",
-        "write `{}` instead of `optax.adam(...)`, and " + declare("b1"),
+        f"write `{{}}` instead of `optax.adam(...)`, {rename('beta1', 'b1')}, and {declare('b1')}",
     ),
     (
         lambda: optax.sgd(0.1),
@@ -226,7 +230,7 @@ OPTIMIZERS = [
         lambda: inject(lambda rate: optax.sgd(rate), rate=0.1),
         "learning_rate",
         " It has `rate`. Did you mean `rate`?",
-        declare("rate"),
+        f"{rename('learning_rate', 'rate')}, and {declare('rate')}",
     ),
 ]
 

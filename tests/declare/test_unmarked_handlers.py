@@ -101,6 +101,36 @@ def test_helpers_called_by_method_are_accepted() -> None:
     assert [entry.name for entry in Sub().handlers()] == ["begin"]
 
 
+def test_overrides_need_no_annotation_of_the_event(refused) -> None:
+    class Base(Callback):
+        @on(StepEnd, TrainingPhase)
+        def named(self, event, phase, learner): ...
+
+        @on
+        def annotated(self, event: EpochEnd, phase, learner): ...
+
+    class Plain(Base):
+        def named(self, event, phase, learner): ...
+
+        def annotated(self, event, phase, learner): ...
+
+    class Marked(Base):
+        @on(EpochEnd)
+        def annotated(self, event, phase, learner): ...
+
+    for cls in (Base, Plain, Marked):
+        assert {handler.name: handler.title() for handler in cls().handlers()} == {
+            "named": "(StepEnd, TrainingPhase)",
+            "annotated": "(EpochEnd, Phase)",
+        }
+    # Without the error, the bare `@on` would replace EpochEnd with all host events.
+    with pytest.raises(DeclarationError, match=r"Bare\.annotated` does not say for which event it is\."):
+
+        class Bare(Base):
+            @on
+            def annotated(self, event, phase, learner): ...
+
+
 def test_undecorated_override_is_handler() -> None:
     class Base(Callback):
         @on

@@ -2,8 +2,17 @@
 
 import pytest
 
-from fluxcb import AccessError, CheckpointError, DataError, TraceError
+from fluxcb import AccessError, CheckpointError, DataError, DeclarationError, TraceError
 from tests.fixes.programs import check_row, row
+
+SETS_RATE = """
+class Sets(Callback):
+    def stateaccess(self): return {{"hyperparams": {{"learning_rate": Write()}}}}
+    @on
+    def act(self, event: {event}, phase: TrainingPhase, learner): learner.hyperparams.learning_rate = {value}
+
+fit(Sets())
+"""
 
 ROWS = [
     # the arguments of a Learner
@@ -53,6 +62,49 @@ ROWS = [
         "learner(data={'train': BATCHES})",
         "learner(data={'training': BATCHES, 'validation': BATCHES})",
         kind=DataError,
+    ),
+    *(
+        row(
+            f"`{flag}` of `Learner` must be True or False, not 'no'.",
+            f"learner({flag}='no')",
+            f"learner({flag}=True), learner({flag}=False)",
+        )
+        for flag in ("default_callbacks", "exact_observers")
+    ),
+    row(
+        "`costs` of `learner.explain` must be True or False",
+        "learner().explain(costs='yes')",
+        "learner().explain(costs=True), learner().explain(costs=False)",
+    ),
+    row(
+        "`default_callbacks` of `Population` must be True or False",
+        "Population(lambda key: learner(key=key), key=[0, 1], default_callbacks='no')",
+        "for flag in (True, False): Population(lambda key: learner(key=key), key=[0, 1], default_callbacks=flag)",
+    ),
+    row(
+        "`shuffle` of `ArrayLoader` must be True or False",
+        "ArrayLoader((XS, XS), batch_size=4, shuffle='no')",
+        "ArrayLoader((XS, XS), batch_size=4, shuffle=True)",
+    ),
+    # hyperparameters that are not finite numbers
+    row(
+        "`inject` was given `learning_rate` as nan.",
+        "fluxcb.inject(optax.sgd, learning_rate=float('nan'))",
+        "fluxcb.inject(optax.sgd, learning_rate=1e-3)",
+    ),
+    row(
+        "`learner.hyperparams.learning_rate` was assigned nan",
+        "made = learner(); made.hyperparams['learning_rate'] = float('nan')",
+        "learner = learner(); learner.hyperparams['learning_rate'] = 1e-3; learner.fit(1)",
+    ),
+    *(
+        row(
+            "sets `hyperparams.learning_rate` to nan.",
+            SETS_RATE.format(event=event, value="float('nan')"),
+            SETS_RATE.format(event=event, value="0.5"),
+            kind=kind,
+        )
+        for event, kind in (("StepEnd", DeclarationError), ("BackwardEnd", TraceError))
     ),
     # data
     row(

@@ -1,5 +1,7 @@
 """Populations that cannot work are refused when they are built, with a fix that works."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, DeclarationError, Population, ThreadExecutor, TraceError, Write, on
+from fluxcb._declare.signatures import source_of
 from fluxcb.callbacks import Checkpointer, EarlyStopping, Metrics, ParameterEMA
 from fluxcb.events import BackwardEnd
 from fluxcb.phases import AbstractTrainingPhase
@@ -51,6 +54,57 @@ def refused(make, *, error: type[fluxcb.FluxcbError] = DeclarationError, **argum
 )
 def test_wrong_lengths_are_explained(arguments, message):
     assert refused(testlearner, **arguments) == message
+
+
+def make_member(learning_rate, width=1):
+    return testlearner(Metrics(), learning_rate=learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "fix", "mended"),
+    [
+        (
+            {"learning_rat": [0.1, 0.2]},
+            "  fix:   write `learning_rate=...` instead of `learning_rat=...`",
+            [{"learning_rate": [0.1, 0.2]}],
+        ),
+        (
+            {"learning_rate": [0.1, 0.2], "default_callback": False},
+            "  fix:   write `default_callbacks=...` instead of `default_callback=...`",
+            [{"learning_rate": [0.1, 0.2], "default_callbacks": False}],
+        ),
+        (
+            {"learning_rate": [0.1, 0.2], "momentum": 0.9},
+            "  fix:   leave out `momentum=...`\n     or: give `make_member` a parameter `momentum`",
+            [{"learning_rate": [0.1, 0.2]}],
+        ),
+    ],
+    ids=["parameter", "option", "neither"],
+)
+def test_unknown_names_are_explained(wrong, fix, mended):
+    *_, name = wrong
+    with pytest.raises(DeclarationError) as caught:
+        Population(make_member, **wrong)
+    assert str(caught.value) == (
+        f"`{name}` is neither an option of `Population` nor a parameter of `make_member`.\n"
+        f"  where: make_member  {source_of(make_member)}\n"
+        "  why:   `make_member` takes (learning_rate, width=1)\n" + fix
+    )
+    for arguments in mended:
+        Population(make_member, **arguments)
+
+
+def test_added_parameter_and_factories_that_take_any_name_are_accepted():
+    def make(learning_rate, momentum):  # the second fix of the message above
+        return make_member(learning_rate)
+
+    @functools.wraps(make_member)
+    def decorated(*args, momentum, **kwargs):
+        return make_member(*args, **kwargs)
+
+    for factory in (make, decorated, lambda momentum, **options: make_member(**options)):
+        Population(factory, learning_rate=[0.1, 0.2], momentum=0.9, default_callbacks=False)
+    Population(functools.partial(make_member, width=2), learning_rate=[0.1, 0.2], width=3, default_callbacks=False)
 
 
 def test_factory_must_be_function():

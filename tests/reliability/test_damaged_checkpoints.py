@@ -510,6 +510,20 @@ def test_missing_checkpoint_raises(tmp_path: Path) -> None:
                 attempt(path)
 
 
+def test_file_instead_of_directory_raises(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "params.npz"
+    other.touch()
+    for path, fix in (
+        (other, "use the directory that was passed to `Checkpointer`"),
+        (run / "8" / MANIFEST, f"use the directory of the checkpoint: {str(run / '8')!r}"),
+    ):
+        for attempt in (load_params, learner(tmp_path / "x").restore):
+            with pytest.raises(CheckpointError) as raised:
+                attempt(path)
+            assert str(raised.value) == f"{path} is a file, but a checkpoint is a directory.\n  fix:   {fix}"
+    load_params(run / "8")
+
+
 # -- written by somebody who can compute checksums ---------------------------------------------------
 
 

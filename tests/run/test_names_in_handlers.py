@@ -1,10 +1,13 @@
 """Names that users try in handlers: those of a Learner outside handlers, and those of other libraries."""
 
+import numpy as np
+import optax
 import pytest
 
-from fluxcb import AccessError, Append, Callback, Read, on
+import fluxcb
+from fluxcb import AccessError, Append, Callback, MissingStateError, Read, Write, on
 from fluxcb.callbacks import Metrics, Monitors, Recorder
-from fluxcb.events import StepEnd
+from fluxcb.events import BackwardEnd, EpochEnd, StepBegin, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -105,3 +108,129 @@ def test_views_of_a_learner_can_be_compared_and_hashed():
     found = reads("(learner.step == learner.step, learner.step == None, len({learner.step, learner.progress}))")
     testlearner(found).fit(1)
     assert found.seen == (True, False, 2)
+
+
+def uses(code, access=None, *, at=StepEnd, creates=None):
+    """Return a callback whose handler runs a statement, and whose `init` creates an entry of `cbstate`."""
+
+    class Uses(Callback):
+        def stateaccess(self):
+            return access or {}
+
+        def init(self, learner):
+            if creates is not None:
+                learner.cbstate[creates] = 1
+
+        @on(at, TrainingPhase)
+        def use(self, event, phase, learner):
+            exec(code, {"learner": learner})
+
+    return Uses()
+
+
+def trained(*callbacks, optimizer=None):
+    model = (lambda key, xs: {"w": xs[0] * 0}, lambda params, xs: xs * params["w"])
+    optimizer = optimizer or fluxcb.inject(optax.sgd, learning_rate=0.1)
+    data = [(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32))]
+    learner = fluxcb.Learner(
+        model, lambda outputs, ys: ((outputs - ys) ** 2).mean(), optimizer, data=data, callbacks=callbacks
+    )
+    learner.fit(1)
+
+
+def refusal(*callbacks, error=AccessError, **options):
+    """Return the first line and the fix of an error."""
+    with pytest.raises(error) as raised:
+        trained(*callbacks, **options)
+    first, *_, last = str(raised.value).splitlines()
+    return first, last
+
+
+RATE = {"hyperparams": {"learning_rate": Read()}}
+DECLARE_RATE = 'add `{"hyperparams": {"learning_rate": Read()}}` to `stateaccess`'
+RENAME = "write `learner.hyperparams.learning_rate` instead of `learner.hyperparams.lr`"
+INJECT = "write `fluxcb.inject(optax.sgd, learning_rate=1e-3)` instead of `optax.sgd(...)`"
+
+
+@pytest.mark.parametrize("at", [StepEnd, BackwardEnd])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "fix"),
+    [
+        ("learning_rate", optax.sgd(0.1), f"{INJECT}, and {DECLARE_RATE}"),
+        ("lr", optax.sgd(0.1), f"{INJECT}, {RENAME}, and {DECLARE_RATE}"),
+        ("lr", None, f"{RENAME}, and {DECLARE_RATE}"),
+        ("weird", None, f"{RENAME.replace('write', 'write e.g.').replace('lr`', 'weird`')}, and {DECLARE_RATE}"),
+    ],
+)
+def test_unknown_undeclared_hyperparameter_shows_all_edits(name, optimizer, fix, at):
+    first, last = refusal(uses(f"learner.hyperparams.{name}", at=at), optimizer=optimizer)
+    assert first.startswith(f"Uses() may not read `hyperparams.{name}`: its `stateaccess` does not declare it.")
+    assert last == f"  fix:   {fix}"
+    trained(uses("learner.hyperparams.learning_rate", RATE, at=at))
+
+
+def test_hyperparameter_that_the_optimizer_could_have_shows_all_edits():
+    adamw = fluxcb.inject(optax.adamw, learning_rate=1e-3)
+    _, last = refusal(uses("learner.hyperparams.wd = 0.1", at=EpochEnd), optimizer=adamw)
+    assert last == (
+        "  fix:   inject it as well: `fluxcb.inject(optax.adamw, learning_rate=1e-3, weight_decay=0.0001)`, write "
+        "`learner.hyperparams.weight_decay` instead of `learner.hyperparams.wd`, and add "
+        '`{"hyperparams": {"weight_decay": Write()}}` to `stateaccess`'
+    )
+    mended = uses("learner.hyperparams.weight_decay = 0.1", {"hyperparams": {"weight_decay": Write()}}, at=EpochEnd)
+    trained(mended, optimizer=fluxcb.inject(optax.adamw, learning_rate=1e-3, weight_decay=0.0001))
+
+
+def test_declared_unknown_hyperparameter_shows_all_edits():
+    wrong = uses("learner.hyperparams.lr", {"hyperparams": {"lr": Read()}})
+    first, last = refusal(wrong, error=MissingStateError)
+    assert first == (
+        "Uses() needs `hyperparams.lr`, which this optimizer does not have. It has `learning_rate`. "
+        "Did you mean `learning_rate`?"
+    )
+    assert last == f"  fix:   {RENAME}, and {DECLARE_RATE}"
+    _, last = refusal(wrong, error=MissingStateError, optimizer=optax.sgd(0.1))
+    assert last == f"  fix:   {INJECT}, {RENAME}, and {DECLARE_RATE}"
+
+
+@pytest.mark.parametrize("code", ["learner.cbstate.mine", "learner.cbstate.mine = 2", "learner.cbstate['mine']"])
+def test_undeclared_entry_that_no_callback_creates_shows_both_edits(code):
+    _, last = refusal(uses(code))
+    assert last == (
+        "  fix:   for a value of your own, create `learner.cbstate.mine` in `init`, and add "
+        '`{"cbstate": {"mine": Write()}}` to `stateaccess`'
+    )
+    access = {"cbstate": {"mine": Write()}}
+    trained(uses(code, access, creates="mine"))
+    # Another callback has created it, so the declaration is sufficient.
+    _, last = refusal(uses("learner.cbstate.mine"), uses("", access, creates="mine"))
+    assert last == '  fix:   add `{"cbstate": {"mine": Read()}}` to `stateaccess`'
+    # The `init` has the first edit already.
+    _, last = refusal(uses("", creates="mine"))
+    assert last == '  fix:   add `{"cbstate": {"mine": Write()}}` to `stateaccess`'
+
+
+def test_undeclared_entry_of_a_missing_callback_shows_both_edits():
+    _, last = refusal(uses("learner.cbstate.monitors"))
+    assert last == (
+        "  fix:   add `Monitors()` to the callbacks, which creates it, and add "
+        '`{"cbstate": {"monitors": Read()}}` to `stateaccess`'
+    )
+    trained(Monitors(), uses("learner.cbstate.monitors", {"cbstate": {"monitors": Read()}}))
+
+
+@pytest.mark.parametrize("at", [StepBegin, EpochEnd])
+@pytest.mark.parametrize("name", ["outputs", "ys", "loss", "grads"])
+def test_undeclared_step_value_at_other_event_shows_both_edits(name, at):
+    declare = f'add `{{"step": {{"{name}": Read()}}}}` to `stateaccess`'
+    _, last = refusal(uses(f"learner.step.{name}", at=at))
+    assert last == f"  fix:   handle StepEnd instead, and {declare}"
+    _, last = refusal(uses(f"learner.step.{name}"))
+    assert last == f"  fix:   {declare}"
+    trained(uses(f"learner.step.{name}", {"step": {name: Read()}}))
+
+
+def test_undeclared_batch_at_its_events():
+    for at in (StepBegin, StepEnd):
+        _, last = refusal(uses("learner.step.batch", at=at))
+        assert last == '  fix:   add `{"step": {"batch": Read()}}` to `stateaccess`'
