@@ -311,7 +311,7 @@ def test_host_handlers_of_members_see_what_they_see_alone(tmp_path):
             Monitors(JSONLinesBackend(folder / "log.json")),
             Checkpointer(folder / "run", steps=5),
             InferenceRunner([examples(8)] * 2, ScalarStats("loss")),
-            every(ParameterEMA(0.9), steps=1),
+            every(ParameterEMA(0.9), steps=1, traced=True),
             learning_rate=learning_rate,
             batches=7,
         )

@@ -206,7 +206,8 @@ BUILT_IN = {
     "Traces": (lambda file: [squares()], True, 0),
     "the default ones": (lambda file: [*quiet_defaults(file)], False, 5),
     # Inside the compiled step.
-    "AccumulateGradients": (lambda file: [library.AccumulateGradients(3)], False, 0),
+    # It reads two numbers when the fit of two epochs ends.
+    "AccumulateGradients": (lambda file: [library.AccumulateGradients(3)], False, 1),
     "CheckNumerics": (lambda file: [library.CheckNumerics()], False, 0),
     "CheckNumerics, at triggers": (lambda file: [library.CheckNumerics("trigger")], False, 1),
     "CheckReplicas": (lambda file: [library.CheckReplicas()], False, 5),  # three trees, at FitBegin and per epoch

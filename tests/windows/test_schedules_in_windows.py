@@ -92,10 +92,13 @@ SCHEDULES = {
 def test_schedule_is_due_at_same_steps(name, batch_size, kinds, same, tell):
     """Outputs of a large batch are fetched when due, and outputs of a small batch at each step."""
 
+    # `throttle` refuses a callback without a handler of its event, so `Looks` then runs at each step.
+    handles = [kind for kind in kinds if kind is Everything or name not in ("StepEnd", "Trigger", "traced UpdateEnd")]
+
     def run(length):
         journal = []
         learner = testlearner(
-            *(SCHEDULES[name](kind(journal)) for kind in kinds),
+            *(SCHEDULES[name](kind(journal)) if kind in handles else kind(journal) for kind in kinds),
             batches=STEPS,
             batch_size=batch_size,
             validation_batches=0,

@@ -130,7 +130,7 @@ class AccumulateGradients(Callback):
             "updates": old["updates"] + complete,
         }
 
-    @on(FitEnd, Phase, access={"cbstate": {"accumulation": Read()}})
+    @on(FitEnd, Phase, access={"cbstate": {"accumulation": {"steps": Read(), "updates": Read()}}})
     def warn_without_updates(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
         """Give a warning if all epochs of the fit have run, and no update was ever made."""
         # `epochs` is 0 in a fit of a number of steps, after which the user may train the missing steps.
