@@ -202,7 +202,7 @@ def ConflictError_twins(folder: Path) -> Case:  # noqa: N802
         return check(evaluated(source, first=adds(), second=adds()))
 
     line = "assign the two to variables, and put them in the list as `in_order(first, second)`"
-    removed = "if the list needs only one Adds(), remove the other from it"
+    removed = "if you need only one Adds(), remove the other from the list"
     fixes = {line: ordered, removed: lambda: check(adds())}
     return Case(fluxcb.ConflictError, lambda: check(adds(), adds()), fixes)
 
@@ -595,7 +595,7 @@ def PeerError(folder: Path) -> Case:  # noqa: N802
             if process.error is not None:
                 raise process.error
 
-    same = "give all processes the same number of batches, of the same shapes"
+    same = "pass the same number of batches, of the same shapes, to all processes"
     return Case(fluxcb.PeerError, lambda: marks(7, 40), {same: lambda: marks(7, 7)})
 
 

@@ -201,14 +201,14 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
     if one.cls is not other.cls and not _is_shipped(second):
         fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
     if one.cls is other.cls and repr(one.callback) == repr(other.callback):
-        fixes.append(f"if the list needs only one {one.callback!r}, remove the other from it")
+        fixes.append(f"if you need only one {one.callback!r}, remove the other from the list")
     in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
     if in_cbstate and not any(map(_is_shipped, (one, other))):
         fixes.append("declare `Append()` in both if the order of the values that they add does not matter")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
         where=list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b))),
-        why=f"at {_listed(moments)} both run, and the result depends on which is last",
+        why=f"both run at {_listed(moments)}, and the result depends on which one is last",
         fix=fixes,
     )
 

@@ -43,14 +43,14 @@ def cycle(
     if len(edges) == 2 and all(list(relations[pair]) == ["in_order"] for pair in edges):
         return CycleError(
             contradictory_orders(labels[0], labels[1]),
-            why=f"at {moment} no order satisfies both",
+            why=f"at {moment}, no order satisfies both",
             fix=DELETE_ONE,
         )
     fixes = _Fixes(declared, relations, ordered, runafter)
     return CycleError(
         f"{len(edges)} callbacks form a cycle: {' -> '.join(labels)}.",
         where=[f"{declared[i].label} -> {declared[j].label}: {'; '.join(relations[i, j])}" for i, j in edges],
-        why=f"at {moment} no order satisfies all of these",
+        why=f"at {moment}, no order satisfies all of these",
         fix=list(dict.fromkeys([*fixes.in_the_list(edges), *fixes.in_classes(edges)])),
     )
 

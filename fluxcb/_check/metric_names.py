@@ -223,7 +223,7 @@ class MetricNames:
                 f"{declared.label} watches `{watched}`, but the Learner has no data for {phase}.",
                 why="the metric would never have a value, so the callback would have no effect",
                 fix=[
-                    f"give the Learner data for it: `{give}`",
+                    f"pass data for it to the Learner: `{give}`",
                     *(f'write "{name}" as the metric, without `phase=`' for name in others),
                 ],
             )
@@ -306,9 +306,9 @@ def _cures(one: Declared, other: Declared) -> list[str]:
     if one.cls is other.cls:
         return [
             f"remove one `{one.cls.__name__}` from the callbacks",
-            "give one of the two another name, if it accepts a name",
+            "use another name for one of the two, if it accepts a name",
         ]
-    return ["give the values of one of the two another name"]
+    return ["rename the values of one of the two"]
 
 
 def _names(declared: Declared, method: str, *arguments: Any) -> Collection[str] | None:

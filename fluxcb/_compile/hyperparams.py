@@ -104,7 +104,7 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         if isinstance(value, str):
             raise DeclarationError(
                 f"`inject` takes numbers and schedules, but `{name}` is {value!r}.",
-                fix=f"give e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
+                fix=f"pass e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
             )
         if found := unusable(value, jnp.float32):
             shown, why = found

@@ -28,8 +28,8 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
             warn_user(
                 f"The outputs and the targets are {describe(args[0])} and {describe(args[1])}, but the loss function "
                 f"removes the last axis of one of them. NumPy broadcasts [{count}] and [{count}, 1] to "
-                f"[{count}, {count}]: each output is compared with every target. Remove this axis of both, or of "
-                f"neither. If all pairs are intended, write `[None, :]` after the value without this axis.",
+                f"[{count}, {count}]: each output is compared with every target. Remove this axis from both, or "
+                f"from neither. If all pairs are intended, write `[None, :]` after the value without this axis.",
                 UserWarning,
             )
         elif len(args) == 2 and not kwargs and _differ_by_one_axis(*args) and _promotes(loss_fn, *args):

@@ -136,7 +136,7 @@ def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: 
             described = f"the class {value.__name__}" if is_class else f"{type(value).__name__} {value!r}"
             call = f"{value.__name__}()" if isinstance(value, type) and issubclass(value, Permission) else "Read()"
             raise DeclarationError(
-                f"`{owner}` gives `{dotted(path)}` {described}, which is not a permission.",
+                f"`{owner}` maps `{dotted(path)}` to {described}, which is not a permission.",
                 where=where,
                 fix=f"use an instance of Read, Write or Append, e.g. `{_nested(path, call)}`",
             )

@@ -186,7 +186,7 @@ class Declared:
             allowed = lookup(self.access, path)
             if allowed is None or (writes(permission) and not writes(allowed)):
                 raise DeclarationError(
-                    f"The access of `{owner}` is wider than its class's: {self.access_owner} does not grant "
+                    f"The access of `{owner}` is wider than that of its class: {self.access_owner} does not grant "
                     f"{type(permission).__name__}() on `{dotted(path)}`.",
                     where=[where, self.where],
                     why="a handler's own access can only narrow what the class declares",
@@ -271,7 +271,7 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
 def _how_to_list(item: Any) -> Sequence[str]:
     """Return what to write instead of an item of a callbacks list that is not a callback."""
     if isinstance(item, list | tuple) and any(isinstance(part, Callback) for part in item):
-        return ["put its callbacks into the list itself: `callbacks=[*group, ...]`"]
+        return ["unpack its callbacks into the list: `callbacks=[*group, ...]`"]
     # By name, because the declarations do not import the library.
     if any(cls.__name__ == "LoggerBackend" for cls in type(item).__mro__):
         return ["write `Monitors(backend)`"]

@@ -235,7 +235,7 @@ def _mark(
         raise DeclarationError(
             f"Two handlers marked with `@on` in one class body are called `{function.__name__}`.",
             where=[f"{previous.__qualname__}  {source_of(previous)}", where],
-            why="in a Python class body the second would silently replace the first",
+            why="in a Python class body, the second would silently replace the first",
             fix="give each handler a unique name",
         )
     check_options(access, when, where)
@@ -255,13 +255,13 @@ def _mark(
         )
     if explicit is None and parameters[1].annotation is inspect.Parameter.empty:
         raise DeclarationError(
-            f"The handler `{function.__qualname__}` does not say for which event it is.",
+            f"The handler `{function.__qualname__}` does not name its event.",
             where=where,
             why="`@on` reads the event from the annotation of the second parameter, which has none",
             fix=[
                 f"annotate it, e.g. `{_corrected(function)}`",
                 "write `@on(StepEnd, TrainingPhase)` instead of `@on`",
-                "annotate it as `event: HostEvent`, if the handler is for all host events",
+                "annotate it as `event: HostEvent` if the handler is for all host events",
             ],
         )
     pairs = tuple(check_pair(e, p, where) for e in classes_in(event) for p in classes_in(phase))

@@ -86,7 +86,7 @@ class _Registry:
             if not isinstance(cls, type):
                 raise DeclarationError(
                     f"`resolveconflict.register` takes two callback classes, not {cls!r}.",
-                    fix="for two instances of one class, put them into `in_order(first, second)`",
+                    fix="for two instances of one class, write `in_order(first, second)`",
                 )
 
         def decorate(function: ResolutionFn) -> ResolutionFn:

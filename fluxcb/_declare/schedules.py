@@ -48,8 +48,8 @@ def positive(value: Any, what: str) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < 1:
         raise DeclarationError(
             f"{what} must be a whole number of at least 1, not {value!r}.",
-            why="periods and counts are numbers of whole steps or epochs",
-            fix="give a positive int",
+            why="periods and counts are whole numbers of steps or epochs",
+            fix="pass a positive int",
         )
     return operator.index(value)
 
@@ -321,7 +321,7 @@ class EverySeconds(Schedule):
         if not number or not 0 < self.seconds < math.inf:
             raise DeclarationError(
                 f"The period of `EverySeconds` (seconds) must be a number above 0, not {self.seconds!r}.",
-                fix="give a positive number of seconds",
+                fix="pass a positive number of seconds",
             )
 
     def __str__(self) -> str:

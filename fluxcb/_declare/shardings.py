@@ -53,8 +53,8 @@ def mesh(data: int = -1, model: int = 1, *, devices: Sequence[Any] | None = None
     if len(open_axes) > 1:
         raise DeclarationError(
             f"`fluxcb.mesh` got -1 for several axes: {', '.join(open_axes)}.",
-            why="-1 stands for all devices that the other axes leave, so only one axis can have it",
-            fix=f"give `{open_axes[1]}` a number of devices",
+            why="-1 means all devices that the other axes do not use, so only one axis can have it",
+            fix=f"set `{open_axes[1]}` to a number of devices",
         )
     chosen = list(jax.devices() if devices is None else devices)
     fixed = 1
@@ -62,7 +62,7 @@ def mesh(data: int = -1, model: int = 1, *, devices: Sequence[Any] | None = None
         fixed *= size if size != -1 else 1
     if len(chosen) % fixed or (not open_axes and len(chosen) != fixed):
         shown = ", ".join(f"{name}={size}" for name, size in sizes.items())
-        fixes = ["let one axis take the rest: `fluxcb.mesh(data=-1)`"]
+        fixes = ["let one axis use the remaining devices: `fluxcb.mesh(data=-1)`"]
         if fixed < len(chosen):
             fixes.append(f"choose the devices: `fluxcb.mesh({shown}, devices=jax.devices()[:{fixed}])`")
         raise DeclarationError(

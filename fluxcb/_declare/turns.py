@@ -65,7 +65,7 @@ class InTurn(Constructed):
                 fix=f"write e.g. `steps={(1,) * (len(phases) - 1) + (5,)}`",
             )
         self.phases: tuple[Phase, ...] = phases
-        self.steps = tuple(positive(number, "Each of `steps` of `InTurn`") for number in steps)
+        self.steps = tuple(positive(number, "Each number in `steps` of `InTurn`") for number in steps)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ class BatchStream:
             raise DataError(
                 f"`{name}` is {type(source).__name__}, which "
                 + ("yields no batches." if isinstance(source, str | bytes) else "cannot be iterated."),
-                fix="give a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
+                fix="pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
             )
         if in_memory and len(source) == 0:
             raise _empty_error(name)
@@ -241,7 +241,7 @@ class BatchStream:
 
     def _none_error(self) -> DataError:
         return DataError(
-            f"`{self.name}` yields None, which is no batch.",
+            f"`{self.name}` yields None, which is not a batch.",
             why="a batch is a pytree of arrays",
             fix="leave out what has no batch; an iterator ends by StopIteration",
         )
@@ -407,7 +407,7 @@ class BatchStream:
                 raise DataError(
                     f"`{self.name}` ends after {done} of the {count} batches that came before the checkpoint.",
                     why="the run continues with the batches after them",
-                    fix="give the data that the run began with",
+                    fix="pass the data that the run began with",
                 )
         # Skipping is free for data in memory and for a source with its own position, so it is not reported.
         return 0 if isinstance(self.source, Sequence) or position["state"] is not None else count

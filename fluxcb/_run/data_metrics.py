@@ -149,7 +149,7 @@ def _batches(core: LearnerCore, phase: Phase, data: Any, batch_size: int | None)
         raise DeclarationError(
             f"`batch_size` of `learner.evaluate` is only for arrays, but the data is of type `{type(data).__name__}`.",
             why="a loader or a list of batches already determines the batch size",
-            fix=["leave out `batch_size`", "give the examples as arrays: `(xs, ys)`"],
+            fix=["leave out `batch_size`", "pass the examples as arrays: `(xs, ys)`"],
         )
     batches = BatchesOf(data, _WHAT, max(core.state.progress.epoch, 1))  # the order that validation has in this epoch
     return batches, batches.length

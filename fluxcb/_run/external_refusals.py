@@ -48,7 +48,7 @@ def check_tree(state: Any, set_state: Any, *, resume: bool) -> None:
     if set_state is not None and state is None:
         raise DeclarationError(
             "`callbacks_as_hook` was given `set_state` without `state`.",
-            fix="give both: `callbacks_as_hook(callbacks, values, state=get, set_state=put)`",
+            fix="pass both: `callbacks_as_hook(callbacks, values, state=get, set_state=put)`",
         )
     if resume and set_state is None:
         raise DeclarationError(

@@ -53,7 +53,7 @@ class BatchesOf(Iterable[Batch]):
         if isinstance(data, str | bytes | type) or not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
             raise DataError(
                 f"{what} must be an array, a batch, or an iterable of batches, but it is {_shown(data)}.",
-                fix="give arrays of inputs, a list of batches, or a loader",
+                fix="pass arrays of inputs, a list of batches, or a loader",
             )
         self.length = length_of(data)
         # A loader may reuse its buffers, and JAX reads NumPy arrays after the call has returned.
@@ -147,7 +147,7 @@ def as_arrays(tree: PyTree, what: str) -> PyTree:
     except DataError as error:
         # The location would be that of a batch in training data.
         error.where = ()
-        error.fix = (*error.fix, "give several batches as a list, `[batch1, batch2]`, and one batch as a tuple")
+        error.fix = (*error.fix, "pass several batches as a list, `[batch1, batch2]`, and one batch as a tuple")
         raise
     return jax.tree.map(lambda x: x if isinstance(x, jax.Array) else np.asarray(x), tree)
 

@@ -68,5 +68,5 @@ def different_steps(process: int, here: str, other: int, there: str) -> PeerErro
         f"Process {process} and process {other} do not run the same steps.",
         where=[f"process {process}: {here}", f"process {other}: {there}"],
         why="each step is computed by all processes, with batches of the same shape on each",
-        fix="give all processes the same number of batches, of the same shapes",
+        fix="pass the same number of batches, of the same shapes, to all processes",
     )

@@ -119,20 +119,20 @@ def _batches(
         raise DeclarationError(
             f"`batch_size` of `learner.predict` is only for arrays, but `data` is of type `{type(data).__name__}`.",
             why="a loader or a list of batches already determines the batch size",
-            fix=["leave out `batch_size`", "give the inputs as an array"],
+            fix=["leave out `batch_size`", "pass the inputs as an array"],
         )
     source = innermost(data)
     if isinstance(source, ArrayLoader) and source.shuffle:
         raise DataError(
             f"{_WHAT} is an `ArrayLoader` that shuffles.",
             why="the outputs would be in random order, and not in the order of the arrays",
-            fix=["give the array of inputs: `learner.predict(xs)`", "build the loader with `shuffle=False`"],
+            fix=["pass the array of inputs: `learner.predict(xs)`", "build the loader with `shuffle=False`"],
         )
     if isinstance(source, ArrayLoader) and source.drop_last:
         raise DataError(
             f"{_WHAT} is an `ArrayLoader` with `drop_last=True`.",
             why="there would be no outputs for the examples of the last batch",
-            fix=["give the array of inputs: `learner.predict(xs)`", "build the loader with `drop_last=False`"],
+            fix=["pass the array of inputs: `learner.predict(xs)`", "build the loader with `drop_last=False`"],
         )
     batches = BatchesOf(data, _WHAT, max(core.state.progress.epoch, 1))
     return _checked(batches, inputs), batches.length
@@ -153,7 +153,7 @@ def _checked(batches: Iterable[Batch], inputs: _Inputs) -> Iterator[tuple[PyTree
             raise DataError(
                 f"{what} is {shown_arrays(xs)}, and the first one is {shown_arrays(first[1])}.",
                 why="a list is interpreted as a list of batches",
-                fix="give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
+                fix="pass one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
             )
         yield xs, 0
 

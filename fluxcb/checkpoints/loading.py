@@ -183,7 +183,7 @@ def _check_arrays(like: PyTree, whose: str) -> None:
     for path, leaf in jax.tree_util.tree_flatten_with_path(like)[0]:
         if not (hasattr(leaf, "dtype") and hasattr(leaf, "shape")):
             raise DeclarationError(
-                f"{whose} has {leaf!r} at `like{jax.tree_util.keystr(path)}`, which is no array.",
+                f"{whose} has {leaf!r} at `like{jax.tree_util.keystr(path)}`, which is not an array.",
                 why="its arrays are compared with those of the checkpoint, by shape and dtype",
                 fix="pass an array, or e.g. `jax.ShapeDtypeStruct((3,), jnp.float32)`",
             )

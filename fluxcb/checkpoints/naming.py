@@ -32,8 +32,8 @@ def named(tree: PyTree) -> dict[Name, Any]:
         if name in leaves:
             raise DeclarationError(
                 f"Two arrays of a pytree would have the name `{'.'.join(name)}` in a checkpoint.",
-                why="keys are stored as text",
-                fix="use keys that differ as text",
+                why="keys are stored as strings",
+                fix="use keys whose strings differ",
             )
         leaves[name] = leaf
     return leaves

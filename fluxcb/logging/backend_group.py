@@ -161,5 +161,5 @@ def _refuse_shared_files(backends: Sequence[LoggerBackend]) -> None:
                 raise DeclarationError(
                     f"{other.name} and {backend.name} write to the same place, {path}.",
                     why="each of them would damage what the other has written",
-                    fix="give one of them another path",
+                    fix="use another path for one of them",
                 )

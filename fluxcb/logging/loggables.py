@@ -118,7 +118,7 @@ class Image(Loggable):
             if not (lowest >= 0 and highest <= 1):  # also true for NaN
                 raise DeclarationError(
                     f"A floating-point image has values from 0 to 1, not from {lowest:g} to {highest:g}.",
-                    fix=["scale it", "give values from 0 to 255 as uint8"],
+                    fix=["scale it", "pass values from 0 to 255 as uint8"],
                 )
             array = np.rint(array * 255).astype(np.uint8)
         array = array[..., None] if array.ndim == 2 else array
@@ -192,18 +192,18 @@ class Histogram(Loggable):
             if array.dtype.kind not in "biuf" or array.ndim != 1:
                 raise DeclarationError(
                     f"A histogram has a vector of counts and one of edges, not {array.dtype} of shape {array.shape}.",
-                    fix="give what `numpy.histogram(values)` returns",
+                    fix="pass what `numpy.histogram(values)` returns",
                 )
         counts, edges = counts.astype(np.float64), edges.astype(np.float64)
         if not len(counts) or len(edges) != len(counts) + 1:
             raise DeclarationError(
                 f"A histogram of {len(counts)} counts has one edge more than counts, not {len(edges)}.",
-                fix="give what `numpy.histogram(values)` returns",
+                fix="pass what `numpy.histogram(values)` returns",
             )
         if not (np.isfinite(edges).all() and (edges[1:] > edges[:-1]).all() and (counts >= 0).all()):
             raise DeclarationError(
                 "A histogram has increasing, finite edges and counts that are not negative.",
-                fix="give what `numpy.histogram(values)` returns",
+                fix="pass what `numpy.histogram(values)` returns",
             )
         object.__setattr__(self, "counts", _frozen(counts))
         object.__setattr__(self, "edges", _frozen(edges))
@@ -271,7 +271,7 @@ def _number(value: Any) -> float:
     what = f"an array of shape {shape}" if shape else f"{type(value).__name__} {value!r}"
     raise DeclarationError(
         f"A value to log must be one number, not {what}.",
-        fix="reduce it, e.g. with `.mean()`, or log it with `put_histogram`" if shape else "give an int or a float",
+        fix="reduce it, e.g. with `.mean()`, or log it with `put_histogram`" if shape else "pass an int or a float",
     )
 
 
@@ -299,13 +299,13 @@ def _array(value: Any, what: str) -> Any:
         array = np.array(value)
     except Exception as error:
         raise DeclarationError(
-            f"{what} takes an array, not {type(value).__name__}: {error}", fix="give an array"
+            f"{what} takes an array, not {type(value).__name__}: {error}", fix="pass an array"
         ) from error
     if array.dtype.kind == "V" and array.dtype.names is None:
         array = array.astype(np.float32)
     if array.dtype.kind in "OSU":
         raise DeclarationError(
-            f"{what} takes numbers, not {type(value).__name__} {value!r}.", fix="give an array of numbers"
+            f"{what} takes numbers, not {type(value).__name__} {value!r}.", fix="pass an array of numbers"
         )
     return array
 

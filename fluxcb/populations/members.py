@@ -51,7 +51,7 @@ def member_arguments(factory: Any, keywords: Mapping[str, Any], options: Collect
     if not lengths:
         raise DeclarationError(
             "`Population` was given no sequence, so the number of members is unknown.",
-            why="each member gets one value of every sequence, and all values that are no sequence",
+            why="each member gets one value of every sequence, and all values that are not sequences",
             fix="pass e.g. `learning_rate=[1e-3, 1e-2]` or `key=range(8)`",
         )
     (name, count), *others = lengths.items()

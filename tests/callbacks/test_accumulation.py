@@ -151,8 +151,8 @@ def test_bad_arguments(steps, refused):
     with refused(
         DeclarationError,
         f"`steps` of AccumulateGradients must be a whole number of at least 1, not {steps!r}.\n"
-        "  why:   periods and counts are numbers of whole steps or epochs\n"
-        "  fix:   give a positive int",
+        "  why:   periods and counts are whole numbers of steps or epochs\n"
+        "  fix:   pass a positive int",
     ):
         AccumulateGradients(steps)
 

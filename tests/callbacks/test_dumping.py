@@ -15,7 +15,7 @@ from fluxcb import DeclarationError, MissingStateError, UnknownStateError, every
 from fluxcb.callbacks import DumpArrays, DumpImages, Monitors, PrintArrays, ProcessArrays
 from fluxcb.testing import testlearner
 
-PERIODS = "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int"
+PERIODS = "  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int"
 
 
 def followed(params):

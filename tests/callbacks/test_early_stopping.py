@@ -394,7 +394,7 @@ def test_a_phase_without_data_is_an_error_at_construction(refused):
         MissingStateError,
         "EarlyStopping(NumberSinceBest(n=3)) watches `validation/loss`, but the Learner has no data for validation.\n"
         "  why:   the metric would never have a value, so the callback would have no effect\n"
-        "  fix:   give the Learner data for it: `data=(training, validation)`\n"
+        "  fix:   pass data for it to the Learner: `data=(training, validation)`\n"
         '     or: write "training/loss" as the metric, without `phase=`',
     ):
         build("loss", data=batches)

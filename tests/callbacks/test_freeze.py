@@ -176,8 +176,8 @@ def test_averages_see_restored_parameters_and_other_writers_need_an_order():
         (
             lambda: Freeze("a", epochs=0),
             "`epochs` of `Freeze` must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (
             lambda: learner(Freeze("encoder", "haed")),

@@ -438,8 +438,8 @@ def test_two_setters_of_one_hyperparameter_conflict_until_ordered(refused):
         "ScheduledHyperParamSetter(learning_rate) and HyperParamSetterWithFunc(learning_rate) both write "
         "`hyperparams.learning_rate` and no order is declared.\n"
         f"  where: TriggerSetter.stateaccess  {place()}\n"
-        "  why:   at FitBegin x TrainingPhase, Trigger x TrainingPhase both run, and the result depends on which is "
-        "last\n"
+        "  why:   both run at FitBegin x TrainingPhase, Trigger x TrainingPhase, and the result depends on which one "
+        "is last\n"
         "  fix:   put them in the list as `in_order(ScheduledHyperParamSetter(learning_rate), "
         "HyperParamSetterWithFunc(learning_rate))`",
     ):
@@ -464,7 +464,7 @@ def test_a_step_based_warmup_and_a_scheduler_are_ordered(build):
         "Scheduler(learning_rate) and ScheduledHyperParamSetter(learning_rate) both write `hyperparams.learning_rate` "
         "and no order is declared."
     )
-    assert error.value.why == "at ForwardBegin x TrainingPhase both run, and the result depends on which is last"
+    assert error.value.why == "both run at ForwardBegin x TrainingPhase, and the result depends on which one is last"
     cosine = [round((1 + math.cos(math.pi * step / 6)) / 2, 6) for step in range(6)]
     scheduler, warmup = both()
     rates, learner = rates_of(in_order(scheduler, warmup), epochs=2, batches=3)
@@ -636,8 +636,8 @@ def table(schedule: Any, *args: Any, **kwargs: Any):
         (
             lambda: StatMonitorParamSetter(LearningRate, "loss", abs, 0, 0),
             "`last_k` of `StatMonitorParamSetter` must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (
             lambda: StatMonitorParamSetter(LearningRate, "", abs, 0, 3),

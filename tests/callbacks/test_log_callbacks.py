@@ -33,7 +33,7 @@ from fluxcb.logging import Histogram, JSONLinesBackend, LoggerBackend, Text
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
-PERIODS = "\n  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int"
+PERIODS = "\n  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int"
 FUSING = pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 
 

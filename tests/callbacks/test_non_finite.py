@@ -283,14 +283,14 @@ def test_a_callback_that_writes_loss_and_gradients_needs_a_declared_order():
         (
             lambda: DynamicLossScale(period=0),
             "`period` of DynamicLossScale (steps) must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (
             lambda: SkipNonFinite(0),
             "`limit` of SkipNonFinite (steps) must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (
             lambda: CheckNumerics("epoch"),

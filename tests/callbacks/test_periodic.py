@@ -289,7 +289,7 @@ def never(learner):
     return False
 
 
-WHOLE = "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int"
+WHOLE = "  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int"
 TRACED = (
     "  why:   traced handlers are compiled into the step, and run at every step unless `traced=True` schedules them\n"
     "  fix:   write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`"

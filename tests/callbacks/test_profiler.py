@@ -256,8 +256,8 @@ def test_no_thread_or_profile_is_left(tmp_path):
             ("p", (0, 10)),
             {},
             "Each of `steps` of `Profiler` must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (("", (1, 2)), {}, "`Profiler` takes a path, not ''.\n  fix:   write e.g. \"runs/1/log.jsonl\""),
     ],

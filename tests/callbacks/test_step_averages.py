@@ -10,7 +10,7 @@ from fluxcb import ConflictError, DeclarationError, MissingStateError, every
 from fluxcb.callbacks import LogSummaries, Monitors, MovingAverage, SimpleMovingAverage
 from fluxcb.testing import testlearner
 
-PERIODS = "\n  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int"
+PERIODS = "\n  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int"
 
 
 def with_losses(losses, *callbacks, **kwargs):

@@ -132,8 +132,8 @@ def test_throughput_does_not_shorten_windows():
 def test_throughput_tracker_rejects_invalid_arguments(samples, refused):
     text = (
         f"`samples_per_step` of `ThroughputTracker` must be a whole number of at least 1, not {samples!r}.\n"
-        "  why:   periods and counts are numbers of whole steps or epochs\n"
-        "  fix:   give a positive int"
+        "  why:   periods and counts are whole numbers of steps or epochs\n"
+        "  fix:   pass a positive int"
     )
     with refused(DeclarationError, text):
         ThroughputTracker(samples)
@@ -142,7 +142,7 @@ def test_throughput_tracker_rejects_invalid_arguments(samples, refused):
 def test_a_period_of_zero_seconds_is_rejected(refused):
     text = (
         "The period of `EverySeconds` (seconds) must be a number above 0, not 0.\n"
-        "  fix:   give a positive number of seconds"
+        "  fix:   pass a positive number of seconds"
     )
     with refused(DeclarationError, text):
         ThroughputTracker(seconds=0)

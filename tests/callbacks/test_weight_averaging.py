@@ -89,7 +89,7 @@ def test_bad_arguments(arguments, name, value, refused):
     with refused(
         DeclarationError,
         f"`{name}` of StochasticWeightAveraging (updates) must be a whole number of at least 1, not {value}.\n"
-        "  why:   periods and counts are numbers of whole steps or epochs\n"
-        "  fix:   give a positive int",
+        "  why:   periods and counts are whole numbers of steps or epochs\n"
+        "  fix:   pass a positive int",
     ):
         StochasticWeightAveraging(*arguments)

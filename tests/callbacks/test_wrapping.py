@@ -280,7 +280,7 @@ def test_the_base_class_of_conditions():
         (
             lambda: FrequencyThrottle(0, StepEnd),
             "The period of `EverySteps` (steps) must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int",
         ),
         (
             lambda: FrequencyThrottle(10, Event),
@@ -294,7 +294,7 @@ def test_the_base_class_of_conditions():
         (
             lambda: TimeThrottle(0, StepEnd),
             "The period of `EverySeconds` (seconds) must be a number above 0, not 0.\n"
-            "  fix:   give a positive number of seconds",
+            "  fix:   pass a positive number of seconds",
         ),
         (
             lambda: TimeThrottle(10, UpdateEnd),

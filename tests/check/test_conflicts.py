@@ -68,7 +68,7 @@ def test_two_writers_without_order_conflict(refused: Any) -> None:
         ConflictError,
         "WarmUp and Decay both write `hyperparams.lr` and no order is declared.\n"
         "  where: Base.stateaccess  <@access>\n"
-        "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
+        "  why:   both run at StepBegin x TrainingPhase, and the result depends on which one is last\n"
         "  fix:   put them in the list as `in_order(WarmUp, Decay)`\n"
         "     or: make `Decay.runafter()` return `(WarmUp,)`",
     ):
@@ -82,7 +82,7 @@ def test_place_of_inherited_declaration_names_the_class_that_defines_it(refused:
         ConflictError,
         "WarmUp and Slower both write `hyperparams.lr` and no order is declared.\n"
         "  where: Base.stateaccess  <@access>\n"
-        "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
+        "  why:   both run at StepBegin x TrainingPhase, and the result depends on which one is last\n"
         "  fix:   put them in the list as `in_order(WarmUp, Slower)`\n"
         "     or: make `Slower.runafter()` return `(WarmUp,)`",
     ):
@@ -94,9 +94,9 @@ def test_two_instances_of_one_class_conflict(refused: Any) -> None:
         ConflictError,
         "WarmUp and WarmUp #2 both write `hyperparams.lr` and no order is declared.\n"
         "  where: Base.stateaccess  <@access>\n"
-        "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
+        "  why:   both run at StepBegin x TrainingPhase, and the result depends on which one is last\n"
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
-        "     or: if the list needs only one WarmUp, remove the other from it",
+        "     or: if you need only one WarmUp, remove the other from the list",
     ):
         checked_graph([WarmUp(LR), WarmUp(LR)], PHASES)
 
@@ -124,8 +124,8 @@ def test_conflict_message_counts_further_moments(refused: Any) -> None:
         "Everywhere and AlsoEverywhere at EverySteps(steps=2) both write `params` and `cbstate.a.b` "
         "and no order is declared.\n"
         "  where: Base.stateaccess  <@access>\n"
-        "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
-        "both run, and the result depends on which is last\n"
+        "  why:   both run at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 "
+        "more, and the result depends on which one is last\n"
         "  fix:   assign the two to variables, and put them in the list as `in_order(first, second)`\n"
         "     or: make `AlsoEverywhere.runafter()` return `(Everywhere,)`",
     ):
@@ -145,8 +145,8 @@ def test_runafter_fix_names_user_class_not_built_in(refused: Any) -> None:
             ConflictError,
             f"{one} and {other} both write `hyperparams.lr` and no order is declared.\n"
             "  where: Base.stateaccess  <@access>\n"
-            "  why:   at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 9 more "
-            "both run, and the result depends on which is last\n"
+            "  why:   both run at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and "
+            "9 more, and the result depends on which one is last\n"
             f"  fix:   put them in the list as `in_order({one}, {other})`\n"
             "     or: make `Everywhere.runafter()` return `(BuiltIn,)`",
         ):
@@ -214,7 +214,7 @@ def test_conflict_message_names_only_moments_where_both_write(refused: Any) -> N
         "Narrow and NarrowToo both write `cbstate.a` and no order is declared.\n"
         "  where: Narrow.at_step  <@narrow-a>\n"
         "         NarrowToo.at_step  <@narrow-too-a>\n"
-        "  why:   at StepEnd x TrainingPhase both run, and the result depends on which is last\n"
+        "  why:   both run at StepEnd x TrainingPhase, and the result depends on which one is last\n"
         "  fix:   put them in the list as `in_order(Narrow, NarrowToo)`\n"
         "     or: make `NarrowToo.runafter()` return `(Narrow,)`\n"
         f"{APPEND}",
@@ -231,7 +231,8 @@ def test_conflicts_on_different_paths_are_reported_separately() -> None:
         (
             ConflictError,
             f"Narrow and Second both write `cbstate.{name}` and no order is declared.",
-            f"at {event} x TrainingPhase, {event} x ValidationPhase both run, and the result depends on which is last",
+            f"both run at {event} x TrainingPhase, {event} x ValidationPhase, "
+            "and the result depends on which one is last",
         )
         for event, name in (("StepEnd", "a"), ("EpochEnd", "b"))
     ]

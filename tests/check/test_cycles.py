@@ -81,7 +81,7 @@ def test_cycle_of_two(refused: Any) -> None:
         "2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
         "  where: Chicken -> Egg: Chicken writes `cbstate.egg`, Egg reads it\n"
         "         Egg -> Chicken: Egg writes `cbstate.chicken`, Chicken reads it\n"
-        "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
+        "  why:   at FitBegin x TrainingPhase, no order satisfies all of these\n"
         f"{CHICKEN_OR_EGG}",
     ):
         checked_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], PHASES)
@@ -112,7 +112,7 @@ def test_cycle_of_five_with_five_reasons(refused: Any) -> None:
         "         After -> Answering: in_order\n"
         "         Answering -> Third: Answering.resolveconflict returns RunFirst(Answering)\n"
         "         Third -> WarmUp: Third writes `cbstate.x`, WarmUp reads it\n"
-        "  why:   at StepBegin x TrainingPhase no order satisfies all of these\n"
+        "  why:   at StepBegin x TrainingPhase, no order satisfies all of these\n"
         "  fix:   put them in the list as `in_order(WarmUp, Third)`\n"
         "     or: swap the two in `in_order(WarmUp, Listed)`\n"
         "     or: swap the two in `in_order(After, Answering)`\n"
@@ -145,7 +145,7 @@ def test_contradictory_order_statements_form_cycle(refused: Any) -> None:
         "2 callbacks form a cycle: After -> WarmUp -> After.\n"
         "  where: After -> WarmUp: in_order\n"
         "         WarmUp -> After: After.runafter names WarmUp\n"
-        "  why:   at StepBegin x TrainingPhase no order satisfies all of these\n"
+        "  why:   at StepBegin x TrainingPhase, no order satisfies all of these\n"
         "  fix:   swap the two in `in_order(After, WarmUp)`\n"
         "     or: remove `WarmUp` from `After.runafter()`",
     ):
@@ -157,7 +157,7 @@ def test_contradictory_in_order_names_both_statements(refused: Any) -> None:
     with refused(
         CycleError,
         "`in_order` states contradictory orders: Everywhere before WarmUp, and WarmUp before Everywhere.\n"
-        "  why:   at StepBegin x TrainingPhase no order satisfies both\n"
+        "  why:   at StepBegin x TrainingPhase, no order satisfies both\n"
         "  fix:   keep the order that you need, and delete the other `in_order(...)`",
     ):
         checked_graph([in_order(after, warm), in_order(warm, after)], PHASES)
@@ -178,7 +178,7 @@ def test_cycle_of_runafter_is_fixed_in_classes(refused: Any) -> None:
         "2 callbacks form a cycle: First -> Last -> First.\n"
         "  where: First -> Last: Last.runafter names First\n"
         "         Last -> First: First.runafter names Last\n"
-        "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
+        "  why:   at FitBegin x TrainingPhase, no order satisfies all of these\n"
         "  fix:   remove `First` from `Last.runafter()`\n"
         "     or: remove `Last` from `First.runafter()`"
     )
@@ -243,11 +243,11 @@ def test_all_problems_are_reported_together(refused: Any) -> None:
         "2. CycleError: 2 callbacks form a cycle: Chicken -> Egg -> Chicken.\n"
         "  where: Chicken -> Egg: Chicken writes `cbstate.egg`, Egg reads it\n"
         "         Egg -> Chicken: Egg writes `cbstate.chicken`, Chicken reads it\n"
-        "  why:   at FitBegin x TrainingPhase no order satisfies all of these\n"
+        "  why:   at FitBegin x TrainingPhase, no order satisfies all of these\n"
         f"{CHICKEN_OR_EGG}\n\n"
         "3. ConflictError: WarmUp and Decay both write `params` and no order is declared.\n"
         "  where: Base.stateaccess  <@access>\n"
-        "  why:   at StepBegin x TrainingPhase both run, and the result depends on which is last\n"
+        "  why:   both run at StepBegin x TrainingPhase, and the result depends on which one is last\n"
         "  fix:   put them in the list as `in_order(WarmUp, Decay)`\n"
         "     or: make `Decay.runafter()` return `(WarmUp,)`\n\n"
         "4. MissingStateError: WarmUp reads `cbstate.history`, which no callback creates.\n"
@@ -289,7 +289,7 @@ def test_conflict_at_moment_added_later_raises_on_every_request(refused: Any) ->
             ConflictError,
             "Late and AlsoLate both write `params` and no order is declared.\n"
             "  where: Base.stateaccess  <@access>\n"
-            "  why:   at BackwardEnd x PhaseOfOnesOwn both run, and the result depends on which is last\n"
+            "  why:   both run at BackwardEnd x PhaseOfOnesOwn, and the result depends on which one is last\n"
             "  fix:   put them in the list as `in_order(Late, AlsoLate)`\n"
             "     or: make `AlsoLate.runafter()` return `(Late,)`",
         ):

@@ -319,7 +319,7 @@ def test_two_inference_runners_with_same_name_raise(refused):
         ConflictError,
         "InferenceRunner('test') and Other('test') both provide the metric `test/loss`.\n"
         "  why:   values are stored by name, so the values of both would be mixed\n"
-        "  fix:   give the values of one of the two another name",
+        "  fix:   rename the values of one of the two",
     ):
         check(fluxcb.in_order(one, other))
     check(one, InferenceRunner(BATCHES, ScalarStats("loss"), name="other"))
@@ -331,7 +331,7 @@ def test_inference_runner_named_like_measured_phase_raises(refused):
         ConflictError,
         "Metrics() and InferenceRunner('validation') both provide the metric `validation/loss`.\n"
         "  why:   values are stored by name, so the values of both would be mixed\n"
-        "  fix:   give the values of one of the two another name",
+        "  fix:   rename the values of one of the two",
     ):
         check(Metrics(), runner)
     check(Metrics(), InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))
@@ -344,7 +344,7 @@ def test_two_log_metrics_raise(refused):
         "LogMetrics() and LogMetrics() #2 both log `training/loss` and `training/step/loss` and 1 more.\n"
         "  why:   values are stored by name, so the values of both would be mixed\n"
         "  fix:   remove one `LogMetrics` from the callbacks\n"
-        "     or: give one of the two another name, if it accepts a name"
+        "     or: use another name for one of the two, if it accepts a name"
     )
     with refused(ConflictError, text):
         check(Metrics(), Monitors(), LogMetrics(), LogMetrics())

@@ -286,8 +286,8 @@ def test_only_callbacks_at_same_moment_order_two_writers() -> None:
         checked_graph([in_order(one, between), in_order(between, two)], (TrainingPhase,))
     assert error.value.what == "one and two both write `cbstate.a` and no order is declared."
     assert error.value.why == (
-        "at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 4 more both run, "
-        "and the result depends on which is last"
+        "both run at FitBegin x TrainingPhase, EpochBegin x TrainingPhase, StepBegin x TrainingPhase and 4 more, "
+        "and the result depends on which one is last"
     )
     assert names(checked_graph([in_order(one, between, two)], PHASES)) == "one between two"
 

@@ -57,8 +57,8 @@ def test_columns_of_which_the_loss_flattens_one_give_a_warning(loss_fn):
     assert [str(warning.message) for warning in caught] == [
         "The outputs and the targets are float32[16, 1] and float32[16, 1], but the loss function removes the last "
         "axis of one of them. NumPy broadcasts [16] and [16, 1] to [16, 16]: each output is compared with every "
-        "target. Remove this axis of both, or of neither. If all pairs are intended, write `[None, :]` after the value "
-        "without this axis."
+        "target. Remove this axis from both, or from neither. If all pairs are intended, write `[None, :]` after the "
+        "value without this axis."
     ]
     learner(squares, ys=XS)
     learner(lambda outputs, ys: squares(outputs.squeeze(), ys.squeeze()), ys=XS)

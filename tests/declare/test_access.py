@@ -52,22 +52,22 @@ def test_nested_mappings_become_paths() -> None:
         ),
         (
             {"step": {"grads": Write}},
-            "`Says.stateaccess` gives `step.grads` the class Write, which is not a permission.",
+            "`Says.stateaccess` maps `step.grads` to the class Write, which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"step": {"grads": Write()}}`',
         ),
         (
             {"step": {"loss": "read"}},
-            "`Says.stateaccess` gives `step.loss` str 'read', which is not a permission.",
+            "`Says.stateaccess` maps `step.loss` to str 'read', which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"step": {"loss": Read()}}`',
         ),
         (
             {"params": int},
-            "`Says.stateaccess` gives `params` the class int, which is not a permission.",
+            "`Says.stateaccess` maps `params` to the class int, which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"params": Read()}`',
         ),
         (
             {"step": ["loss"]},
-            "`Says.stateaccess` gives `step` list ['loss'], which is not a permission.",
+            "`Says.stateaccess` maps `step` to list ['loss'], which is not a permission.",
             'use an instance of Read, Write or Append, e.g. `{"step": Read()}`',
         ),
         (
@@ -196,7 +196,8 @@ def test_handler_cannot_widen_class_access(
 
     with refused(
         DeclarationError,
-        f"The access of `Wide.run` is wider than its class's: `stateaccess` does not grant {permission} on `{path}`.\n"
+        "The access of `Wide.run` is wider than that of its class: `stateaccess` does not grant "
+        f"{permission} on `{path}`.\n"
         "  where: Wide.run  <@wide>\n"
         "         Says.stateaccess  <@says>\n"
         "  why:   a handler's own access can only narrow what the class declares\n"
@@ -212,7 +213,7 @@ def test_handler_access_is_validated(refused: Any) -> None:
 
     with refused(
         DeclarationError,
-        "`@on(access=...) of Bad.run` gives `params` the class Read, which is not a permission.\n"
+        "`@on(access=...) of Bad.run` maps `params` to the class Read, which is not a permission.\n"
         "  where: Bad.run  <@bad-leaf>\n"
         '  fix:   use an instance of Read, Write or Append, e.g. `{"params": Read()}`',
     ):

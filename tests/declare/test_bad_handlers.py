@@ -31,13 +31,12 @@ def test_missing_parameter_raises(refused: Any) -> None:
 def test_missing_event_raises_and_its_fixes_work(refused: Any) -> None:
     with refused(
         DeclarationError,
-        "The handler `test_missing_event_raises_and_its_fixes_work.<locals>.Bad.run` does not say for which event it "
-        "is.\n"
+        "The handler `test_missing_event_raises_and_its_fixes_work.<locals>.Bad.run` does not name its event.\n"
         "  where: test_missing_event_raises_and_its_fixes_work.<locals>.Bad.run  <@eventless>\n"
         "  why:   `@on` reads the event from the annotation of the second parameter, which has none\n"
         "  fix:   annotate it, e.g. `def run(self, event: StepEnd, phase: TrainingPhase, learner):`\n"
         "     or: write `@on(StepEnd, TrainingPhase)` instead of `@on`\n"
-        "     or: annotate it as `event: HostEvent`, if the handler is for all host events",
+        "     or: annotate it as `event: HostEvent` if the handler is for all host events",
     ):
 
         class Bad(Callback):
@@ -252,7 +251,7 @@ def test_two_handlers_with_same_name_raise(refused: Any) -> None:
         "Two handlers marked with `@on` in one class body are called `run`.\n"
         "  where: test_two_handlers_with_same_name_raise.<locals>.Bad.run  <@first>\n"
         "         test_two_handlers_with_same_name_raise.<locals>.Bad.run  <@second>\n"
-        "  why:   in a Python class body the second would silently replace the first\n"
+        "  why:   in a Python class body, the second would silently replace the first\n"
         "  fix:   give each handler a unique name",
     ):
 

@@ -165,6 +165,6 @@ def test_registering_resolution_requires_classes(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`resolveconflict.register` takes two callback classes, not Plain().\n"
-        "  fix:   for two instances of one class, put them into `in_order(first, second)`",
+        "  fix:   for two instances of one class, write `in_order(first, second)`",
     ):
         resolveconflict.register(Plain, ONE)  # type: ignore[arg-type]

@@ -170,8 +170,8 @@ def test_periods_are_positive_integers(kind: Any, unit: str, period: Any, refuse
     with refused(
         DeclarationError,
         f"The period of `{kind.__name__}` ({unit}) must be a whole number of at least 1, not {period!r}.\n"
-        "  why:   periods and counts are numbers of whole steps or epochs\n"
-        "  fix:   give a positive int",
+        "  why:   periods and counts are whole numbers of steps or epochs\n"
+        "  fix:   pass a positive int",
     ):
         kind(period)
 
@@ -181,7 +181,7 @@ def test_seconds_are_positive(period: Any, refused: Any) -> None:
     with refused(
         DeclarationError,
         f"The period of `EverySeconds` (seconds) must be a number above 0, not {period!r}.\n"
-        "  fix:   give a positive number of seconds",
+        "  fix:   pass a positive number of seconds",
     ):
         EverySeconds(period)
 
@@ -398,7 +398,7 @@ CLOCKLESS = (
         (
             lambda: throttle(Everything(), EpochEnd, freq=0),
             "The period of `EveryEpochs` (epochs) must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int",
         ),
     ],
 )

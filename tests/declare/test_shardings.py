@@ -234,8 +234,8 @@ EXAMPLE = '`params={"*": P("data")}`, with `P = jax.sharding.PartitionSpec`'
             lambda: fluxcb.mesh(data=-1, model=-1),
             DeclarationError,
             "`fluxcb.mesh` got -1 for several axes: data, model.\n"
-            "  why:   -1 stands for all devices that the other axes leave, so only one axis can have it\n"
-            "  fix:   give `model` a number of devices",
+            "  why:   -1 means all devices that the other axes do not use, so only one axis can have it\n"
+            "  fix:   set `model` to a number of devices",
         ),
         (
             pad,

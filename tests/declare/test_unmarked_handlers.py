@@ -124,7 +124,7 @@ def test_overrides_need_no_annotation_of_the_event(refused) -> None:
             "annotated": "(EpochEnd, Phase)",
         }
     # Without the error, the bare `@on` would replace EpochEnd with all host events.
-    with pytest.raises(DeclarationError, match=r"Bare\.annotated` does not say for which event it is\."):
+    with pytest.raises(DeclarationError, match=r"Bare\.annotated` does not name its event\."):
 
         class Bare(Base):
             @on

@@ -174,7 +174,7 @@ def test_backends_of_one_file_are_refused(tmp_path, monkeypatch):
         f"JSONLinesBackend('log') and CSVBackend('{tmp_path}/folder/../log') write to the same place, "
         f"{tmp_path.resolve()}/log.\n"
         "  why:   each of them would damage what the other has written\n"
-        "  fix:   give one of them another path"
+        "  fix:   use another path for one of them"
     )
     BackendGroup([JSONLinesBackend("log.jsonl"), CSVBackend("log.csv")])
 

@@ -46,7 +46,7 @@ def test_conflict(report, sample):
         "ConflictError: WarmUp() and Decay() both write `hyperparams.learning_rate` and no order is declared.",
         f"  where: WarmUp.stateaccess  kit/train.py:{defined_at(sample, 'train.py', 'WarmUp')}",
         f"         Decay.stateaccess  kit/train.py:{defined_at(sample, 'train.py', 'Decay')}",
-        "  why:   at ForwardBegin x TrainingPhase both run, and the result depends on which is last",
+        "  why:   both run at ForwardBegin x TrainingPhase, and the result depends on which one is last",
         "  fix:   put them in the list as `in_order(WarmUp(), Decay())`",
         "     or: make `Decay.runafter()` return `(WarmUp,)`",
     ]
@@ -57,7 +57,7 @@ def test_cycle(report, sample):
         "CycleError: 2 callbacks form a cycle: Norm() -> Scale() -> Norm().",
         "  where: Norm() -> Scale(): Norm writes `step.norm`, Scale reads it",
         "         Scale() -> Norm(): Scale writes `step.grads`, Norm reads it",
-        "  why:   at BackwardEnd x TrainingPhase no order satisfies all of these",
+        "  why:   at BackwardEnd x TrainingPhase, no order satisfies all of these",
         "  fix:   put them in the list as `in_order(Norm(), Scale())`",
         "     or: in `Norm`, declare `Read(previous=True)` if a value from an earlier moment is sufficient",
         "     or: in `Norm` or `Scale`, narrow a handler that uses less with `@on(..., access={...})`",

@@ -35,7 +35,7 @@ def refused(make, *, error: type[fluxcb.FluxcbError] = DeclarationError, **argum
         (
             {"learning_rate": 0.1},
             "`Population` was given no sequence, so the number of members is unknown.\n"
-            "  why:   each member gets one value of every sequence, and all values that are no sequence\n"
+            "  why:   each member gets one value of every sequence, and all values that are not sequences\n"
             "  fix:   pass e.g. `learning_rate=[1e-3, 1e-2]` or `key=range(8)`",
         ),
         (

@@ -343,7 +343,7 @@ def test_non_iterable_data_raises():
         make(7)
     assert str(raised.value) == (
         "`data.training` is int, which cannot be iterated.\n"
-        "  fix:   give a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"
+        "  fix:   pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"
     )
 
 
@@ -449,22 +449,22 @@ def test_first_batch_determines_shape_without_example():
             (
                 {"epochs": value},
                 f"The number of epochs of `fit` must be a whole number of at least 1, not {value!r}.\n"
-                "  why:   periods and counts are numbers of whole steps or epochs\n"
-                "  fix:   give a positive int",
+                "  why:   periods and counts are whole numbers of steps or epochs\n"
+                "  fix:   pass a positive int",
             )
             for value in (0, -1, 1.5, True, "3")
         ),
         (
             {"steps": 0},
             "`steps` of `fit` must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (
             {"epochs": 1, "steps_per_epoch": 0},
             "`steps_per_epoch` of `fit` must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
     ],
 )

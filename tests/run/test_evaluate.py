@@ -459,7 +459,7 @@ def test_batch_size_for_batched_data_raises(refused):
         "`batch_size` of `learner.evaluate` is only for arrays, but the data is of type `list`.\n"
         "  why:   a loader or a list of batches already determines the batch size\n"
         "  fix:   leave out `batch_size`\n"
-        "     or: give the examples as arrays: `(xs, ys)`",
+        "     or: pass the examples as arrays: `(xs, ys)`",
     ):
         linear().evaluate(BATCHES, batch_size=4)
 

@@ -786,8 +786,8 @@ def test_timeline_has_track_for_each_thread(tmp_path):
         (
             lambda: fluxcb.ThreadExecutor(0),
             "`workers` of `ThreadExecutor` must be a whole number of at least 1, not 0.\n"
-            "  why:   periods and counts are numbers of whole steps or epochs\n"
-            "  fix:   give a positive int",
+            "  why:   periods and counts are whole numbers of steps or epochs\n"
+            "  fix:   pass a positive int",
         ),
         (
             lambda: fluxcb.DaskExecutor(3),

@@ -263,7 +263,7 @@ def test_batches_without_arrays_run_steps_but_none_raises(steps_per_call):
     assert learner.step == 20
     with pytest.raises(DataError) as raised:
         learner_of([numbered(1)[0], None], steps_per_call=steps_per_call).fit(1)
-    assert str(raised.value).splitlines()[0] == "`data.training` yields None, which is no batch."
+    assert str(raised.value).splitlines()[0] == "`data.training` yields None, which is not a batch."
 
 
 def test_replaced_data_uses_windows_and_frees_old_data(no_clock):

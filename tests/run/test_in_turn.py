@@ -589,9 +589,9 @@ def test_steps_with_wrong_length_raise(refused, steps):
 def test_non_positive_steps_raise(refused):
     with refused(
         DeclarationError,
-        "Each of `steps` of `InTurn` must be a whole number of at least 1, not 0.\n"
-        "  why:   periods and counts are numbers of whole steps or epochs\n"
-        "  fix:   give a positive int",
+        "Each number in `steps` of `InTurn` must be a whole number of at least 1, not 0.\n"
+        "  why:   periods and counts are whole numbers of steps or epochs\n"
+        "  fix:   pass a positive int",
     ):
         InTurn(A(), B(), steps=(1, 0))
 

@@ -390,7 +390,7 @@ def test_invalid_state_functions_raise():
     ]
     assert refusal([], set_state=print) == [
         "`callbacks_as_hook` was given `set_state` without `state`.",
-        "  fix:   give both: `callbacks_as_hook(callbacks, values, state=get, set_state=put)`",
+        "  fix:   pass both: `callbacks_as_hook(callbacks, values, state=get, set_state=put)`",
     ]
     assert refusal([], resume=True, **STATE) == [
         "`resume=True` of `callbacks_as_hook` needs `state` and `set_state`.",

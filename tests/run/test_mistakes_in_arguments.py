@@ -208,7 +208,7 @@ def test_nested_list_of_callbacks_names_the_star():
     refuses(
         DeclarationError,
         "The callbacks list contains [Metrics()], which is not a callback instance.",
-        ("put its callbacks into the list itself: `callbacks=[*group, ...]`",),
+        ("unpack its callbacks into the list: `callbacks=[*group, ...]`",),
         lambda: testlearner(group),
     )
     testlearner(*group)

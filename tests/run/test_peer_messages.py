@@ -191,7 +191,7 @@ def test_mark_while_other_process_continues_raises():
         "  where: process 1: continues with another step\n"
         "         process 0: the data ends\n"
         "  why:   each step is computed by all processes, with batches of the same shape on each\n"
-        "  fix:   give all processes the same number of batches, of the same shapes"
+        "  fix:   pass the same number of batches, of the same shapes, to all processes"
     )
     assert str(first.error) == str(second.error).replace(
         "the data ends\n", "the data ends\n         reported by process 1\n"

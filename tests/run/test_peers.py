@@ -32,7 +32,7 @@ def test_message_of_uneven_data(tmp_path):
         "         process 1: the data of LossTrainingPhase ends after step 7 of epoch 1\n"
         "         reported by process 0\n"
         "  why:   each step is computed by all processes, with batches of the same shape on each\n"
-        "  fix:   give all processes the same number of batches, of the same shapes\n"
+        "  fix:   pass the same number of batches, of the same shapes, to all processes\n"
     )
 
 

@@ -441,7 +441,7 @@ def test_shuffling_loader_raises(refused):
         DataError,
         "`data` of `learner.predict` is an `ArrayLoader` that shuffles.\n"
         "  why:   the outputs would be in random order, and not in the order of the arrays\n"
-        "  fix:   give the array of inputs: `learner.predict(xs)`\n"
+        "  fix:   pass the array of inputs: `learner.predict(xs)`\n"
         "     or: build the loader with `shuffle=False`",
     ):
         fixed().predict(fluxcb.data.map(lambda batch: batch, ArrayLoader((XS, YS), 4)))
@@ -452,7 +452,7 @@ def test_loader_that_drops_examples_raises(refused):
         DataError,
         "`data` of `learner.predict` is an `ArrayLoader` with `drop_last=True`.\n"
         "  why:   there would be no outputs for the examples of the last batch\n"
-        "  fix:   give the array of inputs: `learner.predict(xs)`\n"
+        "  fix:   pass the array of inputs: `learner.predict(xs)`\n"
         "     or: build the loader with `drop_last=False`",
     ):
         fixed().predict(ArrayLoader((XS, YS), 4, shuffle=False, drop_last=True))
@@ -467,7 +467,7 @@ def test_data_that_yields_no_batches_raises(data, shown, refused):
         DataError,
         "`data` of `learner.predict` must be an array, a batch, or an iterable of batches, "
         f"but it is {shown}.\n"
-        "  fix:   give arrays of inputs, a list of batches, or a loader",
+        "  fix:   pass arrays of inputs, a list of batches, or a loader",
     ):
         fixed().predict(data)
 
@@ -527,7 +527,7 @@ def test_pair_as_list_raises(refused):
         DataError,
         "Batch 2 of `data` of `learner.predict` is int32[10], and the first one is float32[10, 3].\n"
         "  why:   a list is interpreted as a list of batches\n"
-        "  fix:   give one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
+        "  fix:   pass one batch as a tuple, `(xs, ys)`, or only its inputs, `xs`",
     ):
         fixed(data=None).predict([XS, labels])
     assert fixed().predict((XS, labels)).shape == fixed().predict(XS).shape
@@ -564,7 +564,7 @@ def test_non_array_raises(refused):
         "numbers.\n"
         "  why:   JAX treats a list as a container, so each number in it would become a separate array\n"
         "  fix:   convert it to an array: `np.asarray(values)`\n"
-        "     or: give several batches as a list, `[batch1, batch2]`, and one batch as a tuple",
+        "     or: pass several batches as a list, `[batch1, batch2]`, and one batch as a tuple",
     ):
         fixed().predict([[1.0, 2.0, 3.0]])
 
@@ -582,7 +582,7 @@ def test_batch_size_for_batched_data_raises(refused):
         "`batch_size` of `learner.predict` is only for arrays, but `data` is of type `list`.\n"
         "  why:   a loader or a list of batches already determines the batch size\n"
         "  fix:   leave out `batch_size`\n"
-        "     or: give the inputs as an array",
+        "     or: pass the inputs as an array",
     ):
         fixed().predict(BATCHES, batch_size=4)
 

@@ -190,11 +190,11 @@ def test_messages():
         "     or: make the dimension a multiple of the devices",
         "DeclarationError: A mesh with data=3, model=1 does not fit 8 devices.\n"
         "  why:   the sizes multiply to 3, which must be the number of devices\n"
-        "  fix:   let one axis take the rest: `fluxcb.mesh(data=-1)`\n"
+        "  fix:   let one axis use the remaining devices: `fluxcb.mesh(data=-1)`\n"
         "     or: choose the devices: `fluxcb.mesh(data=3, model=1, devices=jax.devices()[:3])`",
         "DeclarationError: A mesh with data=4, model=1 does not fit 8 devices.\n"
         "  why:   the sizes multiply to 4, which must be the number of devices\n"
-        "  fix:   let one axis take the rest: `fluxcb.mesh(data=-1)`\n"
+        "  fix:   let one axis use the remaining devices: `fluxcb.mesh(data=-1)`\n"
         "     or: choose the devices: `fluxcb.mesh(data=4, model=1, devices=jax.devices()[:4])`",
         "DeclarationError: A callback has moved `params.down` to SingleDeviceSharding(device=CpuDevice(id=1), "
         "memory_kind=device).\n"

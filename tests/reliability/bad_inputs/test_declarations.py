@@ -102,7 +102,7 @@ class States(Callback):
 
 
 MAPPING = "`States.stateaccess` must return a mapping of state to permissions, not {}."
-PERMISSION = "`States.stateaccess` gives `{}` {}, which is not a permission."
+PERMISSION = "`States.stateaccess` maps `{}` to {}, which is not a permission."
 KEY = "`States.stateaccess` has the key {!r} at the top level; keys are single names."
 PART = "States() declares access to `{}`, which is not a part of the Learner.{}"
 
