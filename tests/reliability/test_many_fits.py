@@ -34,5 +34,7 @@ def test_many_fits_and_learners_leave_nothing_behind(times):
         assert late["objects"] - early["objects"] < each, late["what"]
     # Between the fits of a Learner there is the Learner, and its open logs; after the last one there is nothing.
     last = held[-1]
-    assert {name: last[name] for name in SAME} == {name: nothing[name] for name in SAME}
+    # A thread of an imported library may still have run at the beginning.
+    kept = [name for name in SAME if name != "threads"]
+    assert {name: last[name] for name in kept} == {name: nothing[name] for name in kept}
     assert (last["arrays"], last["learners"], last["threads"]) == (0, 0, ["MainThread"])
