@@ -300,6 +300,6 @@ def test_conflict_at_moment_added_later_raises_on_every_request(refused: Any) ->
 def test_cycle_at_moment_added_later_raises_on_every_request() -> None:
     graph = checked_graph([wants("Chicken", "chicken", "egg"), wants("Egg", "egg", "chicken")], [])
     for phase in (TrainingPhase, TrainingPhase, ValidationPhase):
-        with pytest.raises(CycleError, match=f"at StepEnd x {phase.__name__} no order"):
+        with pytest.raises(CycleError, match=f"at StepEnd x {phase.__name__}, no order"):
             graph.order(StepEnd, phase)
     assert graph.edges == {}

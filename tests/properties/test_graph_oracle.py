@@ -482,7 +482,7 @@ def compare(case: Case, classes: Sequence[type[Drawn]] = ()) -> None:
     cycles = [p for p in graph.problems if isinstance(p, CycleError)]
     assert len(cycles) + len([p for p in graph.problems if isinstance(p, ConflictError)]) == len(graph.problems)
     for cycle in cycles:  # each edge told is a constraint at the moment told
-        told = re.search(r"at (\w+) x (\w+) no order", cycle.why)
+        told = re.search(r"at (\w+) x (\w+), no order", cycle.why)
         assert told is not None
         moment = next(m for m in MOMENTS if (m[0].__name__, m[1].__name__) == told.groups())
         loop = numbers(cycle.what)
