@@ -249,7 +249,7 @@ ROWS = [
     ),
     row("appears twice in the list", "tick = Tick(); learner(tick, tick)", "learner(Tick(), Tick())"),
     row(
-        "is wider than its class's",
+        "is wider than that of its class",
         """
         class Mine(Callback):
             @on(access={"step": {"loss": Read()}})

@@ -240,7 +240,7 @@ ROWS += [
         SEVERAL + "Metrics(Metric(lambda outputs, ys: accuracy(outputs['logits'], ys), name=\"accuracy\"))",
     ),
     row(
-        "`like` has 1 at `like['w']`, which is no array.",
+        "`like` has 1 at `like['w']`, which is not an array.",
         "fit(Checkpointer('runs'))\nload_params('runs', like={'w': 1})",
         "fit(Checkpointer('runs'))\nload_params('runs', like={'w': jax.ShapeDtypeStruct((1, 1), jnp.float32)})"
         "  # jax.ShapeDtypeStruct((3,), jnp.float32)",
