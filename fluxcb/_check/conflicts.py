@@ -6,7 +6,6 @@ import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from fluxcb._declare.access import Append, Permission, Read, dotted, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
@@ -222,25 +221,28 @@ def contradictory_orders(first: str, second: str) -> str:
 
 
 def contradictory_copies(
-    one: Declared, other: Declared, declared: Sequence[Declared], ordered: Collection[tuple[int, int]]
-) -> ConflictError | None:
-    """Return the error for two conflicting callbacks of `[in_order(A(), B()), in_order(B(), A())]`, or None.
+    declared: Sequence[Declared], ordered: Collection[tuple[int, int]]
+) -> list[tuple[set[int], ConflictError]]:
+    """Return the contradictions such as `[in_order(A(), B()), in_order(B(), A())]`, each with its four positions.
 
     Each `in_order` has its own instances, so the orders form no cycle. But the conflicts of four callbacks, such as
     `A()` and `A() #2`, would not show what is wrong with the list.
     """
-    texts = [repr(d.callback) for d in declared]
-    for pair, reverse in combinations(sorted(ordered), 2):
-        first, second = (texts[i] for i in pair)
-        same = first != second and [texts[i] for i in reverse] == [second, first]
-        if same and {one.position, other.position} <= {*pair, *reverse}:
-            return ConflictError(
-                contradictory_orders(first, second),
+    found = []
+    stated: dict[tuple[str, str], tuple[int, int]] = {}
+    for pair in sorted(ordered):
+        first, second = (repr(declared[i].callback) for i in pair)
+        stated.setdefault((first, second), pair)
+        reverse = stated.get((second, first))
+        if reverse is not None and first != second:
+            error = ConflictError(
+                contradictory_orders(second, first),
                 why="the two `in_order(...)` contain different instances, so the list contains each callback twice, "
                 "and no order of its two instances is declared",
                 fix=[DELETE_ONE, "to use all four, assign them to variables, and put them into one `in_order(...)`"],
             )
-    return None
+            found.append(({*pair, *reverse}, error))
+    return found
 
 
 def ordering(one: Declared, other: Declared) -> str:

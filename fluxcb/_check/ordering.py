@@ -307,13 +307,17 @@ class Ordering:
     # -- reporting problems -----------------------------------------------------------------
 
     def _report_conflicts(self) -> None:
-        for found in self.conflicts:
-            if found.error is None and found.shared is not None:
-                copies = contradictory_copies(found.a.declared, found.b.declared, self.declared, self._ordered)
-                moments = [moment_name(m) for m in found.moments]
-                found.error = copies or conflict(found.a, found.b, found.shared, moments)
-                if str(found.error) not in map(str, self.problems):
-                    self.problems.append(found.error)
+        new = [(found, found.shared) for found in self.conflicts if found.error is None and found.shared is not None]
+        copies = contradictory_copies(self.declared, self._ordered) if new else []
+        reported: set[int] = set()
+        for found, shared in new:
+            pair = {found.a.declared.position, found.b.declared.position}
+            # One error for all conflicts of a contradiction.
+            error = next((error for positions, error in copies if pair <= positions), None)
+            found.error = error or conflict(found.a, found.b, shared, [moment_name(m) for m in found.moments])
+            if id(found.error) not in reported:
+                reported.add(id(found.error))
+                self.problems.append(found.error)
 
     def _report_cycle(self, members: set[int], relations: Relations, moment: Moment) -> None:
         import networkx as nx

@@ -150,8 +150,8 @@ def nbytes_of(tree: PyTree) -> int:
 def process_nbytes_of(tree: PyTree) -> int:
     """Return the size of a pytree of arrays in one process (bytes).
 
-    A sharded array counts with the shards on the devices of the process. If the processes have different numbers of
-    devices, the largest size counts, so all processes get the same number.
+    For a sharded array, this is the size of the shards on the devices of the process. If the processes have different
+    numbers of devices, the result is the largest of these sizes, so it is the same in all processes.
     """
 
     def size(x: Any) -> int:

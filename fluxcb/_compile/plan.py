@@ -75,7 +75,7 @@ class Plan:
 
     Args:
         graph: The checked graph.
-        backend: Returns the backend through which one callback's proxies use the host's state.
+        backend: Returns the backend through which the proxies of a callback read and write the state on the host.
         timed: Wraps a handler's function, given its names, in a function that records its time. None for no timing.
         adapted: Returns a host call adapted to this process. None to use it unchanged.
     """

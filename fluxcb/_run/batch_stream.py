@@ -14,8 +14,8 @@ from fluxcb._compile.leaves import check_examples, check_leaves, is_suspect
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_placement import BatchPlacement
+from fluxcb._run.stream_errors import no_batches, none_as_batch, used_up
 from fluxcb._run.stream_marks import LeftOut, Mark, StreamMarks
-from fluxcb._run.used_up_iterators import used_up
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
 
@@ -76,7 +76,7 @@ class BatchStream:
                 fix="pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
             )
         if in_memory and len(source) == 0:
-            raise _empty_error(name)
+            raise no_batches(name)
         self._placement = placement
         # The same, expected for a whole pass.
         self._drops = placement.check_source(source) if placement is not None else 0
@@ -93,7 +93,7 @@ class BatchStream:
         if spec is None:
             batch = self.source[0] if in_memory else self.peek()
             if batch is None:
-                raise self._none_error()
+                raise none_as_batch(self.name)
             self._check(batch, 1)
             if not in_memory:
                 # `peek` has placed the batch on the mesh, so its spec is already that of the mesh.
@@ -120,7 +120,7 @@ class BatchStream:
                 self._begin_pass()
             batch = self._pull()
             if batch is None:
-                raise _empty_error(self.name)
+                raise no_batches(self.name)
             self._buffered.append(batch)
         return self._buffered[0]
 
@@ -225,26 +225,19 @@ class BatchStream:
             batch = next(iterator)
         except StopIteration:
             if self._pulled == 0:
-                raise _empty_error(self.name) from None
+                raise no_batches(self.name) from None
             # A second iteration of a used-up iterator would be an empty epoch, so `_begin_pass` refuses it.
             self._exhausted = self._one_shot
             self._drops = max(self._drops, self._dropped)  # some sizes are known only now
             return None
         if batch is None:
-            raise self._none_error()
+            raise none_as_batch(self.name)
         # A complete check of every batch would be too slow, so only batches that fail a cheap test are checked.
         if is_suspect(batch):
             self._check(batch, self._pulled + 1)
         self._pulled += 1
         self._total_pulled += 1
         return _copy_arrays(batch) if self._copies else batch
-
-    def _none_error(self) -> DataError:
-        return DataError(
-            f"`{self.name}` yields None, which is not a batch.",
-            why="a batch is a pytree of arrays",
-            fix="leave out what has no batch; an iterator ends by StopIteration",
-        )
 
     def end_epoch(self, *, continues_stream: bool) -> None:
         """End the epoch, and drop the rest of the pass unless the next epoch continues it."""
@@ -433,14 +426,6 @@ class BatchStream:
             while (left_out := self._left_out.recent.pop(self.consumed - 1, None)) is not None:
                 self._buffered.appendleft(left_out)
             self._buffered.appendleft(batch)
-
-
-def _empty_error(name: str) -> DataError:
-    return DataError(
-        f"`{name}` yields no batches.",
-        why="an epoch without a step has no loss and no metrics",
-        fix="check its length and filters; with `drop_last=True`, the batch size may exceed the data",
-    )
 
 
 def _copy_arrays(batch: Batch) -> Batch:

@@ -21,11 +21,10 @@ from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.state import STEP_FLAGS
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
-from fluxcb._run.refused_step_writes import computed_value_written, flag_written_late, refused_step_write
+from fluxcb._run.refused_access import computed_value_written, flag_written_late, refused_step_write, undeclared_fix
 from fluxcb._run.services import Services
 from fluxcb._run.shared_parts import is_hub, object_at, part_names, shared_part
 from fluxcb._run.state import HostState
-from fluxcb._run.undeclared_access import undeclared_fix
 from fluxcb._run.views import read_only
 from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath

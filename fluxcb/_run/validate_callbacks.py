@@ -20,7 +20,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
-from fluxcb._run.refused_step_writes import flag_written_late
+from fluxcb._run.refused_access import flag_written_late
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks import Monitors, StopOnNaNLoss

@@ -370,3 +370,24 @@ def test_run_first_with_common_base_class_raises() -> None:
 def test_not_defined_keeps_conflict() -> None:
     with pytest.raises(ConflictError, match=r"^WarmUp and Answering both write"):
         checked_graph([WarmUp(LR), Answering(LR, lambda me, other: NotDefined())], PHASES)
+
+
+def test_text_of_each_conflict_is_made_at_most_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Writer(Base):
+        @on
+        def write(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+    formatted = []
+    text_of = ConflictError.__str__
+
+    def counted(error: ConflictError) -> str:
+        formatted.append(error)
+        return text_of(error)
+
+    monkeypatch.setattr(ConflictError, "__str__", counted)
+    with pytest.raises(CheckError) as raised:
+        checked_graph([Writer({"params": Write()}) for _ in range(30)], PHASES)
+    pairs = 30 * 29 // 2
+    assert len(getattr(raised.value, "problems", ())) == pairs
+    # At most once for each conflict, in the message with all of them.
+    assert len(formatted) <= pairs

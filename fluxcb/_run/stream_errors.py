@@ -1,11 +1,29 @@
-"""The error for a one-shot iterator that a second epoch needs."""
+"""The errors for data sources that have no batches, no more batches, or None instead of a batch."""
 
 from types import GeneratorType
 from typing import Any
 
 from fluxcb._errors import DataError
 
-__all__ = ["used_up"]
+__all__ = ["no_batches", "none_as_batch", "used_up"]
+
+
+def no_batches(name: str) -> DataError:
+    """Return the error for a data source that yields nothing; `name` is its name in messages."""
+    return DataError(
+        f"`{name}` yields no batches.",
+        why="an epoch without a step has no loss and no metrics",
+        fix="check its length and filters; with `drop_last=True`, the batch size may exceed the data",
+    )
+
+
+def none_as_batch(name: str) -> DataError:
+    """Return the error for a data source that yields None; `name` is its name in messages."""
+    return DataError(
+        f"`{name}` yields None, which is not a batch.",
+        why="a batch is a pytree of arrays",
+        fix="skip the items that have no batch; an iterator ends with StopIteration",
+    )
 
 
 def used_up(name: str, source: Any) -> DataError:
