@@ -101,7 +101,7 @@ class CarryLayout:
             return structure.unflatten([self._extract_one(arrays, leaves[0])])
         needed = {self._places[index][0] for index in leaves}
         count = len(self._names)
-        on_host = [np.array(x) if at < count and at in needed else x for at, x in enumerate(arrays)]
+        on_host = [np.array(x) if at < count and at in needed else _on_device(x) for at, x in enumerate(arrays)]
         # `jnp.asarray` compiles a program for each shape.
         small = iter(jax.device_put([self._leaf(on_host, index) for index in leaves if self.vectors[index]]))
         return structure.unflatten(next(small) if self.vectors[at] else self._leaf(on_host, at) for at in leaves)
@@ -119,7 +119,9 @@ class CarryLayout:
         small = [index for index in leaves if self.vectors[index]]
         places = tuple((*self._places[index], self.signature[1][index][0]) for index in small)
         extracted = dict(zip(small, _cut_out_all(arrays[: len(self._names)], places), strict=True))
-        return structure.unflatten(extracted[at] if self.vectors[at] else self._leaf(arrays, at) for at in leaves)
+        return structure.unflatten(
+            extracted[at] if self.vectors[at] else _on_device(self._leaf(arrays, at)) for at in leaves
+        )
 
     def keep(self, arrays: Sequence[jax.Array], parts: Sequence[PyTree]) -> list[Callable[[], PyTree]]:
         """Copy parts of the carry in some arrays without waiting for them.
@@ -187,17 +189,17 @@ class CarryLayout:
                 leaf.delete()
 
     def replaced(self, arrays: Sequence[Any], index: int, value: np.ndarray) -> list[Any]:
-        """Return the arrays that hold a carry, with another value for one array. The vector is copied to host memory.
+        """Return the arrays that hold a carry, with another value for one array.
 
-        The vector stays in host memory until the next call, because `device_put` would take 0.1 ms. The first of the
-        arrays is always a JAX array.
+        The new value, or the vector that holds it, stays in host memory until the next call, because `device_put` would
+        take 0.1 ms. The first of the arrays is always a JAX array.
         """
         at, start = self._places[index]
-        if not self.vectors[index]:
-            return [*arrays[:at], jax.device_put(value), *arrays[at + 1 :]]
-        vector = np.array(arrays[at])
-        vector[start : start + value.size] = value.reshape(-1)
-        return [*arrays[:at], vector if at else jax.device_put(vector), *arrays[at + 1 :]]
+        if self.vectors[index]:
+            vector = np.array(arrays[at])
+            vector[start : start + value.size] = value.reshape(-1)
+            value = vector
+        return [*arrays[:at], value if at else jax.device_put(value), *arrays[at + 1 :]]
 
     @functools.cached_property
     def _cut_out_before(self) -> set[int]:
@@ -254,6 +256,11 @@ def _cut_out(vector: jax.Array, start: int, shape: tuple[int, ...]) -> jax.Array
 @functools.partial(jax.jit, static_argnums=1)
 def _cut_out_all(vectors: list[jax.Array], places: tuple[tuple[int, int, tuple[int, ...]], ...]) -> list[jax.Array]:
     return [vectors[at][start : start + math.prod(shape)].reshape(shape) for at, start, shape in places]
+
+
+def _on_device(x: Any) -> Any:
+    """Return an array as a JAX array, also if `CarryLayout.replaced` left it in host memory."""
+    return jax.device_put(x) if isinstance(x, np.ndarray) else x
 
 
 def _is_small(leaf: jax.Array) -> bool:

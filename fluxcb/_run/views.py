@@ -66,6 +66,9 @@ _FORWARDED = (
 )
 
 
+_IMMUTABLE = frozenset((int, float, str, bool, types.NoneType))
+
+
 def read_only(value: Any, refuse: Callable[[], AccessError]) -> Any:
     """Return a view of a mutable object, or the object itself if it cannot be changed.
 
@@ -73,6 +76,8 @@ def read_only(value: Any, refuse: Callable[[], AccessError]) -> Any:
         value: The object.
         refuse: Returns the error that a write through the view raises.
     """
+    if type(value) in _IMMUTABLE:  # most values, and the checks below take longer
+        return value
     # NumPy has its own read-only views, which cost no copy.
     if isinstance(value, np.ndarray):
         view = value.view()

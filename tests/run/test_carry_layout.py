@@ -284,3 +284,22 @@ def test_failing_call_of_straight_program():
         learner.fit(1)
     with pytest.raises(StateLostError):
         _ = learner.params
+
+
+@pytest.mark.parametrize("optimizer", [optax.adam(0.01), optax.sgd(0.01)], ids=["packed counters", "separate counters"])
+def test_counters_written_by_the_host_are_jax_arrays_in_the_carry(optimizer):
+    # With SGD, the counters are the only integers of the carry, so they are a separate array and not part of a vector.
+    learner = learner_of(optimizer=optimizer)
+    learner.fit(1)
+    train = learner._core.state.train
+    arrays, layout = train._arrays, train._layout
+    assert isinstance(layout, CarryLayout)
+    train.set_counters(learner._core.state.progress)
+    assert not all(isinstance(array, jax.Array) for array in train._arrays)  # the next call transfers them
+    parts = layout.unpack(train._arrays), layout.extract(train._arrays, layout.indices)
+    for carry in parts:
+        assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(carry))
+        np.testing.assert_array_equal(carry["counters"][:3], [12, 1, 12])
+    assert train._arrays[0] is arrays[0]
+    learner.fit(1)
+    assert (learner.step, learner.epoch) == (24, 2)
