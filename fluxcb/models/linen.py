@@ -192,7 +192,9 @@ def _naming_streams(streams: tuple[str, ...]) -> Iterator[None]:
     except InvalidRngError as error:
         # `module.init` does not find the mistake, because Linen uses the stream `params` for missing streams.
         if (missing := _MISSING_STREAM.search(str(error))) and missing[1] not in streams:
-            error.add_note(f"fix: pass `fluxcb.models.linen(module, rng_streams={(*streams, missing[1])!r})` as the model")
+            error.add_note(
+                f"fix: pass `fluxcb.models.linen(module, rng_streams={(*streams, missing[1])!r})` as the model"
+            )
         raise
 
 

@@ -175,7 +175,7 @@ def test_running_statistics_match_batches():
 
 
 def key_of_model(key, step):
-    """Return the key of a training step, as docs/how-to/flax.md documents it."""
+    """Return the key of a training step, as docs/how-to/compare-with-a-loop.md documents it."""
     return jax.random.fold_in(jax.random.fold_in(key, step), zlib.crc32(b"phase training") & 0x7FFFFFFF)
 
 
