@@ -154,8 +154,7 @@ class TracedLearner(StepLearner):
     @property
     def key(self) -> Any:
         """The random key of this step for the phase. Each access returns the same key, so split it."""
-        # The prefix separates the key from that of a callback with the same name.
-        return self._state.key_for(f"phase {type(self._state.phase).__name__}")
+        return self._state.model_key()
 
     def forward(self, params: PyTree, xs: PyTree) -> PyTree:
         """Apply the model to a batch of inputs."""

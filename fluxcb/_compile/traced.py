@@ -254,8 +254,11 @@ class TraceState:
             self.values, self._level, self.losses, self._replays = before
 
     def model_key(self) -> Any:
-        """Return the random key of this step for the model."""
-        return self.key_for(f"phase {type(self.phase).__name__}")
+        """Return the random key of this step for the model, and for the phase itself."""
+        # By name and not by class, because a Learner replaces `TrainingPhase` by `LossTrainingPhase` for some loss
+        # functions, and both forms of a loss must draw the same dropout masks. The prefix separates the key from that
+        # of a callback with the same name.
+        return self.key_for(f"phase {type(self.phase).name}")
 
     def keep_model_state(self, new: PyTree, what: str) -> None:
         """Keep the model's new state if the phase trains. An error about its shape begins with `what`."""

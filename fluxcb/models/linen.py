@@ -1,9 +1,11 @@
 """Flax Linen modules."""
 
+import contextlib
 import functools
 import inspect
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,8 @@ except ImportError:  # JAX before 0.10
     from jax.core import get_opaque_trace_state
 
 __all__ = ["BoundLinen", "LinenAdapter", "linen"]
+
+_MISSING_STREAM = re.compile(r'needs PRNG for "(\w+)"')  # the message of Flax
 
 
 @entry_point
@@ -45,8 +49,8 @@ def linen(
         train_argument: The keyword argument of the module's call that selects training mode. With None, the adapter
             looks for `train`, `training`, `is_training` or `deterministic` among the parameters of the call, and passes
             nothing if there is none. `deterministic` is True during evaluation, the others are True during training.
-        rng_streams: Names of the random streams that the module uses in a call. The first stream gets the key of the
-            step itself, the other streams get keys that are folded from it.
+        rng_streams: Names of all random streams that the module uses in a call. The first stream gets the key of the
+            step itself. The stream with the index `i` gets `jax.random.fold_in(key, i)`.
 
     Returns:
         The adapter.
@@ -141,9 +145,10 @@ class LinenAdapter:
         variables = {"params": params, **model_state}
         mutable = list(model_state) if train else []
         keywords = {"rngs": self._rngs(key), **self._keywords(train)}
-        if not mutable:
-            return self._module.apply(variables, xs, **keywords), model_state
-        outputs, updated = self._module.apply(variables, xs, mutable=mutable, **keywords)
+        with _naming_streams(self._streams):
+            if not mutable:
+                return self._module.apply(variables, xs, **keywords), model_state
+            outputs, updated = self._module.apply(variables, xs, mutable=mutable, **keywords)
         return outputs, {**model_state, **core.unfreeze(updated)}
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
@@ -175,6 +180,22 @@ class LinenAdapter:
     def __repr__(self) -> str:
         """Return a short form of the call that created the adapter."""
         return f"linen({type(self._module).__qualname__})"
+
+
+@contextlib.contextmanager
+def _naming_streams(streams: tuple[str, ...]) -> Iterator[None]:
+    """Add a fix to Flax's error for a random stream that is not in `rng_streams`."""
+    from flax.errors import InvalidRngError
+
+    try:
+        yield
+    except InvalidRngError as error:
+        # `module.init` does not find the mistake, because Linen uses the stream `params` for missing streams.
+        if (missing := _MISSING_STREAM.search(str(error))) and missing[1] not in streams:
+            error.add_note(
+                f"fix: pass `fluxcb.models.linen(module, rng_streams={(*streams, missing[1])!r})` as the model"
+            )
+        raise
 
 
 class _Callable(ABC):
@@ -255,14 +276,15 @@ class BoundLinen(_Callable):
 
         number, self._calls = self._calls, self._calls + 1
         own = {name: jax.random.fold_in(key, number) if number else key for name, key in self._rngs.items()}
-        outputs, changed = self._module.apply(
-            {"params": self.params, **self.model_state},
-            *args,
-            rngs={**own, **(rngs or {})},
-            mutable=core.DenyList(("params",) if self._train else ("params", *self.model_state)),
-            method=method,
-            **self._keywords(method, args, kwargs),
-        )
+        with _naming_streams(tuple(own)):
+            outputs, changed = self._module.apply(
+                {"params": self.params, **self.model_state},
+                *args,
+                rngs={**own, **(rngs or {})},
+                mutable=core.DenyList(("params",) if self._train else ("params", *self.model_state)),
+                method=method,
+                **self._keywords(method, args, kwargs),
+            )
         changed = core.unfreeze(changed)
         state = {name: changed.get(name, value) for name, value in self.model_state.items()}
         if get_opaque_trace_state() != self._level:

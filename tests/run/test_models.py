@@ -1,5 +1,7 @@
 """Learners for models of every library train, keep the user's object unchanged, and return a trained model."""
 
+import zlib
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -10,7 +12,9 @@ import pytest
 from flax import nnx
 
 from fluxcb import Callback, DeclarationError, Learner, Read, on
+from fluxcb.callbacks import Metrics
 from fluxcb.events import StepEnd
+from fluxcb.models import linen
 from fluxcb.phases import Phase, ValidationPhase
 
 RNG = np.random.default_rng(0)
@@ -168,6 +172,131 @@ def test_running_statistics_match_batches():
         mean = 0.9 * mean + 0.1 * np.mean(xs @ kernel + bias, axis=0)
     found = jax.tree.leaves({k: v for k, v in _flat(state).items() if k.endswith("mean")})
     np.testing.assert_allclose(found[0], mean, rtol=1e-3, atol=1e-5)
+
+
+def key_of_model(key, step):
+    """Return the key of a training step, as docs/how-to/compare-with-a-loop.md documents it."""
+    return jax.random.fold_in(jax.random.fold_in(key, step), zlib.crc32(b"phase training") & 0x7FFFFFFF)
+
+
+def loss_of_model(model, batch):
+    xs, ys = batch
+    return loss_fn(model(xs), ys)
+
+
+# Not Adam: the gradient of a bias before batch normalization is rounding noise, and Adam scales it to full updates.
+OPTIMIZER = optax.sgd(0.02, momentum=0.9)
+
+
+def trained_by_hand(apply, params, model_state, epochs):
+    """Train with a loop of Optax and `apply(params, model_state, xs, key)`. Return the parameters, state and losses."""
+    opt_state, losses = OPTIMIZER.init(params), []
+
+    @jax.jit
+    def step(params, model_state, opt_state, batch, key):
+        def loss(params):
+            outputs, new_state = apply(params, model_state, batch[0], key)
+            return loss_fn(outputs, batch[1]), new_state
+
+        (value, model_state), grads = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), model_state, opt_state, value
+
+    for number, batch in enumerate(BATCHES * epochs):
+        key = key_of_model(jax.random.key(7), number)
+        params, model_state, opt_state, value = step(params, model_state, opt_state, batch, key)
+        losses.append(value)
+    return params, model_state, losses
+
+
+def assert_close(left, right):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), left, right)
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize("loss", [loss_fn, loss_of_model])
+def test_linen_with_dropout_matches_hand_written_loop(loss, steps_per_call):
+    module = LinenNet()
+    variables = module.init(jax.random.key(3), XS[0], train=False)
+
+    def apply(params, model_state, xs, key):
+        variables = {"params": params, **model_state}
+        return module.apply(variables, xs, train=True, rngs={"dropout": key}, mutable=["batch_stats"])
+
+    stats = {"batch_stats": variables["batch_stats"]}
+    params, model_state, losses = trained_by_hand(apply, variables["params"], stats, 3)
+    learner = Learner(
+        module.bind(variables),
+        loss,
+        OPTIMIZER,
+        data=(BATCHES, BATCHES[:2]),
+        callbacks=[Metrics()],
+        key=7,
+        default_callbacks=False,
+        steps_per_call=steps_per_call,
+    )
+    history = learner.fit(3)
+    assert_close(learner.params, params)
+    assert_close(learner.model_state, model_state)
+    assert_close(np.array(history["training/loss"]), np.mean(np.reshape(losses, (3, -1)), axis=1))
+    # Validation and `evaluate`: no dropout, the running averages, and no change of these.
+    outputs = [module.apply({"params": params, **model_state}, xs, train=False) for xs in XS[:2]]
+    expected = np.mean([loss_fn(o, ys) for o, ys in zip(outputs, YS, strict=False)])
+    assert_close(history["validation/loss"][-1], expected)
+    assert_close(learner.evaluate()["loss"], expected)
+    assert_close(learner.predict(np.concatenate(XS[:2])), np.concatenate(outputs))
+    assert_close(learner.model_state, model_state)
+
+
+@pytest.mark.parametrize("kind", ["nnx", "equinox"])
+def test_documented_keys_reproduce_dropout_of_nnx_and_equinox(kind):
+    if kind == "nnx":
+        module = NNXNet(nnx.Rngs(0))
+        module.train()
+        graphdef, params, stats, random = nnx.split(module, nnx.Param, nnx.BatchStat, nnx.RngState)
+
+        def apply(params, model_state, xs, key):
+            seeds = {"key": jax.random.fold_in(key, zlib.crc32(b"dropout/rngs/key")), "count": jnp.uint32(0)}
+            seeded = nnx.from_flat_state((path, leaf.copy(seeds[path[-1]])) for path, leaf in nnx.to_flat_state(random))
+            stats = jax.tree.map(lambda x: x, model_state)  # new variables, which may change in this trace
+            model = nnx.merge(graphdef, params, stats, seeded)
+            outputs = model(xs)
+            return outputs, nnx.state(model, nnx.BatchStat)
+    else:
+        module = EquinoxNet(jax.random.key(0))
+        (params, static), stats = eqx.partition(module, eqx.is_inexact_array), {}
+
+        def apply(params, model_state, xs, key):
+            model = eqx.combine(params, static)
+            keys = jax.random.split(key, len(xs))
+            return jax.vmap(lambda x, key: model(x, key=key))(xs, keys), model_state
+
+    params, _, _ = trained_by_hand(apply, params, stats, 2)
+    learner = Learner(module, loss_fn, OPTIMIZER, data=BATCHES, key=7, default_callbacks=False)
+    learner.fit(2)
+    expected = nnx.to_pure_dict(params) if kind == "nnx" else params
+    assert_close(learner.params, expected)
+
+
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool):
+        x = nn.Dropout(0.1, deterministic=not train)(nn.Dense(1)(x))
+        return x + train * jax.random.normal(self.make_rng("noise"), x.shape)
+
+
+@pytest.mark.parametrize("loss", [loss_fn, loss_of_model])
+def test_unnamed_random_stream_raises_with_fix(loss):
+    from flax.errors import InvalidRngError
+
+    def fit(model):
+        return Learner(model, loss, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)
+
+    with pytest.raises(InvalidRngError) as raised:
+        fit(Noisy())
+    fix = "fix: pass `fluxcb.models.linen(module, rng_streams=('dropout', 'noise'))` as the model"
+    assert [note for note in raised.value.__notes__ if note.startswith("fix")] == [fix]
+    fit(linen(Noisy(), rng_streams=("dropout", "noise")))
 
 
 def _flat(tree):

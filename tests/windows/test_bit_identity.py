@@ -137,7 +137,7 @@ def by_hand(apply, optimizer, learner, steps):
 
     @jax.jit
     def step(params, opt_state, batch, number):
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), number), name_hash("phase TrainingPhase"))
+        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(0), number), name_hash("phase training"))
         value, grads = jax.value_and_grad(loss)(params, *batch, key)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state, value
