@@ -198,7 +198,8 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
     # Only suggest changes to classes that the user wrote.
     first, second = (other, one) if _is_shipped(other) else (one, other)
     if one.cls is not other.cls and not _is_shipped(second):
-        fixes.append(f"make `{second.cls.__name__}.runafter()` return `({first.cls.__name__},)`")
+        before, after = _class_name(first, second), _class_name(second, first)
+        fixes.append(f"make `{after}.runafter()` return `({before},)`")
     if one.cls is other.cls and repr(one.callback) == repr(other.callback):
         fixes.append(f"if you need only one {one.callback!r}, remove the other from the list")
     in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
@@ -261,6 +262,16 @@ def _is_expression(text: str) -> bool:
     except SyntaxError:
         return False
     return True
+
+
+def _class_name(declared: Declared, other: Declared) -> str:
+    """Return the name of a callback class, with its module if the other class has the same name."""
+    cls = declared.cls
+    if cls.__name__ != other.cls.__name__:
+        return cls.__name__
+    # Users import the classes of the library from `fluxcb.callbacks`, not from its submodules.
+    module = ".".join(cls.__module__.split(".")[:2]) if _is_shipped(declared) else cls.__module__
+    return f"{module}.{cls.__qualname__}"
 
 
 def _is_shipped(declared: Declared) -> bool:

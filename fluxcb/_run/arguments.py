@@ -307,7 +307,9 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
         raise DataError(
             f"`data` is a tuple of {len(data)}, which is neither batches nor `(training, validation)`.",
             why="a Learner trains on the first and validates on the second after each epoch",
-            fix=[
+            fix="write `data=training`, or `data=(training, validation)`"
+            if len(data) == 1
+            else [
                 "write `data=(training, validation)`, and `learner.evaluate(test)` after `fit`",
                 'measure on the other data in training: `InferenceRunner(test, ScalarStats("loss"), name="test")`',
             ],

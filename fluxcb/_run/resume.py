@@ -45,12 +45,15 @@ def lock_run(core: LearnerCore) -> None:
 
 def _check_separate(savers: list[RunLock]) -> None:
     """Raise an error for two savers of one directory. Their locks would exclude each other, as if of two runs."""
-    folders: dict[Any, RunLock] = {}
+    folders: dict[str, RunLock] = {}
     for saver in savers:
         folder = getattr(saver, "folder", None)  # the protocol does not require it
-        if folder is not None and folders.setdefault(folder, saver) is not saver:
+        if folder is None:
+            continue
+        other = folders.setdefault(os.path.realpath(str(folder)), saver)  # one directory can have several paths
+        if other is not saver:
             raise CheckpointError(
-                f"{folders[folder]!r} and {saver!r} write checkpoints to the same directory.",
+                f"{other!r} and {saver!r} write checkpoints to the same directory.",
                 why="their checkpoints would replace each other",
                 fix=["use a separate directory for each of them", "remove one of them"],
             )

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._declare.callback import Callback
@@ -87,13 +88,23 @@ def load(name: str, root: Path) -> Target:
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise DeclarationError(
-                f"`{found_name}` has no `{part}`."
-                f"{did_you_mean(part, [n for n in vars(value) if not n.startswith('_')])}",
+                f"`{found_name}` has no `{part}`.{did_you_mean(part, _possible_sets(value, module.__name__))}",
                 where=shown_path(getattr(module, "__file__", None) or module_name),
             )
         value = getattr(value, part)
         found_name += f"{':' if found_name == module_name else '.'}{part}"
     return _target(name, value)
+
+
+def _possible_sets(namespace: Any, module_name: str) -> list[str]:
+    """Return the names in a module or class that can be sets or contain sets, without imported classes and modules."""
+    return [
+        name
+        for name, value in vars(namespace).items()
+        if not name.startswith("_")
+        and not isinstance(value, ModuleType)
+        and not (isinstance(value, type) and value.__module__ != module_name)
+    ]
 
 
 def _nearest_module(name: str, folders: Iterable[Path]) -> str:

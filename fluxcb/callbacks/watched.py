@@ -9,8 +9,9 @@ from typing import Any, Literal
 from fluxcb._calls import Constructed
 from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._tracebacks import warn_user
 
-__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode"]
+__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode", "warn_if_maximized_loss"]
 
 # "score" is in neither list, because a low Brier score or FID score is good.
 _HIGH_IS_GOOD = frozenset(
@@ -241,6 +242,16 @@ def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
             "leave it out, so that the name of the metric decides",
         ],
     )
+
+
+def warn_if_maximized_loss(watched: Watched, requested: str | None) -> None:
+    """Warn if the user has requested `mode="max"` for a loss, often because the argument `metric` is missing."""
+    if requested == "max" and watched.metric == "loss":
+        warn_user(
+            f'`{watched.owner}(..., mode="max")` treats high values of `{watched}` as good, but training makes them '
+            'low. Name another metric, e.g. `metric="accuracy"`, or leave out `mode`.',
+            UserWarning,
+        )
 
 
 def _no_name(text: Any, owner: str) -> DeclarationError:

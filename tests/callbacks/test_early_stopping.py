@@ -9,7 +9,15 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, CancelEpoch, CancelFitting, DeclarationError, MissingStateError, Write, every, on
-from fluxcb.callbacks import EarlyStopping, Loss, Metric, Metrics, MetricsPrinter
+from fluxcb.callbacks import (
+    Checkpointer,
+    EarlyStopping,
+    Loss,
+    Metric,
+    Metrics,
+    MetricsPrinter,
+    ReduceLROnPlateau,
+)
 from fluxcb.events import EpochBegin, FitEnd, Trigger
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
 from fluxcb.stopping import GL, PQ, InvalidValue, Never, NumberLimit, NumberSinceBest, Patience, Threshold, TimeLimit
@@ -102,7 +110,7 @@ def test_high_values_can_be_good():
     trained = learner([0.1, 0.5, 0.4, 0.5, 0.6], EarlyStopping(2, metric="score", mode="max"))
     trained.fit(5)
     assert (trained.epoch, trained.stop_reason) == (4, "validation/score: no improvement on 0.5 for 2 epochs")
-    assert EarlyStopping(GL(2) | Threshold(0.9), mode="max").criteria == (
+    assert EarlyStopping(GL(2) | Threshold(0.9), metric="score", mode="max").criteria == (
         GL(2, mode="max") | Threshold(0.9, mode="max"),
     )
 
@@ -149,7 +157,7 @@ def test_each_criterion_without_a_mode_follows_the_name_of_its_metric():
         NumberSinceBest(3, mode="min"),
         NumberSinceBest(4, mode="min"),
     )
-    assert EarlyStopping(3, ("loss", 4), mode="max").criteria == (
+    assert EarlyStopping(3, ("loss", 4), metric="score", mode="max").criteria == (
         NumberSinceBest(3, mode="max"),
         NumberSinceBest(4, mode="min"),
     )
@@ -170,6 +178,27 @@ def test_a_mode_that_applies_to_no_criterion_is_an_error_whose_fixes_work(refuse
     assert EarlyStopping(("accuracy", 3), mode="auto").criteria == (NumberSinceBest(3, mode="max"),)
 
 
+@pytest.mark.parametrize(
+    ("make", "owner"),
+    [
+        (lambda **how: EarlyStopping(3, **how), "EarlyStopping"),
+        (lambda **how: ReduceLROnPlateau(**how), "ReduceLROnPlateau"),
+        (lambda **how: Checkpointer("never-written", keep_best=1, **how), "Checkpointer"),
+    ],
+)
+def test_high_losses_as_the_good_ones_are_a_warning(make, owner):
+    with pytest.warns(UserWarning, match="high values") as caught:
+        make(mode="max")
+    assert [str(warning.message) for warning in caught] == [
+        f'`{owner}(..., mode="max")` treats high values of `validation/loss` as good, but training makes them low. '
+        'Name another metric, e.g. `metric="accuracy"`, or leave out `mode`.'
+    ]
+    make(metric="accuracy", mode="max")
+    make(metric="reconstruction_loss", mode="max")  # not the loss that training minimizes
+    make(mode="min")
+    make()
+
+
 def test_an_unknown_mode_is_an_error_whose_fixes_work(refused):
     with refused(
         DeclarationError,
@@ -179,7 +208,7 @@ def test_an_unknown_mode_is_an_error_whose_fixes_work(refused):
         "     or: leave it out, so that the name of the metric decides",
     ):
         EarlyStopping(1, mode="best")
-    EarlyStopping(1, mode="max")
+    EarlyStopping(1, metric="score", mode="max")
     EarlyStopping(1, mode="min")
     EarlyStopping(1)
 

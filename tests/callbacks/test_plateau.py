@@ -62,6 +62,8 @@ class Stub:
 
 
 def ours(values, *, lr=1.0, save_at=None, **options):
+    if options.get("mode") == "max":  # high values of a loss would be a warning
+        options.setdefault("metric", "score")
     callback, stub, found = ReduceLROnPlateau(**options), Stub(lr, options.get("metric", "loss")), []
     for number, value in enumerate(values):
         if number == save_at:

@@ -36,6 +36,7 @@ def expected(saved, *, last, best, every, mode):
 VALUES = st.sampled_from([None, math.nan, math.nan, math.inf, -math.inf, -0.0, 0.0, 1.0, 2.0])
 
 
+@pytest.mark.filterwarnings("ignore:`Checkpointer:UserWarning")
 @settings(max_examples=400)
 @given(
     st.lists(st.tuples(st.integers(0, 7), VALUES), min_size=1, max_size=25),
@@ -108,6 +109,7 @@ def steps_in(folder):
     return [entry.step for entry in entries_of(folder)]
 
 
+@pytest.mark.filterwarnings("ignore:`Checkpointer:UserWarning")
 @pytest.mark.parametrize(
     ("values", "how", "left"),
     [

@@ -132,6 +132,7 @@ def test_every_logged_epoch_value_can_be_watched_by_its_logged_name():
     assert look.seen[-1] == [monitors.latest(str(one)) for one in watched]
 
 
+@pytest.mark.filterwarnings("ignore:`EarlyStopping:UserWarning")
 def test_a_runner_that_is_not_yet_due_has_no_value():
     stop = EarlyStopping(1, metric="inference/loss", mode="max")
     learner = testlearner(every(InferenceRunner(BATCHES, ScalarStats("loss")), epochs=2), stop)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import fluxcb.callbacks
 from fluxcb import (
     Append,
     Callback,
@@ -21,7 +22,7 @@ from fluxcb import (
 )
 from fluxcb._check.preflight import checked_graph
 from fluxcb._errors import CheckError, ConflictError
-from fluxcb.events import EpochEnd, FitBegin, HostEvent, StepBegin, StepEnd
+from fluxcb.events import BackwardEnd, EpochEnd, FitBegin, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
 
 PHASES = (TrainingPhase, ValidationPhase)
@@ -151,6 +152,26 @@ def test_runafter_fix_names_user_class_not_built_in(refused: Any) -> None:
             "     or: make `Everywhere.runafter()` return `(BuiltIn,)`",
         ):
             checked_graph([one, other], PHASES)
+
+
+def test_runafter_fix_shows_the_modules_of_classes_with_one_name() -> None:
+    shipped = fluxcb.callbacks.ClipGradients
+
+    class ClipGradients(Callback):
+        def stateaccess(self) -> Any:
+            return {"step": {"grads": Write()}}
+
+        @on
+        def clip(self, event: BackwardEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+    with pytest.raises(ConflictError) as caught:
+        fluxcb.check([shipped(1.0), ClipGradients()], default_callbacks=False)
+    assert caught.value.fix == (
+        "put them in the list as `in_order(ClipGradients(1.0), ClipGradients())`",
+        f"make `{__name__}.{ClipGradients.__qualname__}.runafter()` return `(fluxcb.callbacks.ClipGradients,)`",
+    )
+    ClipGradients.runafter = lambda self: (fluxcb.callbacks.ClipGradients,)  # type: ignore[method-assign]
+    fluxcb.check([shipped(1.0), ClipGradients()], default_callbacks=False)
 
 
 def conflicting(one: Any, other: Any) -> bool:

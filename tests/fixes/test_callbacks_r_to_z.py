@@ -256,9 +256,9 @@ ROWS = [
     ),
     row(
         "`mode` of `EarlyStopping` must be",
-        'EarlyStopping(3, mode="maximum")',
-        """EarlyStopping(3, mode="max"), EarlyStopping(3, mode="min")""",
-        "EarlyStopping(3)",
+        'EarlyStopping(3, metric="accuracy", mode="maximum")',
+        """EarlyStopping(3, metric="accuracy", mode="max"), EarlyStopping(3, metric="accuracy", mode="min")""",
+        'EarlyStopping(3, metric="accuracy")',
     ),
     row(
         "takes the name of a metric",

@@ -90,6 +90,18 @@ def test_test_data_beside_training_and_validation_is_an_error():
     assert list(testlearner(Metrics(), data=(loader, loader)).evaluate(loader)) == ["loss"]
 
 
+def test_tuple_of_one_loader_is_an_error_whose_fixes_work():
+    loader = ArrayLoader(BATCH, batch_size=4)
+    refuses(
+        DataError,
+        "`data` is a tuple of 1, which is neither batches nor `(training, validation)`.",
+        ("write `data=training`, or `data=(training, validation)`",),
+        lambda: testlearner(data=(loader,)),
+    )
+    testlearner(data=loader).fit(1)
+    testlearner(data=(loader, loader)).fit(1)
+
+
 # -- arguments in another order --------------------------------------------------------------------
 
 
@@ -198,6 +210,33 @@ def test_two_savers_of_one_learner_are_not_called_another_run(tmp_path):
         lambda: learner.fit(1),
     )
     testlearner(Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two", steps=2)).fit(1)
+
+
+def test_two_paths_of_one_directory_are_the_same_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    learner = testlearner(Checkpointer("runs"), Checkpointer("runs/../runs", steps=2))
+    refuses(
+        CheckpointError,
+        "Checkpointer('runs') and Checkpointer('runs/../runs') write checkpoints to the same directory.",
+        ("use a separate directory for each of them", "remove one of them"),
+        lambda: learner.fit(1),
+    )
+    testlearner(Checkpointer("runs"), Checkpointer("others", steps=2)).fit(1)
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        "Checkpointer('runs')",
+        "ModelSaver('runs')",
+        "MinSaver('runs', 'validation/loss')",
+        "MaxSaver('runs', 'validation/accuracy')",
+        "BadSteps('runs')",
+        "ControlFile('runs')",
+    ],
+)
+def test_labels_show_the_directory_as_it_was_passed(callback):
+    assert repr(eval(callback, vars(fluxcb.callbacks))) == callback  # noqa: S307 - of the list above
 
 
 # -- the list of callbacks -------------------------------------------------------------------------

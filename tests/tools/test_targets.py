@@ -1,6 +1,7 @@
 """Loading callback sets by name."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -108,6 +109,13 @@ def test_missing_name_raises_with_suggestion(project, tmp_path):
     assert refusal(f"{name}:Sets.iner", tmp_path) == (
         f"`{name}:Sets` has no `iner`. Did you mean `inner`?\n  where: {name}.py"
     )
+
+
+def test_suggestion_for_a_missing_name_can_be_a_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(tmp_path, "one_set.py").write_text("from fluxcb.events import HostEvent\nimport pathlib\n")
+    assert refusal("one_set:nonexistent", tmp_path) == "`one_set` has no `nonexistent`.\n  where: one_set.py"
+    assert refusal("one_set:pathlip", tmp_path) == "`one_set` has no `pathlip`.\n  where: one_set.py"
 
 
 def test_missing_module_raises(tmp_path):

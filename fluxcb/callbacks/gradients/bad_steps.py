@@ -106,6 +106,7 @@ class BadSteps(Callback):
             raise DeclarationError(
                 f"`BadSteps` takes a directory, not {folder!r}.", fix='write e.g. `BadSteps("runs/1")`'
             )
+        self._passed_folder = os.fspath(folder) if folder is not None else None  # for labels
         self.folder = Path(folder).absolute() if folder is not None else None
         self.skip_again = flag(skip_again, "`skip_again` of BadSteps")
         if self.skip_again and folder is None:
@@ -235,7 +236,7 @@ class BadSteps(Callback):
         return left_out
 
     def __repr__(self) -> str:
-        return f"BadSteps({'' if self.folder is None else repr(str(self.folder))})"
+        return f"BadSteps({'' if self._passed_folder is None else repr(self._passed_folder)})"
 
 
 def _identity(record: Mapping[str, Any]) -> str:

@@ -113,7 +113,7 @@ class BestSaver(SnapshotSaver):
         return [entry for entry, _ in kept[:-1]]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({os.fspath(self.folder.parent)!r}, {str(self._watched)!r})"
+        return f"{type(self).__name__}({self._passed_folder!r}, {str(self._watched)!r})"
 
 
 class MinSaver(BestSaver):

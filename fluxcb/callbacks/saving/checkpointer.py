@@ -15,7 +15,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
 from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better, is_chief
-from fluxcb.callbacks.watched import Watched, requested_mode
+from fluxcb.callbacks.watched import Watched, requested_mode, warn_if_maximized_loss
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, newest_good, verify_checkpoint
 from fluxcb.checkpoints.savers import RunSaver, StoredCheckpoint
@@ -145,6 +145,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
                 why="these arguments only decide which checkpoints `keep_best` keeps",
                 fix=[f"pass the number of best checkpoints to keep: `{call}`", f"remove {names}"],
             )
+        warn_if_maximized_loss(self._watched, requested)
         self._value: float | None = None
         self._verified: Path | None = None
 
@@ -280,7 +281,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
         return [entry for entry, _ in kept if entry not in keep]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({os.fspath(self.folder)!r})"
+        return f"{type(self).__name__}({self._passed_folder!r})"
 
 
 class ModelSaver(Checkpointer):

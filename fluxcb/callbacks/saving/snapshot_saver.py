@@ -71,6 +71,7 @@ class SnapshotSaver(Callback, RunLock):
             raise DeclarationError(
                 f"`{owner}` takes a directory, not {folder!r}.", fix=f'write e.g. `{owner}("runs/1")`'
             )
+        self._passed_folder = os.fspath(folder)  # for labels
         self.folder = Path(folder).absolute()
         if why := why_impossible(self.folder) or _why_unreadable(self.folder.as_posix()):
             raise DeclarationError(

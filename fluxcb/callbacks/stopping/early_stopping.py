@@ -14,7 +14,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.watched import Watched, phase_name, requested_mode
+from fluxcb.callbacks.watched import Watched, phase_name, requested_mode, warn_if_maximized_loss
 from fluxcb.stopping.criterion import Criterion, Mode
 from fluxcb.stopping.progress import NumberSinceBest
 
@@ -135,6 +135,8 @@ class EarlyStopping(Callback):
                     f'name the metric outside the pair: `EarlyStopping(3, metric="{name}", mode="{requested}")`',
                 ],
             )
+        for watched, criterion_mode in zip(self._watched, modes, strict=True):
+            warn_if_maximized_loss(watched, criterion_mode)
         self._training = tuple(_training(watched, train_metric, train_phase) for watched in self._watched)
         for criterion, watched, training in zip(self.criteria, self._watched, self._training, strict=True):
             if criterion.needs_training and training is None:

@@ -102,6 +102,7 @@ class ControlFile(Callback):
                 f"`hyperparams` of `ControlFile` is a list, not {hyperparams!r}.",
                 fix=f"write `hyperparams=({shown_hyperparameter(hyperparameter_name(hyperparams))},)`",
             )
+        self._passed_folder = os.fspath(folder)  # for labels
         self.folder = Path(folder).absolute()
         self.hyperparams = tuple(map(hyperparameter_name, hyperparams))
         self._commands = _Commands(self.folder, seconds)
@@ -206,7 +207,7 @@ class ControlFile(Callback):
             self._commands.end()
 
     def __repr__(self) -> str:
-        return f"ControlFile({str(self.folder)!r})"
+        return f"ControlFile({self._passed_folder!r})"
 
 
 def _switch(command: Command, learner: LearnerView) -> None:
