@@ -93,6 +93,7 @@ READ = {
     "rng": "read `learner.key`",
     "lr": 'read `learner.hyperparams["learning_rate"]`',
     "learning_rate": 'read `learner.hyperparams["learning_rate"]`',
+    "progress": "read `learner.step` and `learner.epoch`",
     "global_step": "read `learner.step`",
     "current_epoch": "read `learner.epoch`",
     "loss": 'add `Metrics()` to the callbacks before `fit`, and read `learner.history["training/loss"]`',
