@@ -196,14 +196,14 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
     one, other = a.declared, b.declared
     fixes = [ordering(one, other)]
     # Only suggest changes to classes that the user wrote.
-    first, second = (other, one) if _is_shipped(other) else (one, other)
-    if one.cls is not other.cls and not _is_shipped(second):
-        before, after = _class_name(first, second), _class_name(second, first)
+    first, second = (other, one) if other.is_shipped else (one, other)
+    if one.cls is not other.cls and not second.is_shipped:
+        before, after = first.class_name_beside(second), second.class_name_beside(first)
         fixes.append(f"make `{after}.runafter()` return `({before},)`")
     if one.cls is other.cls and repr(one.callback) == repr(other.callback):
         fixes.append(f"if you need only one {one.callback!r}, remove the other from the list")
     in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
-    if in_cbstate and not any(map(_is_shipped, (one, other))):
+    if in_cbstate and not (one.is_shipped or other.is_shipped):
         fixes.append("declare `Append()` in both if the order of the values that they add does not matter")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
@@ -262,20 +262,6 @@ def _is_expression(text: str) -> bool:
     except SyntaxError:
         return False
     return True
-
-
-def _class_name(declared: Declared, other: Declared) -> str:
-    """Return the name of a callback class, with its module if the other class has the same name."""
-    cls = declared.cls
-    if cls.__name__ != other.cls.__name__:
-        return cls.__name__
-    # Users import the classes of the library from `fluxcb.callbacks`, not from its submodules.
-    module = ".".join(cls.__module__.split(".")[:2]) if _is_shipped(declared) else cls.__module__
-    return f"{module}.{cls.__qualname__}"
-
-
-def _is_shipped(declared: Declared) -> bool:
-    return declared.cls.__module__.partition(".")[0] == "fluxcb"
 
 
 def _listed(moments: Sequence[str]) -> str:

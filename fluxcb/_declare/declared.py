@@ -113,6 +113,20 @@ class Declared:
         return type(unwrap(self.callback))
 
     @property
+    def is_shipped(self) -> bool:
+        """Whether the class of the callback is part of fluxcb."""
+        return self.cls.__module__.partition(".")[0] == "fluxcb"
+
+    def class_name_beside(self, other: Declared) -> str:
+        """Return the name of the callback's class, with its module if the class of another callback has this name."""
+        cls = self.cls
+        if cls.__name__ != other.cls.__name__:
+            return cls.__name__
+        # Users import the classes of the library from `fluxcb.callbacks`, not from its submodules.
+        module = ".".join(cls.__module__.split(".")[:2]) if self.is_shipped else cls.__module__
+        return f"{module}.{cls.__qualname__}"
+
+    @property
     def access_owner(self) -> str:
         """The place of the access declaration, for messages: `` `stateaccess` ``, or a constructor argument."""
         argument = unwrap(self.callback).access_argument
