@@ -101,10 +101,12 @@ class CarryLayout:
             return structure.unflatten([self._extract_one(arrays, leaves[0])])
         needed = {self._places[index][0] for index in leaves}
         count = len(self._names)
-        on_host = [np.array(x) if at < count and at in needed else _on_device(x) for at, x in enumerate(arrays)]
+        on_host = [np.array(x) if at < count and at in needed else x for at, x in enumerate(arrays)]
         # `jnp.asarray` compiles a program for each shape.
         small = iter(jax.device_put([self._leaf(on_host, index) for index in leaves if self.vectors[index]]))
-        return structure.unflatten(next(small) if self.vectors[at] else self._leaf(on_host, at) for at in leaves)
+        return structure.unflatten(
+            next(small) if self.vectors[at] else _on_device(self._leaf(on_host, at)) for at in leaves
+        )
 
     def extract(self, arrays: Sequence[jax.Array], indices: PyTree) -> PyTree:
         """Return a part of the carry in some arrays without waiting for them.

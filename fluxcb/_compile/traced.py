@@ -214,7 +214,7 @@ class TraceState:
             raise independent_loss(wrt, self.phase)
         self._level = level
         self.values = before | changed
-        # Only the outermost gradient is a function of the parameters alone, which `value_fn` can call again.
+        # `value_fn` can only call the function of the outermost gradient again, which depends on the parameters alone.
         if not (self._replays or self.inside_gradient or self.inside_foreign_transformation()):
             self.updates.gradients.append(Gradient(path, function, before, self.losses.changed_by))
         return gradients

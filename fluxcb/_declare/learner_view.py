@@ -157,7 +157,7 @@ class SharedView(EntriesView):
     traces: PhaseEntriesView
     """The recorded values of each phase. From `Traces`."""
     commands: list[dict[str, Any]]
-    """The commands that were obeyed. From `ControlFile`."""
+    """The applied commands. From `ControlFile`."""
     profiler: str | None
     """The directory of the profile that is being recorded, or None. From `Profiler`."""
     accumulation: PyTree

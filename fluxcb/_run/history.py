@@ -42,8 +42,8 @@ class History(Constructed, Mapping[str, list[Any]]):
         epoch: Number of the last epoch.
         step: Number of finished training steps.
         stop_reason: Why the last fit ended early, or None if it ran to its end.
-        commands: The commands that a `ControlFile` has obeyed, in order: dicts with `id`, `action`, `name`, `value` and
-            `step`.
+        commands: The commands that a `ControlFile` has applied, in order: dicts with `id`, `action`, `name`, `value`
+            and `step`.
 
     Example:
         >>> from fluxcb.callbacks import Metrics

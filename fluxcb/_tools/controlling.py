@@ -13,7 +13,7 @@ __all__ = ["control"]
 
 
 def control(run: Path, action: str, name: str | None, value: float | None, *, wait: float) -> int:
-    """Send a command, and show after which step the training has obeyed it.
+    """Send a command, and show after which step the training has applied it.
 
     Raises:
         UsageError: The arguments do not fit the action.

@@ -45,7 +45,7 @@ def linen(
     with its variables.
 
     Args:
-        module: The module. If it is bound to variables, these are the initial values.
+        module: The module. A bound module provides the initial values of its variables.
         train_argument: The keyword argument of the module's call that selects training mode. With None, the adapter
             looks for `train`, `training`, `is_training` or `deterministic` among the parameters of the call, and passes
             nothing if there is none. `deterministic` is True during evaluation, the others are True during training.
@@ -184,7 +184,7 @@ class LinenAdapter:
 
 @contextlib.contextmanager
 def _naming_streams(streams: tuple[str, ...]) -> Iterator[None]:
-    """Add a fix to Flax's error for a random stream that is not in `rng_streams`."""
+    """Add a note to Flax's error about a random stream that is not in `rng_streams`. The note shows the fix."""
     from flax.errors import InvalidRngError
 
     try:
@@ -220,7 +220,7 @@ class _Callable(ABC):
         """Call the module."""
 
     def _keywords(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return the keywords of a call, with the train flag added if it is missing."""
+        """Return the keyword arguments of a call, and add the train flag if it is missing."""
         if self._flag is None or method is not None:
             return kwargs
         try:

@@ -40,6 +40,7 @@ class ReduceLROnPlateau(Callback):
             it. `ValidationPhase` by default.
         mode: `min` if low values are good, `max` if high values are good. If None or `auto`, it is `max` for metrics
             with a name such as `accuracy`, `auc` or `f1`, and `min` for all others; see `Watched.default_mode`.
+            For the metric `loss`, `max` issues a UserWarning.
 
     Access:
         cbstate.metrics_epoch: Read.

@@ -55,7 +55,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
             such as `loss`, means that of the validation. The default is `loss`. Only with `keep_best`.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, it is `max`
             for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others, see
-            `Watched.default_mode`. Only with `keep_best`.
+            `Watched.default_mode`. For the metric `loss`, `max` issues a UserWarning. Only with `keep_best`.
 
     Access:
         *: Read.

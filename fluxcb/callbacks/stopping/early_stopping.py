@@ -56,8 +56,8 @@ class EarlyStopping(Callback):
             for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others; see
             `Watched.default_mode`. For criteria in pairs, this rule applies with any `mode`. A criterion that was
             constructed with a mode, such as `GL(5, mode="min")`, keeps it. Only `mode="max"` overrides it, except in
-            pairs.
-        train_metric: The metric whose training values are the training losses. By default, the same metric.
+            pairs. For the metric `loss`, `max` issues a UserWarning.
+        train_metric: The metric to use as the training loss, for criteria that need one. By default, the same metric.
         train_phase: The phase of the training losses. `TrainingPhase` by default.
 
     Access:

@@ -1,4 +1,4 @@
-"""`ControlFile`, which obeys commands that arrive during a training."""
+"""`ControlFile`, which applies commands that arrive during a training."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class ControlFile(Callback):
     Commands set a hyperparameter, disable or enable a callback, save a checkpoint, or stop the fit.
 
     `fluxcb control RUN` and `RunControl` write the commands to the file `control.jsonl` in the directory of the run.
-    The training obeys them between two windows of steps, or after an epoch. It then writes an answer with the step to
+    The training applies them between two windows of steps, or after an epoch. It then writes an answer with the step to
     `control-answers.jsonl`. Commands are data: nothing in the file is executed. A file that another user can have
     written is not used. The callback creates the file when a fit begins, and removes it when the fit ends.
 
-    Each command that was obeyed is added to `cbstate.commands`, which checkpoints contain. If a run is killed and
+    Each applied command is added to `cbstate.commands`, which checkpoints contain. If a run is killed and
     resumes from a checkpoint that precedes a command, it sets the hyperparameter, or disables or enables the callback,
     again after the same step. Commands to save and to stop are not repeated.
 
@@ -125,7 +125,7 @@ class ControlFile(Callback):
 
     @on(FitBegin, Phase, access={"cbstate": {"commands": Read()}})
     def begin(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
-        """Create the file, and find the commands that a killed run has obeyed after its last checkpoint."""
+        """Create the file, and find the commands that a killed run applied after its last checkpoint."""
         import jax
 
         if jax.process_count() > 1:
@@ -138,8 +138,8 @@ class ControlFile(Callback):
         self._commands.begin(done, forgets=not event.resumes and learner.progress.step == 0)
 
     @on(Trigger, AbstractTrainingPhase)
-    def obey(self, event: Event, phase: Phase, learner: LearnerView) -> None:
-        """Obey all commands that have arrived."""
+    def apply(self, event: Event, phase: Phase, learner: LearnerView) -> None:
+        """Apply all commands that have arrived."""
         stops = False
         for command in self._commands.repeated(learner.progress.step):
             self._change(command, learner)

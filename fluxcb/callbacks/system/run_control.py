@@ -87,8 +87,8 @@ def lines_of(path: Path) -> Iterator[str]:
 class RunControl(Constructed):
     """Control a training that runs in another process of the same user on the same machine.
 
-    The training needs a `ControlFile` with the same folder. Each method waits until the training has obeyed, and
-    returns the training step after which it did.
+    The training needs a `ControlFile` with the same folder. Each method waits until the training has applied the
+    command, and returns the training step after which it did.
 
     Args:
         folder: The directory of the run.
@@ -154,7 +154,7 @@ class RunControl(Constructed):
         path = self.folder / COMMANDS
         text = json.dumps(asdict(command)) + "\n"
         try:
-            next(lines_of(path), None)  # the training would not obey a file that another user can write
+            next(lines_of(path), None)  # the training would not read a file that another user can write
             # The file belongs to the running training, so a missing one must not be created. A single write with
             # O_APPEND keeps the lines of several senders apart.
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
