@@ -228,7 +228,8 @@ def test_failing_save_is_an_error_in_all_processes_and_killed_one_leaves_whole_c
         [6, f"{message}{os.strerror(5)}."],
     ]
     assert [ended[0].code > 0, ended[1].code] == [True, -signal.SIGKILL], ended[0].stderr[-3000:]
-    assert "PeerError: Process 1" in ended[0].stderr
+    # A process that waits inside a JAX operation is ended by its watcher, which prints the same text.
+    assert re.search("(PeerError: |fluxcb ends process 0:\n)Process 1 ", ended[0].stderr), ended[0].stderr[-3000:]
     # The checkpoint that was being written does not count, and the one before is whole.
     assert resolve_checkpoint(folder)[0] == folder / "2"
 
