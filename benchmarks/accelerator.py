@@ -8,8 +8,10 @@ It runs on JAX's default device. On a machine without an accelerator it says so,
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import run
@@ -31,7 +33,10 @@ TESTS = (
 )
 """Tests of compiled programs, windows and numerics. The other tests do not depend on the device."""
 
-GROUPS = "per_step", "windows", "dispatch", "first_step", "models", "step_lengths"
+PROCESSES = 14
+"""Maximum number of processes that run the tests."""
+
+GROUPS = "step_lengths", "models", "per_step", "windows", "first_step", "dispatch"
 MOST = 1.02
 """Largest ratio to the hand-written loop that is aimed at for the steps of `step_lengths`."""
 
@@ -48,22 +53,23 @@ def _device() -> tuple[str, str]:
 
 def run_tests() -> bool:
     """Run the tests, and return whether all passed."""
-    # One process, because several would share the accelerator's memory.
-    command = [sys.executable, "-m", "pytest", "-n", "0", "-q", *TESTS]
+    # The processes share the accelerator, and each takes about 0.5 GiB of its memory; see tests/conftest.py.
+    command = [sys.executable, "-m", "pytest", "-n", str(min(os.cpu_count() or 1, PROCESSES)), "-q", *TESTS]
     return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
 
 
-def measure(rounds: int, console: Console) -> list[Table]:
-    """Return the tables of all groups."""
+def measure(rounds: int, platform: str, console: Console) -> Iterator[list[Table]]:
+    """Measure one group after the other, and yield the tables of all groups so far."""
     tables = []
     for name in GROUPS:
         console.rule(run.GROUPS[name], align="left")
         for table in in_fresh_process(run.measure_group, name, rounds):
+            table.title = f"{table.title}, on {platform}"
             if name == "step_lengths":
                 table.notes.append(_verdict(table))
             table.print(console)
             tables.append(table)
-    return tables
+        yield tables
 
 
 def _verdict(table: Table) -> str:
@@ -98,12 +104,11 @@ def main() -> None:
     console.print(head, highlight=False)
     passed = run_tests() if "tests" in parts else True
     if "figures" in parts:
-        tables = measure(arguments.rounds, console)
-        for table in tables:
-            table.title = f"{table.title}, on {platform}"
-        if arguments.write:
-            text = "\n".join([head, "", *[table.markdown() for table in tables]])
-            run.write(run.PAGE, text, BEGIN, END)
+        for tables in measure(arguments.rounds, platform, console):
+            # After each group, so that a run that is interrupted leaves the figures so far.
+            if arguments.write:
+                text = "\n".join([head, "", *[table.markdown() for table in tables]])
+                run.write(run.PAGE, text, BEGIN, END)
     if not passed:
         raise SystemExit("Some tests failed; see above.")
 

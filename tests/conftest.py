@@ -150,6 +150,14 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fluxcb.callbacks.progress.bars._PLAIN_SECONDS", 1e9)
 
 
+@pytest.fixture
+def cpu_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Choose between windows and single steps as on CPU. On an accelerator, `"auto"` would measure which is faster."""
+    from fluxcb._run.train_state import TrainState
+
+    monkeypatch.setattr(TrainState, "platform", "cpu")
+
+
 def with_places(text: str, path: Path) -> str:
     """Replace each `<@mark>` with `file:line` of the line in a test file that ends in the comment `# mark`."""
     lines = path.read_text().splitlines()

@@ -14,6 +14,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from fluxcb._compile.step import jaxprs_in
+from fluxcb._errors import DeclarationError
 
 __all__ = ["Cost", "CountedStep", "count_step"]
 
@@ -73,8 +74,35 @@ def count_step(step: Callable[..., Any], scopes: Collection[str], *arguments: An
     Args:
         step: The function of one step.
         scopes: The scopes between which its operations are divided.
-        *arguments: Arguments of the function, or their specs.
+        *arguments: The specs of the arguments of the function.
+
+    Raises:
+        DeclarationError: XLA cannot count the operations.
     """
+    with jax.default_device(_cpu()):
+        return _count(step, scopes, *arguments)
+
+
+def _cpu() -> jax.Device:
+    """Return a CPU device. Only for the CPU, XLA counts the operations of a program that has not been compiled.
+
+    Steps that run on another device are counted for the CPU, too: without fusion, they have the same operations.
+    """
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise _uncountable("JAX may not use the CPU, and only for the CPU, XLA counts operations") from error
+
+
+def _uncountable(why: str) -> DeclarationError:
+    return DeclarationError(
+        "The costs of a step cannot be counted.",
+        why=why,
+        fix="run the program with the environment variable `JAX_PLATFORMS=cpu`, which gives the same costs",
+    )
+
+
+def _count(step: Callable[..., Any], scopes: Collection[str], *arguments: Any) -> CountedStep:
     traced = jax.jit(step).trace(*arguments)
     jaxpr = traced.jaxpr.jaxpr
     # Longest first, because the name of a scope can be the beginning of another one.
@@ -116,10 +144,11 @@ def _counted(jaxpr: Any) -> Cost:
 
 
 def _as_cost(lowered: jax.stages.Lowered) -> Cost:
-    # Before optimization, because a fused operation belongs to several parts. On some platforms, the result has no
-    # entry for a count of zero.
-    counts: Any = lowered.cost_analysis() or {}
-    # XLA counts functions such as `exp` separately.
+    # Before optimization, because a fused operation belongs to several parts.
+    counts: Any = lowered.cost_analysis()
+    if counts is None:
+        raise _uncountable("the step uses a mesh of accelerators, and only for the CPU, XLA counts operations")
+    # The result has no entry for a count of zero. XLA counts functions such as `exp` separately.
     return Cost(counts.get("flops", 0.0) + counts.get("transcendentals", 0.0), counts.get("bytes accessed", 0.0))
 
 

@@ -398,6 +398,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
                 a step of each phase is compiled.
 
         Raises:
+            DeclarationError: With `costs`, XLA cannot count the operations, because the mesh has accelerators.
             MissingStateError: With `costs`, the shape of a batch is unknown.
             StateLostError: With `costs`, the train state is lost.
         """

@@ -15,6 +15,13 @@ from fluxcb._compile.carry_layout import CarryLayout
 DTYPES = ("float32", "int32", "uint32", "bool", "bfloat16", "float16", "int8", "uint8", "float8_e4m3fn")
 
 
+@pytest.fixture(autouse=True)
+def on_cpu():
+    """Create arrays on the CPU, because carries on other devices are not packed."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
+
 def bits(tree):
     """Return shapes, dtypes and bits of all arrays. All NaNs are equal, because XLA normalizes those of bfloat16."""
 

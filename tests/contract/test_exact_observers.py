@@ -38,16 +38,17 @@ def batches(seed):
 
 
 def train(*callbacks, exact=True):
-    learner = Learner(
-        network(),
-        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
-        inject(optax.adamw, learning_rate=1e-2),
-        data=(batches(0), batches(1)),
-        callbacks=callbacks,
-        default_callbacks=False,
-        exact_observers=exact,
-    )
-    learner.fit(2)
+    with jax.default_device(jax.devices("cpu")[0]):
+        learner = Learner(
+            network(),
+            lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+            inject(optax.adamw, learning_rate=1e-2),
+            data=(batches(0), batches(1)),
+            callbacks=callbacks,
+            default_callbacks=False,
+            exact_observers=exact,
+        )
+        learner.fit(2)
     return [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves((learner.params, learner.state["opt_state"]))]
 
 

@@ -162,8 +162,10 @@ def test_handlers_of_long_steps_see_their_own_step(long_steps, monkeypatch):
     for number, batch in enumerate(batches_of(7), 1):
         loss = reference.run_step(TrainingPhase(), batch)["loss"]
         expected.append((number, float(loss)))
-    assert told == expected
-    assert learner.params == reference.params
+    # On an accelerator, a program that returns other values may have other last bits.
+    np.testing.assert_allclose(told, expected, rtol=1e-6)
+    for name, value in learner.params.items():
+        np.testing.assert_allclose(value, reference.params[name], rtol=1e-6)
 
 
 def test_handler_that_cancels_keeps_long_steps_from_running_ahead(long_steps):

@@ -15,7 +15,7 @@ COMPILING, CALLING = 1.0, 1e-3  # what a program, and a call of it, are said to 
 
 
 @pytest.fixture
-def singles(monkeypatch):
+def singles(monkeypatch, cpu_rules):
     """`singles(batches, **fit)` returns how many single steps a fit runs before the first window."""
     compile_program, took = programs.compile_program, program_runner.ProgramRunner.record_duration
 

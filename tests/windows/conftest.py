@@ -17,7 +17,7 @@ LENGTHS = (2, 7, 50, "auto")
 
 
 @pytest.fixture(autouse=True)
-def windows(monkeypatch, no_clock):
+def windows(monkeypatch, no_clock, cpu_rules):
     """Let "auto" compile windows immediately and without time limits; return (steps, buffer length) of each window."""
     seen, look, pays = [], step_loop.StepLoop._finish_window, program_runner.ProgramRunner._windows_pay_off
 
