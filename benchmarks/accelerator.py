@@ -36,6 +36,9 @@ TESTS = (
 PROCESSES = 14
 """Maximum number of processes that run the tests."""
 
+DETERMINISTIC = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
+"""Flags for tests that compare bits. Otherwise, XLA chooses the algorithms of each program by measuring them."""
+
 GROUPS = "step_lengths", "models", "per_step", "windows", "first_step", "dispatch"
 MOST = 1.02
 """Largest ratio to the hand-written loop that is aimed at for the steps of `step_lengths`."""
@@ -51,11 +54,14 @@ def _device() -> tuple[str, str]:
     return devices[0].platform, f"{len(devices)} x {devices[0].device_kind} ({devices[0].platform})"
 
 
-def run_tests() -> bool:
+def run_tests(platform: str) -> bool:
     """Run the tests, and return whether all passed."""
+    environment = dict(os.environ)
+    if platform == "gpu":
+        environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {DETERMINISTIC}"
     # The processes share the accelerator, and each takes about 0.5 GiB of its memory; see tests/conftest.py.
     command = [sys.executable, "-m", "pytest", "-n", str(min(os.cpu_count() or 1, PROCESSES)), "-q", *TESTS]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
 def measure(rounds: int, platform: str, console: Console) -> Iterator[list[Table]]:
@@ -102,7 +108,7 @@ def main() -> None:
     if platform == "cpu":
         head = f"No accelerator: these are the figures of a CPU. {head}"
     console.print(head, highlight=False)
-    passed = run_tests() if "tests" in parts else True
+    passed = run_tests(platform) if "tests" in parts else True
     if "figures" in parts:
         for tables in measure(arguments.rounds, platform, console):
             # After each group, so that a run that is interrupted leaves the figures so far.

@@ -83,7 +83,7 @@ def count_step(step: Callable[..., Any], scopes: Collection[str], *arguments: An
         return _count(step, scopes, *arguments)
 
 
-def _cpu() -> jax.Device:
+def _cpu() -> Any:
     """Return a CPU device. Only for the CPU, XLA counts the operations of a program that has not been compiled.
 
     Steps that run on another device are counted for the CPU, too: without fusion, they have the same operations.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from fluxcb._compile.arrays import to_host
 from fluxcb._compile.carry_paths import below
-from fluxcb._compile.fetch import Fetch
+from fluxcb._compile.fetch import Fetch, join_rows
 from fluxcb._compile.program import Program
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.access import dotted
@@ -76,8 +75,8 @@ class Window:
         self.failed: tuple[BaseException, Batch] | None = None
         self._fetch: Fetch | None = None
         self.stacked = False
-        self._rows_of: Callable[[Any], Any] = _identity
         self._rows: np.ndarray | None = None
+        self._joined: jax.Array | None = None
         self._buffers: dict[int, Any] = {}
         self._columns: dict[StatePath, Any] = {}
 
@@ -90,14 +89,18 @@ class Window:
         program. It is therefore recorded before the first call.
         """
         self.program, self._fetch, self.stacked = program, program.fetch, program.steps > 1
-        # Decided once, because handlers read the rows of every step.
-        self._rows_of = _identity if program.rows_only else operator.attrgetter("rows")
 
     def start_transfers(self) -> None:
         """Start moving the outputs of the calls to the host, before they are first read."""
-        if not self.program.on_host:  # on CPU, the values are already in host memory
-            for array in jax.tree.leaves(self.calls):
-                array.copy_to_host_async()
+        if self.program.on_host:  # on CPU, the values are already in host memory
+            return
+        outputs: Any = self.calls
+        # Only in one process, because an interruption could prevent one of several processes from joining its rows.
+        if self.length > 1 and not self.stacked and jax.process_count() == 1:
+            self._joined = join_rows([self._rows_of(call) for call in self.calls])
+            outputs = self._joined, [call[1:] for call in self.calls if not self.program.rows_only]
+        for array in jax.tree.leaves(outputs):
+            array.copy_to_host_async()
 
     def cut(self, length: int) -> list[Batch]:
         """Drop the steps after the first `length`, and return their batches."""
@@ -126,17 +129,20 @@ class Window:
         # Each row begins with two flags: whether the step ran, and whether it stopped the window.
         rows = self._rows_of(self.calls[-1])
         rows.block_until_ready()  # unlike np.asarray, this call handles signals while it waits
-        if self.stacked:
-            ran = int(self.rows[: self.length, 0].sum())
-        elif np.asarray(rows)[0]:  # the last step ran, so all did; the other rows need no transfer
+        if not self.stacked and self._head(self.length - 1)[0]:  # the last step ran, so all did
             ran = self.length
         else:
-            ran = int(self.rows[:, 0].sum())
+            ran = int(self.rows[: self.length, 0].sum())
         return ran, bool(ran and self._head(ran - 1)[1])
 
+    def _rows_of(self, call: Any) -> Any:
+        return call if self.program.rows_only else call.rows
+
     def _head(self, i: int) -> Any:
+        if self.stacked or self._joined is not None:
+            return self.rows[i]
         # Each single-step call has its own row, so only this one is fetched.
-        return self.rows[i] if self.stacked else np.asarray(self._rows_of(self.calls[i]))
+        return np.asarray(self._rows_of(self.calls[i]))
 
     @property
     def rows(self) -> np.ndarray:
@@ -147,8 +153,9 @@ class Window:
         return self._rows
 
     def _fetch_rows(self) -> np.ndarray:
-        if self.stacked:
-            return np.asarray(self._rows_of(self.calls[0]))
+        joined = self._rows_of(self.calls[0]) if self.stacked else self._joined
+        if joined is not None:
+            return np.asarray(joined)
         return np.stack([np.asarray(self._rows_of(call)) for call in self.calls])
 
     # -- looking ----------------------------------------------------------------------------
@@ -239,10 +246,6 @@ class Window:
         """Return the names of the step's values that may be read."""
         fetched = [] if self._fetch is None or not self.computed else [*self._fetch.each, *self._fetch.last]
         return ["batch", "stop", *dict.fromkeys([*(p[1] for p in fetched if p[0] == "step"), *self.written])]
-
-
-def _identity(rows: Any) -> Any:
-    return rows
 
 
 class _LastValue:

@@ -4,6 +4,7 @@ import gzip
 import json
 import signal
 import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 
 from fluxcb import Append, Callback, CancelFitting, Read, Write, on
+from fluxcb._compile import fetch
 from fluxcb._compile.arrays import process_nbytes_of
-from fluxcb._run import program_runner, window_trial
+from fluxcb._run import program_runner, programs, window, window_trial
 from fluxcb._run.step_loop import StepLoop
 from fluxcb._run.train_state import TrainState
 from fluxcb.callbacks import Checkpointer, StopOnNaNLoss
@@ -221,6 +223,57 @@ def test_ctrl_c_takes_effect_after_one_more_long_step(long_steps):
     # Step 4 was dispatched before the handlers of step 3 ran.
     assert [entry[1] for entry in long_steps if entry[0] == "end"] == [1, 2, 3, 4]
     assert learner.step == int(learner.state["counters"][0]) == 4
+
+
+# -- transfers -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Let programs pass for those of an accelerator, and return the numbers of rows that are moved together."""
+    compiled, join, counts = programs.compile_program, window.join_rows, []
+    monkeypatch.setattr(programs, "compile_program", lambda *of, **how: replace(compiled(*of, **how), on_host=False))
+    monkeypatch.setattr(window, "join_rows", lambda rows: counts.append(len(rows)) or join(rows))
+    return counts
+
+
+class KeepsOutputs(Told):
+    def stateaccess(self):
+        return {"step": {"loss": Read(), "outputs": Read()}}
+
+    @on
+    def outputs(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.log.append(np.asarray(learner.step.outputs).tobytes())
+
+
+@pytest.mark.parametrize("bad", [None, 0, 20, 32, 69])
+def test_rows_of_single_steps_are_moved_together(joined, bad):
+    batches = batches_of(70)
+    if bad is not None:
+        batches[bad][1][:] = np.nan
+
+    def told():
+        log = []
+        callbacks = KeepsOutputs(log), StopOnNaNLoss()
+        learner = testlearner(*callbacks, data=batches, validation_batches=0, steps_per_call=1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # of the NaN
+            learner.fit(1)
+        assert learner.step == (70 if bad is None else bad + 1)
+        return (
+            str(log),
+            learner.stop_reason,
+            {name: np.asarray(value).tobytes() for name, value in learner.params.items()},
+        )
+
+    before = fetch._stacked._cache_size()
+    found = told()
+    # The first window has one step, the next ones 32.
+    assert joined == [32, 32, 5] if bad is None else set(joined) <= {32, 5}
+    assert fetch._stacked._cache_size() - before <= 1  # one program joins the rows of windows of all lengths
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(window.Window, "start_transfers", lambda self: None)  # as on CPU
+        assert told() == found
 
 
 # -- memory ---------------------------------------------------------------------------------------

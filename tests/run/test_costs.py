@@ -232,6 +232,33 @@ def test_picture_shows_costs():
     assert "<dt>costs</dt><dd>fetches 8,004 bytes per step</dd>" in built.callbacks.graph.render("html", costs=True)
 
 
+def test_costs_on_mesh_of_accelerators_are_an_error(refused, monkeypatch):
+    # JAX returns None for programs of accelerators that have not been compiled.
+    monkeypatch.setattr(jax.stages.Lowered, "cost_analysis", lambda lowered: None)
+    with refused(
+        DeclarationError,
+        "The costs of a step cannot be counted.\n"
+        "  why:   the step uses a mesh of accelerators, and only for the CPU, XLA counts operations\n"
+        "  fix:   run the program with the environment variable `JAX_PLATFORMS=cpu`, which gives the same costs",
+    ):
+        learner(Average("ema")).explain(costs=True)
+
+
+def test_costs_without_cpu_are_an_error(refused, monkeypatch):
+    def no_backend(*, backend):
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    built = learner(Average("ema"))
+    monkeypatch.setattr(jax, "local_devices", no_backend)  # as with JAX_PLATFORMS=cuda
+    with refused(
+        DeclarationError,
+        "The costs of a step cannot be counted.\n"
+        "  why:   JAX may not use the CPU, and only for the CPU, XLA counts operations\n"
+        "  fix:   run the program with the environment variable `JAX_PLATFORMS=cpu`, which gives the same costs",
+    ):
+        built.explain(costs=True)
+
+
 def test_graph_without_costs_is_an_error(refused):
     built = learner(Average("ema"))
     graph = fluxcb.check([Average("ema")], default_callbacks=False)

@@ -151,10 +151,12 @@ def _checksums(leaves: Sequence[Any]) -> Any:
     import jax
     import numpy as np
 
+    # The default devices can be others, for example if the training runs on the CPU of a machine with a GPU.
+    platform = next((device.platform for leaf in leaves for device in leaf.devices()), None)
     # Processes can have different numbers of devices, and a collective needs equal shapes.
-    processes = [device.process_index for device in jax.devices()]
+    processes = [device.process_index for device in jax.devices(platform)]
     rows = np.zeros((len(leaves), max(map(processes.count, set(processes))), 4), np.uint32)
-    on_device: dict[Any, list[tuple[int, Any]]] = {device: [] for device in jax.local_devices()}
+    on_device: dict[Any, list[tuple[int, Any]]] = {device: [] for device in jax.local_devices(backend=platform)}
     for number, leaf in enumerate(leaves):
         for shard in leaf.addressable_shards:
             on_device[shard.device].append((number, shard))
