@@ -183,10 +183,13 @@ class Ordering:
 
     def _order(self, moment: Moment) -> None:
         event, phase = moment
+        # Most callbacks are instances of a few classes, and have handlers at a few moments.
+        fits: dict[frozenset[tuple[type[Event], type[Phase]]], bool] = {}
         handlers: list[BoundHandler] = []
         for d in self.declared:
-            handler = d.handler(event, phase)
-            if handler is not None:
+            if d.pairs not in fits:
+                fits[d.pairs] = any(issubclass(event, of) and issubclass(phase, during) for of, during in d.pairs)
+            if fits[d.pairs] and (handler := d.handler(event, phase)) is not None:
                 handlers.append(handler)
         if not handlers:
             return

@@ -36,7 +36,7 @@ class HostCall:
     Attributes:
         handler: The handler.
         function: Its bound method.
-        learner: Its protected learner.
+        protect: Returns its protected learner; see `learner`.
         schedules: Its schedules, or an empty tuple if it is always due.
         cancels: Whether it may cancel at any step, instead of only at steps that a traced handler stopped.
         begins: Whether its periods count the steps that have begun. This is so for handlers of StepBegin, and for a
@@ -47,12 +47,17 @@ class HostCall:
 
     handler: BoundHandler
     function: Callable[[Event, Phase, Any], Any]
-    learner: Any
+    protect: Callable[[], Any]
     schedules: tuple[Schedule, ...]
     cancels: bool
     begins: bool = False
     clock: ClockPolicy = ClockPolicy.ANY_STEP
     alone: bool = False
+
+    @functools.cached_property
+    def learner(self) -> Any:
+        """The protected learner of the handler. Generating its class takes 0.05 ms, so it waits for the first use."""
+        return self.protect()
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,11 +121,13 @@ class Plan:
         # Instances of one class need separate proxies, because each has its own backend, and messages name the
         # instance.
         key = (declared.position, tuple(access.items()), in_init)
-        if key not in self._proxies:
-            self._proxies[key] = make_proxy(
+        known = self._proxies.get(key)
+        if known is None:
+            proxy = make_proxy(
                 access, self._backend(declared), declared=declared, where=declared.where, in_init=in_init
             )
-        return self._proxies[key]
+            known = self._proxies.setdefault(key, proxy)  # two threads may have made one
+        return known
 
     def calls(self, event: type[Event], phase: type[Phase]) -> tuple[HostCall, ...]:
         """Return the host calls of a moment in order. After the first call, this is a dict lookup.
@@ -177,7 +184,7 @@ class Plan:
         call = HostCall(
             handler,
             function,
-            self.proxy(handler.declared, handler.access),
+            functools.partial(self.proxy, handler.declared, handler.access),
             tuple(schedule.for_handler() for schedule in schedules),  # each handler has its own clock
             ("control",) in handler.access and not at_stopped_steps_only,
             begins=_begins(handler),

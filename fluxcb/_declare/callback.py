@@ -218,8 +218,11 @@ class Callback(Constructed):
         return ()
 
     def _writes(self, entry: str) -> bool:
+        declared = self.stateaccess()
+        if not {"cbstate", "*"} & declared.keys():  # most callbacks
+            return False
         # Construction has checked the declaration before, so an error here does not need its location.
-        access = normalise(self.stateaccess(), owner=f"{type(self).__name__}.stateaccess", where="")
+        access = normalise(declared, owner=f"{type(self).__name__}.stateaccess", where="")
         return any(writes(permission) and overlap(path, ("cbstate", entry)) for path, permission in access.items())
 
     def handlers(self) -> list[Handler]:

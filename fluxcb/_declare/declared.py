@@ -112,6 +112,11 @@ class Declared:
         """The class of the callback inside all wrappers."""
         return type(unwrap(self.callback))
 
+    @functools.cached_property
+    def pairs(self) -> frozenset[tuple[type[Event], type[Phase]]]:
+        """The events and phases of the handlers."""
+        return frozenset((handler.event, handler.phase) for handler in self.handlers)
+
     @property
     def is_shipped(self) -> bool:
         """Whether the class of the callback is part of fluxcb."""

@@ -22,7 +22,7 @@ from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.batch_parts import BatchParts
-from fluxcb._declare.callback import unwrap
+from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.turns import InTurn
@@ -200,7 +200,7 @@ class LearnerCore:
         train.carry = {**train.carry, "cbstate": {}}
         plan = Plan(graph, lambda d: backends[d.position], state.meter.wrapper, self.engine.emitter.adapt_call)
         # In the order of the graph, so that `init` can read entries that another callback's `init` creates.
-        for declared in graph.init_order():
+        for declared in (d for d in graph.init_order() if type(d.callback).init is not Callback.init):
             try:
                 declared.callback.init(plan.proxy(declared, declared.access, in_init=True))
             except FluxcbError:  # already names the callback
