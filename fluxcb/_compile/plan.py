@@ -121,13 +121,10 @@ class Plan:
         # Instances of one class need separate proxies, because each has its own backend, and messages name the
         # instance.
         key = (declared.position, tuple(access.items()), in_init)
-        known = self._proxies.get(key)
-        if known is None:
-            proxy = make_proxy(
-                access, self._backend(declared), declared=declared, where=declared.where, in_init=in_init
-            )
-            known = self._proxies.setdefault(key, proxy)  # two threads may have made one
-        return known
+        if key not in self._proxies:
+            made = make_proxy(access, self._backend(declared), declared=declared, where=declared.where, in_init=in_init)
+            self._proxies.setdefault(key, made)  # another thread may have made one
+        return self._proxies[key]
 
     def calls(self, event: type[Event], phase: type[Phase]) -> tuple[HostCall, ...]:
         """Return the host calls of a moment in order. After the first call, this is a dict lookup.
@@ -189,9 +186,9 @@ class Plan:
             ("control",) in handler.access and not at_stopped_steps_only,
             begins=_begins(handler),
         )
-        return (
-            call if self._adapted is None or issubclass(handler.event, TracedEvent) else self._adapted(call, self.graph)
-        )
+        if self._adapted is None or issubclass(handler.event, TracedEvent):
+            return call
+        return self._adapted(call, self.graph)
 
 
 def _do_nothing(event: Event, phase: Phase, learner: Any) -> None:

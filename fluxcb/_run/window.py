@@ -129,20 +129,17 @@ class Window:
         # Each row begins with two flags: whether the step ran, and whether it stopped the window.
         rows = self._rows_of(self.calls[-1])
         rows.block_until_ready()  # unlike np.asarray, this call handles signals while it waits
-        if not self.stacked and self._head(self.length - 1)[0]:  # the last step ran, so all did
-            ran = self.length
-        else:
-            ran = int(self.rows[: self.length, 0].sum())
+        all_ran = not self.stacked and self._head(self.length - 1)[0]  # if the last step ran
+        ran = self.length if all_ran else int(self.rows[: self.length, 0].sum())
         return ran, bool(ran and self._head(ran - 1)[1])
 
     def _rows_of(self, call: Any) -> Any:
         return call if self.program.rows_only else call.rows
 
     def _head(self, i: int) -> Any:
-        if self.stacked or self._joined is not None:
-            return self.rows[i]
-        # Each single-step call has its own row, so only this one is fetched.
-        return np.asarray(self._rows_of(self.calls[i]))
+        # Each single-step call has its own row, so only this one is fetched, unless all are moved together.
+        together = self.stacked or self._joined is not None
+        return self.rows[i] if together else np.asarray(self._rows_of(self.calls[i]))
 
     @property
     def rows(self) -> np.ndarray:
@@ -154,9 +151,8 @@ class Window:
 
     def _fetch_rows(self) -> np.ndarray:
         joined = self._rows_of(self.calls[0]) if self.stacked else self._joined
-        if joined is not None:
-            return np.asarray(joined)
-        return np.stack([np.asarray(self._rows_of(call)) for call in self.calls])
+        own = joined is None
+        return np.stack([np.asarray(self._rows_of(call)) for call in self.calls]) if own else np.asarray(joined)
 
     # -- looking ----------------------------------------------------------------------------
 
