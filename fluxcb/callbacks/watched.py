@@ -11,7 +11,7 @@ from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode", "warn_if_contradictory"]
+__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode", "resolved_mode", "warn_if_contradictory"]
 
 # "score" is in neither list, because a low Brier score or FID score is good.
 _HIGH_IS_GOOD = frozenset(
@@ -255,6 +255,17 @@ def warn_if_contradictory(watched: Watched, requested: str | None) -> None:
         f'name, {good} values are good. Leave out `mode`, or name another metric, e.g. `metric="{other}"`.',
         UserWarning,
     )
+
+
+def resolved_mode(mode: Any, watched: Watched) -> Literal["min", "max"]:
+    """Return the mode of a metric: the one that a user requested, or `Watched.default_mode`.
+
+    Raises:
+        DeclarationError: `mode` is not `min`, `max`, `auto` or None.
+    """
+    requested = requested_mode(mode, watched.owner)
+    warn_if_contradictory(watched, requested)
+    return requested or watched.default_mode
 
 
 def _no_name(text: Any, owner: str) -> DeclarationError:

@@ -20,6 +20,7 @@ from fluxcb.callbacks import (
 )
 from fluxcb.events import EpochBegin, FitEnd, Trigger
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.populations import PopulationTable, SuccessiveHalving
 from fluxcb.stopping import GL, PQ, InvalidValue, Never, NumberLimit, NumberSinceBest, Patience, Threshold, TimeLimit
 
 
@@ -185,6 +186,8 @@ def test_a_mode_that_applies_to_no_criterion_is_an_error_whose_fixes_work(refuse
         (lambda **how: EarlyStopping(3, **how), "EarlyStopping"),
         (lambda **how: ReduceLROnPlateau(**how), "ReduceLROnPlateau"),
         (lambda **how: Checkpointer("never-written", keep_best=1, **how), "Checkpointer"),
+        (lambda **how: SuccessiveHalving(**{"metric": "loss", **how}), "SuccessiveHalving"),
+        (lambda **how: PopulationTable(**how), "PopulationTable"),
     ],
 )
 def test_a_mode_that_the_name_of_the_metric_contradicts_is_a_warning(make, owner):

@@ -318,7 +318,7 @@ def test_the_fix_for_an_unnamed_random_stream_keeps_the_train_argument(loss):
     [fix] = [note for note in raised.value.__notes__ if note.startswith("fix")]
     call = "fluxcb.models.linen(module, train_argument='fitting', rng_streams=('dropout', 'noise'))"
     assert fix == f"fix: pass `{call}` as the model"
-    fit(eval(call, {"fluxcb": fluxcb, "module": NoisyWhenFitting()}))
+    fit(eval(call, {"fluxcb": fluxcb, "module": NoisyWhenFitting()}))  # noqa: S307
 
 
 def _flat(tree):
