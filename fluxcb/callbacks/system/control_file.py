@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
-from fluxcb._errors import CheckpointError, DeclarationError
+from fluxcb._errors import CheckpointError, DeclarationError, did_you_mean
 from fluxcb.callbacks.arguments import finite_number
 from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, shown_hyperparameter
 from fluxcb.callbacks.inspect.own_file import UntrustedFileError
@@ -157,9 +157,11 @@ class ControlFile(Callback):
                 self._change(command, learner)
                 continue
             self._note(command, learner)
-            if command.action == "save":
-                for saver in _savers(learner):
-                    saver.request_save(learner.snapshots)
+            if command.action in ("save", "stop"):
+                for saver, disabled in _savers(learner):
+                    # At a stop, the enabled ones save in their own handlers.
+                    if command.action == "save" or disabled:
+                        saver.request_save(learner.snapshots)
             stops |= command.action == "stop"
         if stops:
             raise PauseFitting("stopped by a command")
@@ -175,27 +177,34 @@ class ControlFile(Callback):
         entry = {**vars(command), "step": learner.progress.step}
         learner.cbstate.commands = [*learner.cbstate.commands, entry]
 
-    def _refusal(self, command: Command, learner: LearnerView) -> tuple[str, str]:
-        """Return why a command is refused, and the fix; two empty strings if it is not."""
+    def _refusal(self, command: Command, learner: LearnerView) -> tuple[str, Sequence[str]]:
+        """Return why a command is refused, and the fixes; an empty string and no fixes if it is not."""
         if command.action == "set" and command.name not in self.hyperparams:
-            names = ", ".join(map(shown_hyperparameter, (*self.hyperparams, command.name)))
-            return (
-                f"Commands cannot set `hyperparams.{command.name}` in this training.",
-                f"pass `hyperparams=[{names}]` to the `ControlFile`, and restart the training",
-            )
+            return self._refused_setting(command.name, learner)
         if command.action == "save" and not _savers(learner):
-            return "The training has no `Checkpointer`.", 'add `Checkpointer("runs/1")` to the callbacks'
+            return "The training has no `Checkpointer`.", ['add `Checkpointer("runs/1")` to the callbacks']
         if command.action in SWITCHES:
             if command.action == "disable" and command.name == self._own_name(learner):
                 return (
                     f"{self!r} cannot be disabled by a command.",
-                    "leave it enabled, because a disabled one would not read further commands",
+                    ["leave it enabled, because a disabled one would not read further commands"],
                 )
             try:
                 _switch(command, learner)  # only registers the change, and so does `_change`
             except DeclarationError as refusal:
-                return refusal.what, " or: ".join(refusal.fix)
-        return "", ""
+                return refusal.what, refusal.fix
+        return "", ()
+
+    def _refused_setting(self, name: str, learner: LearnerView) -> tuple[str, Sequence[str]]:
+        what = f"Commands cannot set `hyperparams.{name}` in this training.{did_you_mean(name, self.hyperparams)}"
+        settable = " or ".join(f"`{known}`" for known in self.hyperparams)
+        fixes = [f"set {settable}"] if settable else []
+        if name in learner.hyperparams:
+            names = ", ".join(map(shown_hyperparameter, (*self.hyperparams, name)))
+            fixes.append(f"pass `hyperparams=[{names}]` to the `ControlFile`, and restart the training")
+        elif not settable:
+            fixes.append("pass the hyperparameters to set to the `ControlFile`, and restart the training")
+        return what, fixes
 
     def _own_name(self, learner: LearnerView) -> str:
         return next(d.name for d in learner.callbacks.graph.declared if unwrap(d.callback) is self)
@@ -215,8 +224,10 @@ def _switch(command: Command, learner: LearnerView) -> None:
     switch(command.name)
 
 
-def _savers(learner: LearnerView) -> list[Checkpointer]:
-    return [c for callback in learner.callbacks if isinstance(c := unwrap(callback), Checkpointer)]
+def _savers(learner: LearnerView) -> list[tuple[Checkpointer, bool]]:
+    """Return the callbacks that save checkpoints, and whether each is disabled."""
+    declared = learner.callbacks.graph.declared
+    return [(saver, d.disabled) for d in declared if isinstance(saver := unwrap(d.callback), Checkpointer)]
 
 
 class _Commands:
@@ -304,9 +315,9 @@ class _Commands:
         new, self._lines = lines[self._lines :], len(lines)
         return [command for line in new if (command := parse_command(line)) is not None]
 
-    def answer(self, command: Command, step: int, error: str, fix: str) -> None:
+    def answer(self, command: Command, step: int, error: str, fix: Sequence[str]) -> None:
         """Record what has become of a command, before any further step runs."""
-        content = {**vars(command), "step": step, "moment": self.moment, "error": error, "fix": fix}
+        content = {**vars(command), "step": step, "moment": self.moment, "error": error, "fix": [*fix]}
         handle = os.open(self._answers, os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             os.write(handle, (json.dumps(content) + "\n").encode())
