@@ -18,6 +18,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.shardings import Sharding
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
+from fluxcb._importing import refuse_while_importing
 from fluxcb._run.argument_order import refuse_swapped
 from fluxcb._run.arguments import FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
@@ -299,6 +300,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
                 run that differs from this one.
             Exception: An exception of a handler, unchanged, with a note that names the handler.
         """
+        refuse_while_importing()
         # The arguments are checked completely before a directory is locked or a checkpoint is read.
         length = FitLength(epochs, steps, steps_per_epoch)
         check_resume(resume)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fluxcb._calls import Constructed, entry_point
 from fluxcb._errors import DeclarationError
+from fluxcb._importing import refuse_while_importing
 from fluxcb._run.arguments import FIT_FIXES
 from fluxcb._run.fit_loop import FitLength
 from fluxcb._run.history import History
@@ -249,6 +250,7 @@ class Population(Constructed):
             CheckpointError: With `resume`, the members have no common checkpoint.
             Exception: An exception of a handler, with a note that names the member.
         """
+        refuse_while_importing()
         FitLength(epochs, steps, steps_per_epoch, owner="population")  # raises the errors of these arguments
         check_resume(resume, "population[0]")
         check_allowed(allow, 'population.fit(10, resume=True, allow=("data",))')
