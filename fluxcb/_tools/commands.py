@@ -230,6 +230,7 @@ def replay(
     learner = _maker(name or _only_set())()
     result = learner.replay(run, steps=(int(first), int(last)), callbacks=observers, lineage=lineage)
     _write(str(result))
+    _name_folder(save)
     return 1 if result.differences else 0
 
 
@@ -242,7 +243,13 @@ def replay_bad_step(run: Path, step: int, name: str | None, watch: Sequence[str]
         observers.append(DumpArrays(list(dict.fromkeys(("step.batch", "step.grads", *watch))), save))
     result = _maker(name or _only_set())().replay(run, bad_step=step, callbacks=observers)
     _write(str(result))
+    _name_folder(save)
     return 0 if result.identical else 1
+
+
+def _name_folder(save: Path | None) -> None:
+    if save is not None:
+        _write(f"The values are in {save}.")
 
 
 # -- finding -----------------------------------------------------------------------------------

@@ -289,6 +289,37 @@ def test_other_thread_gets_step_or_refusal(tmp_path):
     assert float(learner.params["w"]) == -(step * 0.5 + (learner.step - step) * 0.25)
 
 
+@pytest.mark.parametrize("steps", [(2, 12), (20, 21)])
+def test_replay_repeats_commands_and_changes_no_file(tmp_path, steps):
+    control, sending = RunControl(tmp_path, wait=0), [True]
+
+    def program():
+        return Learner.from_loss(
+            {"w": jnp.zeros(())},
+            lambda params, batch: params["w"] * batch,
+            fluxcb.inject(optax.sgd, learning_rate=0.5, momentum=0.5),
+            data=[jnp.ones(())] * 8,
+            callbacks=[
+                ControlFile(tmp_path, [LearningRate], seconds=3600),  # obeys at the ends of epochs
+                HyperParamSetterWithFunc("momentum", lambda epoch, value: value / 2),
+                At(3, lambda: sending and control.set("learning_rate", 0.25)),
+                At(13, lambda: sending and control.disable("HyperParamSetterWithFunc")),
+                Checkpointer(tmp_path, keep_last=9),
+            ],
+            default_callbacks=False,
+        )
+
+    program().fit(4)
+    sending.clear()
+    running = tmp_path / COMMANDS  # as if the run were still training
+    running.write_text(json.dumps({"id": "new", "action": "stop", "name": "", "value": None}) + "\n")
+    running.chmod(0o600)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    replay = program().replay(tmp_path, steps=steps)
+    assert replay.differences == ()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

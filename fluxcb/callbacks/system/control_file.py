@@ -125,7 +125,10 @@ class ControlFile(Callback):
 
     @on(FitBegin, Phase, access={"cbstate": {"commands": Read()}})
     def begin(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
-        """Create the file, and find the commands that a killed run applied after its last checkpoint."""
+        """Create the file, and find the commands to repeat: those that followed the checkpoint.
+
+        A replay repeats all of them, and leaves the files to the run.
+        """
         import jax
 
         if jax.process_count() > 1:
@@ -135,7 +138,10 @@ class ControlFile(Callback):
                 fix="leave it out, and end the training with SIGTERM",
             )
         done = {command["id"] for command in learner.cbstate.commands}
-        self._commands.begin(done, forgets=not event.resumes and learner.progress.step == 0)
+        if event.replays:
+            self._commands.begin_replay(done)
+        else:
+            self._commands.begin(done, forgets=not event.resumes and learner.progress.step == 0)
 
     @on(Trigger, AbstractTrainingPhase)
     def apply(self, event: Event, phase: Phase, learner: LearnerView) -> None:
@@ -256,11 +262,19 @@ class _Commands:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if forgets:  # a new run in a directory that an earlier one has used
             self._answers.unlink(missing_ok=True)
-        self._repeats = [a for a in self._known() if a["action"] in REPEATED and not a["error"] and a["id"] not in done]
+        self.begin_replay(done)
         if not self._open:  # a run that has gone back keeps its file
             self.path.unlink(missing_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._open, self._lines, self._size, self._found = True, 0, 0, False
+
+    def begin_replay(self, done: set[str]) -> None:
+        """Find the commands that have to be repeated, without changing a file.
+
+        Args:
+            done: The commands of the restored checkpoint, which are not repeated.
+        """
+        self._repeats = [a for a in self._known() if a["action"] in REPEATED and not a["error"] and a["id"] not in done]
 
     def _known(self) -> list[dict[str, Any]]:
         """Return the answers of the run so far.
@@ -310,7 +324,7 @@ class _Commands:
     def new(self) -> list[Command]:
         """Return the commands that have arrived; a line that is not a command is ignored."""
         self._found = False
-        lines = list(lines_of(self.path)) if self.path.exists() else []
+        lines = list(lines_of(self.path)) if self._open and self.path.exists() else []
         self._size = sum(len(line.encode()) + 1 for line in lines)
         new, self._lines = lines[self._lines :], len(lines)
         return [command for line in new if (command := parse_command(line)) is not None]
