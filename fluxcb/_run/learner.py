@@ -23,6 +23,7 @@ from fluxcb._run.argument_order import refuse_swapped
 from fluxcb._run.arguments import FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
+from fluxcb._run.class_numbers import warn_about_class_numbers
 from fluxcb._run.costs import learner_costs
 from fluxcb._run.engine import make_engine
 from fluxcb._run.executors import Executor
@@ -322,6 +323,8 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             )
         # A checkpoint can be restored only into a train state that exists.
         core.ensure_built(phases[0])
+        if state.progress.step == 0:
+            warn_about_class_numbers(core)
         try:
             if resume:
                 resume_run(core, allow=allow)
