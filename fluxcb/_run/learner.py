@@ -17,6 +17,7 @@ from fluxcb._declare.losses import OUTPUTS_FORM, PARAMS_FORM
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.shardings import Sharding
 from fluxcb._declare.turns import InTurn
+from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
 from fluxcb._run.argument_order import refuse_swapped
@@ -56,7 +57,7 @@ WINDOW_BYTES = 64 * 2**20
 PEER_TIMEOUT = 30.0
 
 
-class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
+class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, Uncopied):
     """A model, a loss function, an optimizer, and data, trained by a loop that callbacks extend.
 
     Construction checks the callbacks against each other, runs their `init`, and dry-runs the compiled step, so errors

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fluxcb._calls import Constructed, entry_point
+from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
 from fluxcb._run.arguments import FIT_FIXES
@@ -41,7 +42,7 @@ __all__ = ["Population"]
 _FIT_FIXES = {name: fix.replace("learner.fit(", "population.fit(") for name, fix in FIT_FIXES.items()}
 
 
-class Population(Constructed):
+class Population(Constructed, Uncopied):
     """Train several Learners of the same structure in one compiled program, such as a sweep over learning rates.
 
     The factory is called once per member, and returns the member's Learner. Each member has its own callbacks, metrics,
