@@ -1,6 +1,7 @@
 """Every Python fence of README.md and docs/ runs, page by page, in order.
 
-The fences of a page share one namespace, and the functions `test_...` in them run after the last fence. If a page leaves files in its working directory, it runs there a second time.
+The fences of a page share one namespace, and the functions `test_...` in them run after the last fence. If a page
+leaves files in its working directory, it runs there a second time.
 Two comments control the fences, each on its own line:
 
     <!-- not run: REASON -->    before a ```python fence that does not run
