@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluxcb import Append, Callback, CancelFitting, DeclarationError, EverySteps, Predicate, Read, Write, on
-from fluxcb.callbacks import Checkpointer
+from fluxcb.callbacks import AUROC, Checkpointer, Metric, Metrics
 from fluxcb.events import BackwardEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -155,3 +155,30 @@ def test_with_both_methods_a_run_resumes(tmp_path):
     learner = testlearner(SavesAndLoads(), Checkpointer(tmp_path))
     learner.fit(3, resume=True)
     assert learner.callbacks.get(SavesAndLoads).count == learner.step
+
+
+# --- metrics with weights ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda weight: Metric(lambda outputs, ys: abs(outputs - ys)[:, 0], "error", weight=weight),
+        lambda weight: AUROC(weight=weight),
+    ],
+)
+def test_a_weight_without_return_is_an_error(make):
+    def weight(batch):
+        jnp.ones(len(batch[0]))
+
+    metric = make(weight)
+    error = error_of(lambda: testlearner(Metrics(metric)).fit(1))
+    assert error.what == f"The weight of the metric `{metric.name}` returned None for one batch."
+    assert error.fix == ('return a number or an array, e.g. `batch["mask"]`',)
+
+
+def test_a_weight_of_one_per_example_is_the_mean():
+    error = Metric(lambda outputs, ys: abs(outputs - ys)[:, 0], "error", weight=lambda batch: jnp.ones(len(batch[0])))
+    mean = Metric(lambda outputs, ys: abs(outputs - ys).mean(), "mean")
+    history = testlearner(Metrics(error, mean)).fit(2)
+    np.testing.assert_allclose(history["training/error"], history["training/mean"], rtol=1e-6)
