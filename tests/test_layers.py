@@ -22,6 +22,7 @@ SHARED = frozenset(
     {
         "_calls",
         "_errors",
+        "_importing",
         "_interruptions",
         "_memory",
         "_paths",
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     # the stages, in reading order
     "_terminal": frozenset(),
     "_errors": frozenset({"_terminal"}),
+    "_importing": frozenset({"_errors"}),
     "_typing": frozenset(),
     "_paths": frozenset(),
     "_memory": frozenset(),

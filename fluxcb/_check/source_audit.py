@@ -13,12 +13,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from fluxcb._check.source.access_rules import NAMESPACES, AccessRules, Doubt, Refusal
 from fluxcb._check.source.constants import field_of, identity
 from fluxcb._check.source.touches import Reading, Runs, Touch
 from fluxcb._check.source.visitor import Visitor
+from fluxcb._check.unused_writes import unused_writes
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import BoundHandler, Declared
@@ -90,12 +92,14 @@ class _Scope:
         access: The access.
         handler: The handler that has narrowed its access, or None for the access of the class.
         readings: The state that handlers, predicates and `init` with this access use.
+        handlers: The handlers among them, each with the state that it uses.
     """
 
     declared: Declared
     access: Access
     handler: BoundHandler | None
     readings: tuple[Reading, ...]
+    handlers: tuple[tuple[BoundHandler, Reading], ...]
 
     @property
     def where(self) -> str:
@@ -126,6 +130,11 @@ def audit_source(declared: Sequence[Declared]) -> SourceAudit:
             continue
         seen.add(key)
         judged = [_judged(scope) for scope in scopes]
+        for scope, (refused, _) in zip(scopes, judged, strict=True):
+            for write in unused_writes(scope.handlers):
+                # After the fix of another problem for the same value, the write would still be refused.
+                refused.pop(write.path, None)
+                audit.problems.append(write.problem([scope.where], partial(_declaring, [scope])))
         audit.problems += _problems(callback, scopes, [refused for refused, _ in judged])
         audit.unclear += [f"{callback.label}: {text}" for _, doubts in judged for text in doubts]
         audit.unused += _unused(callback, scopes, [bool(doubts) for _, doubts in judged], reader)
@@ -143,6 +152,7 @@ def _scopes(declared: Declared, reader: Reader) -> list[_Scope]:
     """Return the functions for each access of a callback: that of the class, and those of handlers with their own."""
     callback = declared.callback
     shared: list[Reading] = []
+    handlers: list[tuple[BoundHandler, Reading]] = []
     own: dict[Any, _Scope] = {}
     if type(callback).init is not Callback.init:
         shared.append(reader.read(callback.init, before=0, me=callback))
@@ -159,10 +169,12 @@ def _scopes(declared: Declared, reader: Reader) -> list[_Scope]:
         ]
         if handler.access is declared.access:
             shared += [reading for reading in readings if all(reading is not known for known in shared)]
+            handlers.append((handler, readings[0]))
         else:
             key = (handler.where, frozenset(handler.access.items()))
-            own.setdefault(key, _Scope(declared, handler.access, handler, tuple(readings)))
-    return [_Scope(declared, declared.access, None, tuple(shared)), *own.values()]
+            scope = _Scope(declared, handler.access, handler, tuple(readings), ((handler, readings[0]),))
+            own.setdefault(key, scope)
+    return [_Scope(declared, declared.access, None, tuple(shared), tuple(handlers)), *own.values()]
 
 
 def _judged(scope: _Scope) -> tuple[_Refused, list[str]]:

@@ -205,12 +205,15 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
 def host_returned(handler: BoundHandler, value: Any) -> DeclarationError:
     """Return the error for a value that a host handler has returned."""
     declare = handler.declared.how_to_declare
+    cancel = value if isinstance(value, type) else type(value)
     # In other libraries, a callback returns a bool to stop the training.
-    if _is_bool(value):
+    if _is_bool(value) or issubclass(cancel, Cancel):
         # At all other events, a Cancel needs no declaration.
         at_step = issubclass(handler.event, StepBegin | StepEnd) and ("control",) not in handler.access
         declared = f", and {declare(('control',), Append())}" if at_step else ""
         fixes = [f'write `raise CancelFitting("reason")` instead, to end the fit{declared}']
+        if issubclass(cancel, Cancel):
+            fixes = [f"write `raise` instead of `return`{declared}"]
     else:
         fixes = [
             "write `learner.cbstate.value = ...` instead, here and in `init`, to share the value with other callbacks, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from fluxcb._compile.optimizers import nearest_hyperparameter
 from fluxcb._declare.access import Access, Append, Permission, Read, Write, dotted, writes
@@ -17,7 +17,7 @@ from fluxcb._declare.declared import Declared
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
 from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
-from fluxcb._errors import AccessError, FluxcbError, nearest
+from fluxcb._errors import AccessError, DeclarationError, FluxcbError, nearest
 from fluxcb._typing import StatePath
 
 __all__ = ["Backend", "make_proxy"]
@@ -109,6 +109,16 @@ class _View:
         # The class overrides `__setattr__`.
         for name, value in (("_backend", backend), ("_label", label), ("_where", where)):
             object.__setattr__(self, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Raise an error; `copy` and `pickle` both call this method."""
+        shown = dotted(("learner", *self._path))
+        raise DeclarationError(
+            f"`{shown}`, as {self._label} sees it, can be neither copied nor pickled.",
+            where=self._where,
+            why="it only gives access to the state, and has no values of its own",
+            fix="copy single values, e.g. `copy.deepcopy(learner.params)`",
+        )
 
     def __getattr__(self, name: str) -> Any:  # only called for names without a property or slot
         if name in self._parts:

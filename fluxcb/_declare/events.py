@@ -64,13 +64,16 @@ class FitBegin(HostEvent):
     Args:
         resumes: Whether the fit resumes an interrupted fit.
         complete: Whether no step will run, because the run that the fit resumes is complete or was stopped.
+        replays: Whether `learner.replay` trains steps of a recorded run again. A handler must not change the files of
+            the run then.
     """
 
     # A separate event for resuming would have to be handled by every callback that opens a file or starts a thread.
 
-    def __init__(self, *, resumes: bool = False, complete: bool = False) -> None:
+    def __init__(self, *, resumes: bool = False, complete: bool = False, replays: bool = False) -> None:
         self.resumes = resumes
         self.complete = complete
+        self.replays = replays
 
 
 class EpochBegin(HostEvent):

@@ -164,7 +164,14 @@ def shown(value: Any) -> str:
     return f"the class `{value.__name__}`" if isinstance(value, type) else f"{value!r}"
 
 
-@entry_point
+_WHEN = "write it as a schedule, e.g. `when=EverySteps(10)` or `when=EveryEpochs(2)`"
+_FIXES: dict[str, str] = dict.fromkeys(
+    ("every", "steps", "epochs", "seconds", "freq", "frequency", "period", "schedule", "interval", "n"), _WHEN
+)
+"""The fixes to suggest for arguments that `on` does not have."""
+
+
+@entry_point(fixes=_FIXES)
 def on(
     *events_and_phase: Any,
     access: Mapping[str, Any] | None = None,
@@ -199,6 +206,8 @@ def on(
             f"`@on` marks methods, not a {type(first).__name__}.",
             fix="make it a plain method, `def name(self, event, phase, learner):`",
         )
+    if _wraps_function(first):
+        raise _not_a_function(first)
     if len(events_and_phase) > 2:
         raise DeclarationError(
             f"`@on` takes an event and a phase, not {len(events_and_phase)} arguments.",
@@ -208,11 +217,28 @@ def on(
     @entry_point
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         if not inspect.isfunction(function):
-            raise DeclarationError(f"`@on` marks methods, not {function!r}.", fix="put it above a `def`")
+            raise _not_a_function(function)
         explicit = events_and_phase or None
         return _mark(function, explicit, access, when, deadline, sys._getframe(2))
 
     return decorate
+
+
+def _wraps_function(value: Any) -> bool:
+    """Return whether a value is what another decorator made of a method, such as `jax.jit`."""
+    return callable(value) and inspect.isfunction(getattr(value, "__wrapped__", None))
+
+
+def _not_a_function(value: Any) -> DeclarationError:
+    if not _wraps_function(value):
+        return DeclarationError(f"`@on` marks methods, not {value!r}.", fix="put it above a `def`")
+    return DeclarationError(
+        f"`@on` marks methods, and `{value.__wrapped__.__qualname__}` has another decorator, which made a "
+        f"`{type(value).__name__}` of it.",
+        where=source_of(value.__wrapped__),
+        why="a handler is called with the learner, which JAX cannot trace as an argument",
+        fix="remove the other decorator; handlers of traced events, such as BackwardEnd, are compiled with the step",
+    )
 
 
 def is_handler(value: Any) -> bool:
@@ -302,8 +328,16 @@ def check_options(access: Any, when: Any, where: str) -> None:
         raise DeclarationError(
             f"`when` of a handler must be a schedule, not {when!r}.",
             where=where,
-            fix="write e.g. `when=EverySteps(10)`",
+            fix=_schedule_fix(when),
         )
+
+
+def _schedule_fix(when: Any) -> str:
+    if type(when) is int and when > 0:
+        return f"write `when=EverySteps({when})`"
+    if callable(when) and not isinstance(when, type):
+        return "write `when=Predicate(function)` with this function, which gets the learner"
+    return "write e.g. `when=EverySteps(10)`"
 
 
 def check_signature(function: Any, where: str) -> None:

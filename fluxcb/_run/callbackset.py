@@ -13,6 +13,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.signatures import current_definition
+from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._run.costs import handler_notes
 from fluxcb._run.instrumentation import measure, trace
@@ -32,13 +33,15 @@ _CALLS = {
 C = TypeVar("C", bound=Callback)
 
 
-class CallbackSet:
+class CallbackSet(Uncopied):
     """The callbacks of a Learner. Each change checks the whole set again, and is undone if the check fails.
 
     Args:
         items: The list, including `in_order` groups.
         core: The core of the Learner.
     """
+
+    copied_instead = ("create the callbacks again, because an instance belongs to one Learner",)
 
     def __init__(self, items: Iterable[Any], core: LearnerCore) -> None:
         self._items = list(items)

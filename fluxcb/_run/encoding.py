@@ -17,11 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._compile.arrays import is_key
+from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.declared import Declared
+from fluxcb._declare.signatures import source_of
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError, FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._traced_values import describe
 
-__all__ = ["Decoder", "Encoder"]
+__all__ = ["Decoder", "Encoder", "state_of_callback"]
 
 _TAG = "$"
 _MIN_ARRAY_LENGTH = 64  # longer lists of numbers are stored as arrays, which are smaller and faster to read than text
@@ -52,6 +55,31 @@ _CONTENT: dict[str, type] = {
     "fields": dict,
     "state": object,
 }
+
+
+def state_of_callback(declared: Declared) -> Any:
+    """Return what `state_dict` of a callback returns.
+
+    Raises:
+        DeclarationError: It returns None, often because `return` is missing, or the callback cannot restore its state.
+    """
+    saved = declared.callback.state_dict()
+    if saved is None:
+        raise DeclarationError(
+            f"`{declared.cls.__name__}.state_dict` returned None.",
+            where=source_of(declared.cls.state_dict),
+            why="the checkpoint would contain nothing of the callback",
+            fix="return a dict, `{}` if there is nothing to save",
+        )
+    cls = type(unwrap(declared.callback))
+    if saved and cls.load_state_dict is Callback.load_state_dict:
+        raise DeclarationError(
+            f"`{cls.__name__}` has `state_dict`, but no `load_state_dict`.",
+            where=source_of(cls.state_dict),
+            why="a run could not resume from this checkpoint",
+            fix="define `load_state_dict(self, state)`, which restores what `state_dict(self)` returns",
+        )
+    return saved
 
 
 class Encoder:

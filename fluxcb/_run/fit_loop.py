@@ -138,7 +138,7 @@ def _run(
     try:
         try:
             with contextlib.suppress(CancelEpoch, CancelStep):  # these only skip the rest of the moment here
-                emitter.emit(FitBegin(resumes=resumes, complete=complete), phase)
+                emitter.emit(FitBegin(resumes=resumes, complete=complete, replays=fit.replays), phase)
             emitter.run_between_steps(None)
             core.leave_out_batches()
             if ended is not None:  # the saved run was stopped early, and resuming it does not train further

@@ -49,6 +49,7 @@ class FitRecord:
         ended: The reason it ended early; None while it runs, and if it ran to its end.
         at: The position in an epoch at which the next fit continues; None between two epochs.
         restored: Whether this record comes from a checkpoint and no fit has begun since.
+        replays: Whether the fit replays steps of a recorded run.
         rewinds: Number of times that the run has gone back to an earlier checkpoint.
         rewound_to: The step of the checkpoint to which the run last went back, or None.
     """
@@ -58,5 +59,6 @@ class FitRecord:
     ended: str | None = None
     at: Position | None = None
     restored: bool = False
+    replays: bool = False
     rewinds: int = 0
     rewound_to: int | None = None

@@ -245,7 +245,14 @@ class History(Constructed, Mapping[str, list[Any]]):
         return plot_metrics(self, *names, ax=ax)
 
     def __repr__(self) -> str:
-        last = [f"{name}={self[name][-1]:.4g}" for name in self if not _is_array(self[name][-1])]
+        last = []
+        for phase, metrics in self.per_epoch.items():
+            for name, pairs in metrics.items():
+                epoch, value = pairs[-1]
+                if not _is_array(value):
+                    # Without the number, an old value would pass for that of the last epoch.
+                    of = "" if epoch == self.epoch else f" (epoch {epoch})"
+                    last.append(f"{phase}/{name}={value:.4g}{of}")
         stopped = [f"stop_reason={self.stop_reason!r}"] if self.stop_reason is not None else []
         return f"History({', '.join([f'epoch={self.epoch}', f'step={self.step}', *last, *stopped])})"
 

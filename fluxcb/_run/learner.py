@@ -17,11 +17,14 @@ from fluxcb._declare.losses import OUTPUTS_FORM, PARAMS_FORM
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.shardings import Sharding
 from fluxcb._declare.turns import InTurn
+from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
+from fluxcb._importing import refuse_while_importing
 from fluxcb._run.argument_order import refuse_swapped
 from fluxcb._run.arguments import FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
+from fluxcb._run.class_numbers import warn_about_class_numbers
 from fluxcb._run.costs import learner_costs
 from fluxcb._run.engine import make_engine
 from fluxcb._run.executors import Executor
@@ -54,7 +57,7 @@ WINDOW_BYTES = 64 * 2**20
 PEER_TIMEOUT = 30.0
 
 
-class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
+class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, Uncopied):
     """A model, a loss function, an optimizer, and data, trained by a loop that callbacks extend.
 
     Construction checks the callbacks against each other, runs their `init`, and dry-runs the compiled step, so errors
@@ -299,6 +302,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
                 run that differs from this one.
             Exception: An exception of a handler, unchanged, with a note that names the handler.
         """
+        refuse_while_importing()
         # The arguments are checked completely before a directory is locked or a checkpoint is read.
         length = FitLength(epochs, steps, steps_per_epoch)
         check_resume(resume)
@@ -320,6 +324,8 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods):
             )
         # A checkpoint can be restored only into a train state that exists.
         core.ensure_built(phases[0])
+        if state.progress.step == 0:
+            warn_about_class_numbers(core)
         try:
             if resume:
                 resume_run(core, allow=allow)

@@ -32,7 +32,7 @@ def computed_value_written(declared: Declared, path: StatePath) -> AccessError:
     return AccessError(
         f"{declared.label} writes `{dotted(path)}`, which the step has computed.",
         where=declared.where,
-        why="the other handlers of this moment would read a value that the step did not compute",
+        why="the step has ended, so it would not use the new value",
         fix=fix,
     )
 

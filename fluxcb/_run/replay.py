@@ -229,10 +229,11 @@ def _replay(
             writes.require_writers()
         added = {declared.name for declared in core.graph.declared[-len(additions) :]}
         set_disabled(core, disabled.union(silent_names(core.graph, keep=added)))
+        core.state.fit.replays = True
         learner.fit(steps=end - start, steps_per_epoch=steps_per_epoch)
         replayed = learner.history
     finally:
-        core.lineage = None
+        core.lineage, core.state.fit.replays = None, False
         learner.callbacks.set(items)
         set_disabled(core, disabled)
     losses = [pair for pair in replayed.per_step.get("training", {}).get("loss", []) if first <= pair[0] <= last]

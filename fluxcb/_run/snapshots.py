@@ -20,7 +20,7 @@ from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.averages import averages_by_name, validated_average
 from fluxcb._run.batch_stream import BatchStream
-from fluxcb._run.encoding import Decoder, Encoder
+from fluxcb._run.encoding import Decoder, Encoder, state_of_callback
 from fluxcb._run.fit_record import Position
 from fluxcb._run.restore_undo import RestoreUndo
 from fluxcb._run.run_changes import Change, allows, check_allowed_names, find_changes
@@ -173,7 +173,7 @@ class Snapshots:
         callbacks = {}
         for declared in graph.declared:
             # A callback without state needs no entry.
-            saved = declared.callback.state_dict()
+            saved = state_of_callback(declared)
             if saved:
                 callbacks[declared.name] = encoder.encode(saved, f"the state of {declared.label}")
         fit = state.fit

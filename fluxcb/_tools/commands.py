@@ -14,6 +14,7 @@ from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import DeclarationError, did_you_mean, nearest
 from fluxcb._terminal import escape_block
+from fluxcb._tools.line_filling import filled, line_width
 from fluxcb._tools.project import Project, find_project
 from fluxcb._tools.verifying import Verdict, graph_by_name, learner_by_name, verify
 
@@ -152,14 +153,14 @@ def events(name: str | None, *, as_json: bool) -> int:
             event.__name__,
             phase.__name__,
             "traced" if issubclass(event, TracedEvent) else "host",
-            _handler_names(found, (event, phase)),
+            _handler_words(found, (event, phase)),
         )
         for event, phase in found.moments
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
-        head = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        _write(f"{head}  {row[3]}".rstrip())
+        head = "  ".join(f"{cell:<{width}}" for cell, width in zip(row[:3], widths, strict=True))
+        _write_filled(f"{head}  ", row[3])
     return _problems(found)
 
 
@@ -173,7 +174,8 @@ def list_callbacks(*, as_json: bool) -> int:
         _write_json([asdict(callback) for callback in listed()])
         return 0
     for callback in listed():
-        _write(f"{callback.shown}\n  {callback.what}")
+        _write(callback.shown)
+        _write_filled("  ", callback.what.split())
         lines = (
             ("reads", ", ".join(callback.reads)),
             ("writes", ", ".join(callback.writes)),
@@ -183,7 +185,7 @@ def list_callbacks(*, as_json: bool) -> int:
         )
         for title, text in lines:
             if text:
-                _write(f"    {title:<7} {text}")
+                _write_filled(f"    {title:<7} ", text.split())
     return 0
 
 
@@ -228,6 +230,7 @@ def replay(
     learner = _maker(name or _only_set())()
     result = learner.replay(run, steps=(int(first), int(last)), callbacks=observers, lineage=lineage)
     _write(str(result))
+    _name_folder(save)
     return 1 if result.differences else 0
 
 
@@ -240,7 +243,13 @@ def replay_bad_step(run: Path, step: int, name: str | None, watch: Sequence[str]
         observers.append(DumpArrays(list(dict.fromkeys(("step.batch", "step.grads", *watch))), save))
     result = _maker(name or _only_set())().replay(run, bad_step=step, callbacks=observers)
     _write(str(result))
+    _name_folder(save)
     return 0 if result.identical else 1
+
+
+def _name_folder(save: Path | None) -> None:
+    if save is not None:
+        _write(f"The values are in {save}.")
 
 
 # -- finding -----------------------------------------------------------------------------------
@@ -374,11 +383,12 @@ def _problems(found: CallbackGraph) -> int:
     return 1 if found.problems else 0
 
 
-def _handler_names(found: CallbackGraph, moment: Moment) -> str:
-    return ", ".join(
-        f"{handler.declared.label}{f' {list(handler.schedules)}' if handler.schedules else ''}"
-        for handler in found.orders[moment]
-    )
+def _handler_words(found: CallbackGraph, moment: Moment) -> list[str]:
+    """Return the callbacks of a moment, separated by commas. Lines may break before the schedules of one."""
+    words = [[h.declared.label, *([str(list(h.schedules))] if h.schedules else [])] for h in found.orders[moment]]
+    for entry in words[:-1]:
+        entry[-1] += ","
+    return [word for entry in words for word in entry]
 
 
 def _as_json(found: CallbackGraph) -> dict[str, Any]:
@@ -427,6 +437,11 @@ def _indented(text: str) -> str:
 
 def _write(text: str) -> None:
     sys.stdout.write(f"{escape_block(text)}\n")
+
+
+def _write_filled(head: str, words: Sequence[str]) -> None:
+    for line in filled(head, words, line_width()):
+        _write(line)
 
 
 def _write_json(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -22,9 +23,13 @@ def control(run: Path, action: str, name: str | None, value: float | None, *, wa
     if action == "set":
         if name is None or value is None:
             raise UsageError("`set` takes a hyperparameter and a value: `fluxcb control RUN set learning_rate 1e-4`")
+        if not math.isfinite(value):
+            raise UsageError(f"`set` takes a finite number, not {value}: `fluxcb control RUN set {name} 1e-4`")
     elif action in SWITCHES:
         if name is None or value is not None:
-            raise UsageError(f"`{action}` takes the name of a callback: `fluxcb control RUN {action} LogHistograms`")
+            raise UsageError(
+                f"`{action}` takes the name of a callback: `fluxcb control RUN {action} ThroughputTracker`"
+            )
     elif name is not None:
         raise UsageError(f"`{action}` takes no further arguments: `fluxcb control RUN {action}`")
     training = RunControl(run, wait=wait)

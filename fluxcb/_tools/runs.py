@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DataError
+from fluxcb.callbacks.system.run_control import ANSWERS, COMMANDS
 from fluxcb.plots.panel import LARGEST
 
 __all__ = ["Curves", "read_run"]
@@ -36,6 +37,7 @@ def read_run(path: Path) -> Curves:
     if not path.exists():
         raise DataError(f"There is no run at {path}.", fix="name a run's folder, e.g. the one that `fluxcb demo` wrote")
     files = [path] if path.is_file() else [file for pattern in _FILES for file in sorted(path.glob(pattern))]
+    files = [file for file in files if file.name not in (COMMANDS, ANSWERS)]  # those of `ControlFile` are no curves
     if not files:
         raise DataError(
             f"The folder {path} contains no run.",

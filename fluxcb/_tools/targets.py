@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.signatures import shown_path, source_of
 from fluxcb._errors import DeclarationError, FluxcbError, as_sentence, did_you_mean, nearest
+from fluxcb._importing import FitWhileImportingError, importing
 from fluxcb._tools.project import find_project
 
 if TYPE_CHECKING:
@@ -71,7 +72,10 @@ def load(name: str, root: Path) -> Target:
             sys.path.insert(0, str(folder))
     importlib.invalidate_caches()  # a long-lived process may have created the file a moment ago
     try:
-        module = _guarded(lambda: importlib.import_module(module_name), f"`{module_name}` cannot be imported")
+        with importing(module_name):
+            module = _guarded(lambda: importlib.import_module(module_name), f"`{module_name}` cannot be imported")
+    except FitWhileImportingError as error:
+        raise DeclarationError(error.what, where=_own_frames(error), why=error.why, fix=error.fix) from None
     except DeclarationError as error:
         cause = error.__cause__
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
@@ -184,12 +188,13 @@ def _own_frames(error: BaseException) -> list[str]:
     frames = [
         f"{frame.name}  {shown_path(frame.filename)}:{frame.lineno}"
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<frozen ") and Path(frame.filename) not in _OWN
+        if not frame.filename.startswith(("<frozen ", _PACKAGE)) and Path(frame.filename) != _IMPORTLIB
     ]
     return frames[::-1][:3]
 
 
-_OWN = {Path(__file__), Path(importlib.__file__)}
+_IMPORTLIB = Path(importlib.__file__)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def _import_fix(error: BaseException) -> str | None:

@@ -11,7 +11,7 @@ from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode", "warn_if_maximized_loss"]
+__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode", "resolved_mode", "warn_if_contradictory"]
 
 # "score" is in neither list, because a low Brier score or FID score is good.
 _HIGH_IS_GOOD = frozenset(
@@ -244,14 +244,28 @@ def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
     )
 
 
-def warn_if_maximized_loss(watched: Watched, requested: str | None) -> None:
-    """Warn if the user has requested `mode="max"` for a loss, often because the argument `metric` is missing."""
-    if requested == "max" and watched.metric == "loss":
-        warn_user(
-            f'`{watched.owner}(..., mode="max")` treats high values of `{watched}` as good, but training makes them '
-            'low. Name another metric, e.g. `metric="accuracy"`, or leave out `mode`.',
-            UserWarning,
-        )
+def warn_if_contradictory(watched: Watched, requested: str | None) -> None:
+    """Warn if the user has requested a mode that the metric's name contradicts, often because `metric` is missing."""
+    known = watched.known_mode
+    if requested is None or known in (None, requested):
+        return
+    good, bad, other = ("low", "high", "accuracy") if known == "min" else ("high", "low", "loss")
+    warn_user(
+        f'`{watched.owner}(..., mode="{requested}")` treats {bad} values of `{watched}` as good, but according to its '
+        f'name, {good} values are good. Leave out `mode`, or name another metric, e.g. `metric="{other}"`.',
+        UserWarning,
+    )
+
+
+def resolved_mode(mode: Any, watched: Watched) -> Literal["min", "max"]:
+    """Return the mode of a metric: the one that a user requested, or `Watched.default_mode`.
+
+    Raises:
+        DeclarationError: `mode` is not `min`, `max`, `auto` or None.
+    """
+    requested = requested_mode(mode, watched.owner)
+    warn_if_contradictory(watched, requested)
+    return requested or watched.default_mode
 
 
 def _no_name(text: Any, owner: str) -> DeclarationError:

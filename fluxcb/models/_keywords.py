@@ -11,10 +11,17 @@ TRAIN_FLAGS = {"train": False, "training": False, "is_training": False, "determi
 
 
 class TrainFlag(NamedTuple):
-    """The keyword argument of a call that selects training mode."""
+    """The keyword argument of a call that selects training mode.
+
+    Attributes:
+        name: Its name.
+        inverted: Whether True means evaluation.
+        requested: Whether the user has named it.
+    """
 
     name: str
     inverted: bool
+    requested: bool = False
 
     def keywords(self, train: bool) -> dict[str, bool]:
         """Return the keyword argument with the value for `train`."""
@@ -44,7 +51,9 @@ def fits_call(function: Callable[..., Any], count: int, keywords: Iterable[str])
     return True
 
 
-def train_flag(function: Callable[..., Any], requested: str | None, *, adapter: str, where: str) -> TrainFlag | None:
+def train_flag(
+    function: Callable[..., Any], requested: str | None, *, adapter: str, where: str, arguments: str = ""
+) -> TrainFlag | None:
     """Return the train flag of `function`: the requested one, the only well-known one, or None.
 
     Args:
@@ -52,6 +61,7 @@ def train_flag(function: Callable[..., Any], requested: str | None, *, adapter: 
         requested: The name that the user requested, or None to search for one.
         adapter: Name of the adapter in `fluxcb.models`, for messages.
         where: The location of the call, for messages.
+        arguments: Other arguments that the user gave to the adapter, as in `, rng_streams=("noise",)`, for messages.
 
     Raises:
         DeclarationError: `function` does not take the requested keyword, or takes several possible ones.
@@ -69,14 +79,14 @@ def train_flag(function: Callable[..., Any], requested: str | None, *, adapter: 
                     "leave `train_argument` out if the model behaves the same in training and evaluation",
                 ],
             )
-        return TrainFlag(requested, TRAIN_FLAGS.get(requested, False))
+        return TrainFlag(requested, TRAIN_FLAGS.get(requested, False), requested=True)
     found = [name for name in TRAIN_FLAGS if name in accepted]
     if len(found) > 1:
         raise DeclarationError(
             f"The model's call takes {_listed(found)}, and each of them could be its train flag.",
             where=where,
             why="the adapter sets one keyword to True if the step trains, and to False otherwise",
-            fix=[f'name it: `fluxcb.models.{adapter}(module, train_argument="{name}")`' for name in found],
+            fix=[f'name it: `fluxcb.models.{adapter}(module, train_argument="{name}"{arguments})`' for name in found],
         )
     return TrainFlag(found[0], TRAIN_FLAGS[found[0]]) if found else None
 

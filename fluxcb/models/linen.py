@@ -23,13 +23,12 @@ except ImportError:  # JAX before 0.10
 
 __all__ = ["BoundLinen", "LinenAdapter", "linen"]
 
+_STREAMS = ("dropout",)
 _MISSING_STREAM = re.compile(r'needs PRNG for "(\w+)"')  # the message of Flax
 
 
 @entry_point
-def linen(
-    module: Any, train_argument: str | None = None, *, rng_streams: Sequence[str] = ("dropout",)
-) -> "LinenAdapter":
+def linen(module: Any, train_argument: str | None = None, *, rng_streams: Sequence[str] = _STREAMS) -> "LinenAdapter":
     """Adapt a Flax Linen module to the training step.
 
     The `params` collection becomes `params`. All other collections that `module.init` creates (`batch_stats`, ...)
@@ -99,7 +98,10 @@ class LinenAdapter:
                 why="the step calls the model as `module.apply(variables, xs)`",
                 fix="give it a `__call__` that takes a batch of inputs",
             )
-        self._flag = train_flag(module.__call__, train_argument, adapter="linen", where=f"{where}.__call__")
+        streams = "" if rng_streams == _STREAMS else f", rng_streams={rng_streams!r}"
+        self._flag = train_flag(
+            module.__call__, train_argument, adapter="linen", where=f"{where}.__call__", arguments=streams
+        )
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return the `(params, model_state)` that the module is bound to, or those of `module.init(key, xs)`."""
@@ -145,7 +147,7 @@ class LinenAdapter:
         variables = {"params": params, **model_state}
         mutable = list(model_state) if train else []
         keywords = {"rngs": self._rngs(key), **self._keywords(train)}
-        with _naming_streams(self._streams):
+        with _naming_streams(self._streams, self._flag):
             if not mutable:
                 return self._module.apply(variables, xs, **keywords), model_state
             outputs, updated = self._module.apply(variables, xs, mutable=mutable, **keywords)
@@ -183,7 +185,7 @@ class LinenAdapter:
 
 
 @contextlib.contextmanager
-def _naming_streams(streams: tuple[str, ...]) -> Iterator[None]:
+def _naming_streams(streams: tuple[str, ...], flag: TrainFlag | None) -> Iterator[None]:
     """Add a note to Flax's error about a random stream that is not in `rng_streams`. The note shows the fix."""
     from flax.errors import InvalidRngError
 
@@ -192,8 +194,9 @@ def _naming_streams(streams: tuple[str, ...]) -> Iterator[None]:
     except InvalidRngError as error:
         # `module.init` does not find the mistake, because Linen uses the stream `params` for missing streams.
         if (missing := _MISSING_STREAM.search(str(error))) and missing[1] not in streams:
+            named = f"train_argument={flag.name!r}, " if flag is not None and flag.requested else ""
             error.add_note(
-                f"fix: pass `fluxcb.models.linen(module, rng_streams={(*streams, missing[1])!r})` as the model"
+                f"fix: pass `fluxcb.models.linen(module, {named}rng_streams={(*streams, missing[1])!r})` as the model"
             )
         raise
 
@@ -276,7 +279,7 @@ class BoundLinen(_Callable):
 
         number, self._calls = self._calls, self._calls + 1
         own = {name: jax.random.fold_in(key, number) if number else key for name, key in self._rngs.items()}
-        with _naming_streams(tuple(own)):
+        with _naming_streams(tuple(own), self._flag):
             outputs, changed = self._module.apply(
                 {"params": self.params, **self.model_state},
                 *args,

@@ -12,7 +12,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb.callbacks.arguments import whole_number
-from fluxcb.callbacks.watched import Watched, requested_mode
+from fluxcb.callbacks.watched import Watched, resolved_mode
 from fluxcb.populations.callback import PopulationCallback
 from fluxcb.populations.ranking import ranked
 
@@ -35,7 +35,7 @@ class SuccessiveHalving(PopulationCallback):
         metric: The metric to rank by: its name, such as `loss`, or its name in logs, such as `training/loss`.
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
-            decides; see `Watched.default_mode`.
+            decides; see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
         eta: One of `eta` members continues after each rung; at least 2.
         epochs: Epoch of the first rung.
 
@@ -90,7 +90,7 @@ class SuccessiveHalving(PopulationCallback):
         epochs: int = 1,
     ) -> None:
         self._watched = Watched.named(metric, phase, _NAME)
-        self._mode: Literal["min", "max"] = requested_mode(mode, _NAME) or self._watched.default_mode
+        self._mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
         self.eta = whole_number(eta, f"`eta` of `{_NAME}`", 2)
         self.epochs = whole_number(epochs, f"`epochs` of `{_NAME}`", 1)
         self.rungs: list[dict[str, Any]] = []

@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from fluxcb._calls import Constructed, entry_point
+from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
+from fluxcb._importing import refuse_while_importing
 from fluxcb._run.arguments import FIT_FIXES
 from fluxcb._run.fit_loop import FitLength
 from fluxcb._run.history import History
@@ -16,7 +18,7 @@ from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._tracebacks import calling_line
 from fluxcb.callbacks.arguments import flag
-from fluxcb.callbacks.watched import Watched, requested_mode
+from fluxcb.callbacks.watched import Watched, resolved_mode
 from fluxcb.plots.panel import Panel
 from fluxcb.plots.picture import Picture
 from fluxcb.populations.callback import PopulationCallback
@@ -40,7 +42,7 @@ __all__ = ["Population"]
 _FIT_FIXES = {name: fix.replace("learner.fit(", "population.fit(") for name, fix in FIT_FIXES.items()}
 
 
-class Population(Constructed):
+class Population(Constructed, Uncopied):
     """Train several Learners of the same structure in one compiled program, such as a sweep over learning rates.
 
     The factory is called once per member, and returns the member's Learner. Each member has its own callbacks, metrics,
@@ -149,7 +151,7 @@ class Population(Constructed):
             metric: The metric: its name, such as `loss`, or its name in logs, such as `training/loss`.
             phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
             mode: `max` if high values are good, `min` if low values are good. If None, the name of the metric decides;
-                see `Watched.default_mode`.
+                see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
 
         Raises:
             DeclarationError: No member has a value of the metric.
@@ -157,7 +159,7 @@ class Population(Constructed):
         watched = Watched.named(metric, phase, "Population.best")
         histories = enumerate(self._histories(watched))
         values = {member: float(history[str(watched)][-1]) for member, history in histories if history is not None}
-        return ranked(values, requested_mode(mode, "Population.best") or watched.default_mode)[0]
+        return ranked(values, resolved_mode(mode, watched))[0]
 
     @entry_point
     def plot(self, metric: str = "loss", *, phase: Any = None) -> Picture:
@@ -249,6 +251,7 @@ class Population(Constructed):
             CheckpointError: With `resume`, the members have no common checkpoint.
             Exception: An exception of a handler, with a note that names the member.
         """
+        refuse_while_importing()
         FitLength(epochs, steps, steps_per_epoch, owner="population")  # raises the errors of these arguments
         check_resume(resume, "population[0]")
         check_allowed(allow, 'population.fit(10, resume=True, allow=("data",))')

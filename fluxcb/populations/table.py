@@ -13,7 +13,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb.callbacks.progress.console import aligned
-from fluxcb.callbacks.watched import Watched, requested_mode
+from fluxcb.callbacks.watched import Watched, resolved_mode
 from fluxcb.logging.consoles import console_for, print_line, text_file
 from fluxcb.populations.callback import PopulationCallback
 from fluxcb.populations.ranking import ranked
@@ -33,7 +33,7 @@ class PopulationTable(PopulationCallback):
         metric: The metric: its name, such as `loss`, or its name in logs, such as `training/loss`.
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
-            decides; see `Watched.default_mode`.
+            decides; see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
         file: Where to print; standard output by default.
 
     Access:
@@ -75,7 +75,7 @@ class PopulationTable(PopulationCallback):
         file: IO[str] | None = None,
     ) -> None:
         self._watched = Watched.named(metric, phase, _NAME)
-        self._mode: Literal["min", "max"] = requested_mode(mode, _NAME) or self._watched.default_mode
+        self._mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
         self.file = text_file(file, _NAME)
         self._has_header = False
 

@@ -14,7 +14,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb.callbacks.arguments import finite_number, require, whole_number
 from fluxcb.callbacks.hyperparams.hyperparameter import HyperParameter, hyperparameter_name
-from fluxcb.callbacks.watched import Watched, requested_mode
+from fluxcb.callbacks.watched import Watched, resolved_mode
 from fluxcb.populations.callback import PopulationCallback
 from fluxcb.populations.ranking import ranked
 
@@ -42,7 +42,7 @@ class PopulationBasedTraining(PopulationCallback):
         hyperparams: The hyperparameters to perturb: names, or subclasses of `HyperParameter`.
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
-            decides; see `Watched.default_mode`.
+            decides; see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
         epochs: Length of training between two rankings (epochs).
         fraction: The share of members to replace, and of members to copy, above 0 and at most 0.5. It is rounded down
             to whole members, but at least one member is replaced.
@@ -104,7 +104,7 @@ class PopulationBasedTraining(PopulationCallback):
         key: int = 0,
     ) -> None:
         self._watched = Watched.named(metric, phase, _NAME)
-        self._mode: Literal["min", "max"] = requested_mode(mode, _NAME) or self._watched.default_mode
+        self._mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
         listed = not isinstance(hyperparams, str | type) and isinstance(hyperparams, Iterable)
         require(
             listed,

@@ -210,6 +210,46 @@ def test_stop_ends_fit_and_run_continues(tmp_path):
     assert (resumed.step, float(resumed.params["w"])) == (400, -200.0)
 
 
+def test_stop_saves_if_a_command_has_disabled_the_checkpointer(tmp_path):
+    control = RunControl(tmp_path, wait=0)
+    learner = falling(
+        ControlFile(tmp_path, seconds=3600),  # obeys at the ends of epochs
+        At(3, lambda: control.disable("Checkpointer")),
+        At(20, control.stop),
+        Checkpointer(tmp_path),
+    )
+    learner.fit(100)
+    assert (learner.step, learner.stop_reason) == (24, "stopped by a command")
+    assert float(fluxcb.checkpoints.load_params(tmp_path)["w"]) == -24 * 0.5
+
+
+def test_refused_setting_names_what_can_be_set(tmp_path):
+    control = RunControl(tmp_path, wait=0)
+
+    def answer(name, *hyperparams):
+        learner = Learner.from_loss(
+            {"w": jnp.zeros(())},
+            lambda params, batch: params["w"] * batch,
+            fluxcb.inject(optax.sgd, learning_rate=0.5, momentum=0.5),
+            data=[jnp.ones(())] * 2,
+            callbacks=[ControlFile(tmp_path, hyperparams), At(1, lambda: control.set(name, 0.25))],
+            default_callbacks=False,
+        )
+        learner.fit(1)
+        found = answers_in(tmp_path)[-1]
+        assert found["error"].startswith(f"Commands cannot set `hyperparams.{name}` in this training.")
+        return found["error"].partition("training.")[2], found["fix"]
+
+    restart = "to the `ControlFile`, and restart the training"
+    assert answer("learning_rte", LearningRate) == (" Did you mean `learning_rate`?", ["set `learning_rate`"])
+    assert answer("momentum", LearningRate) == (
+        "",
+        ["set `learning_rate`", f'pass `hyperparams=[LearningRate, "momentum"]` {restart}'],
+    )
+    assert answer("momentum") == ("", [f'pass `hyperparams=["momentum"]` {restart}'])
+    assert answer("weight_decay") == ("", [f"pass the hyperparameters to set {restart}"])
+
+
 def test_stop_that_preceded_kill_is_not_repeated(tmp_path):
     learner = falling(ControlFile(tmp_path), At(3, lambda: RunControl(tmp_path, wait=0).stop()))
     learner.fit(1)
@@ -241,13 +281,43 @@ def test_other_thread_gets_step_or_refusal(tmp_path):
     step = commands_of(learner)[0][3]
     assert told == [
         step,
-        "Commands cannot set `hyperparams.momentum` in this training.\n"
-        '  fix:   pass `hyperparams=[LearningRate, "momentum"]` to the `ControlFile`, and restart the training',
+        "Commands cannot set `hyperparams.momentum` in this training.\n  fix:   set `learning_rate`",
         'The training has no `Checkpointer`.\n  fix:   add `Checkpointer("runs/1")` to the callbacks',
         learner.step,
     ]
     assert learner.stop_reason == "stopped by a command"
     assert float(learner.params["w"]) == -(step * 0.5 + (learner.step - step) * 0.25)
+
+
+@pytest.mark.parametrize("steps", [(2, 12), (20, 21)])
+def test_replay_repeats_commands_and_changes_no_file(tmp_path, steps):
+    control, sending = RunControl(tmp_path, wait=0), [True]
+
+    def program():
+        return Learner.from_loss(
+            {"w": jnp.zeros(())},
+            lambda params, batch: params["w"] * batch,
+            fluxcb.inject(optax.sgd, learning_rate=0.5, momentum=0.5),
+            data=[jnp.ones(())] * 8,
+            callbacks=[
+                ControlFile(tmp_path, [LearningRate], seconds=3600),  # obeys at the ends of epochs
+                HyperParamSetterWithFunc("momentum", lambda epoch, value: value / 2),
+                At(3, lambda: sending and control.set("learning_rate", 0.25)),
+                At(13, lambda: sending and control.disable("HyperParamSetterWithFunc")),
+                Checkpointer(tmp_path, keep_last=9),
+            ],
+            default_callbacks=False,
+        )
+
+    program().fit(4)
+    sending.clear()
+    running = tmp_path / COMMANDS  # as if the run were still training
+    running.write_text(json.dumps({"id": "new", "action": "stop", "name": "", "value": None}) + "\n")
+    running.chmod(0o600)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    replay = program().replay(tmp_path, steps=steps)
+    assert replay.differences == ()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -347,6 +417,16 @@ def test_run_without_control_file_is_an_error(tmp_path):
     )
 
 
+def test_file_in_place_of_a_folder_is_an_error(tmp_path):
+    (tmp_path / "train.py").touch()
+    with pytest.raises(DeclarationError) as raised:
+        RunControl(tmp_path / "train.py").stop()
+    assert str(raised.value) == (
+        f"{tmp_path / 'train.py'} is not a directory.\n"
+        "  fix:   pass the directory of the run, which contains its checkpoints"
+    )
+
+
 def test_training_that_does_not_answer_is_an_error(tmp_path):
     told = []
 
@@ -428,7 +508,11 @@ def test_command_line_shows_step_or_error(tmp_path, capsys):
             ["set", "learning_rate"],
             "`set` takes a hyperparameter and a value: `fluxcb control RUN set learning_rate 1e-4`",
         ),
-        (["disable"], "`disable` takes the name of a callback: `fluxcb control RUN disable LogHistograms`"),
+        (["disable"], "`disable` takes the name of a callback: `fluxcb control RUN disable ThroughputTracker`"),
+        (
+            ["set", "momentum", "nan"],
+            "`set` takes a finite number, not nan: `fluxcb control RUN set momentum 1e-4`",
+        ),
         (["stop", "now"], "`stop` takes no further arguments: `fluxcb control RUN stop`"),
     ],
 )  # fmt: skip

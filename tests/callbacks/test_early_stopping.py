@@ -20,6 +20,7 @@ from fluxcb.callbacks import (
 )
 from fluxcb.events import EpochBegin, FitEnd, Trigger
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.populations import PopulationTable, SuccessiveHalving
 from fluxcb.stopping import GL, PQ, InvalidValue, Never, NumberLimit, NumberSinceBest, Patience, Threshold, TimeLimit
 
 
@@ -135,6 +136,7 @@ ACCURACY = Metric(lambda batch: batch.mean(), name="accuracy", needs=("batch",))
         (lambda: EarlyStopping(Never() | NumberSinceBest(2), metric="accuracy"), 4, "0.5"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* values are good:UserWarning")  # the mode contradicts the name
 def test_high_accuracies_are_good_unless_a_mode_is_given(stop, epoch, best):
     trained = learner([0.25, 0.5, 0.375, 0.3125, 0.75], stop(), metrics=Metrics(ACCURACY))
     trained.fit(5)
@@ -153,7 +155,7 @@ def test_each_criterion_without_a_mode_follows_the_name_of_its_metric():
         GL(5, mode="min"),
         GL(5, mode="max"),
     )
-    assert EarlyStopping(3, ("loss", 4), metric="accuracy", mode="min").criteria == (
+    assert EarlyStopping(3, ("loss", 4), metric="score", mode="min").criteria == (
         NumberSinceBest(3, mode="min"),
         NumberSinceBest(4, mode="min"),
     )
@@ -168,12 +170,12 @@ def test_a_mode_that_applies_to_no_criterion_is_an_error_whose_fixes_work(refuse
         DeclarationError,
         '`EarlyStopping` was given `mode="min"`, which applies to none of its criteria.\n'
         "  why:   it is the mode of `metric`, but every criterion is in a pair with its own metric\n"
-        '  fix:   give the criterion a mode: `EarlyStopping(("accuracy", NumberSinceBest(3, mode="min")))`\n'
-        '     or: name the metric outside the pair: `EarlyStopping(3, metric="accuracy", mode="min")`',
+        '  fix:   give the criterion a mode: `EarlyStopping(("score", NumberSinceBest(3, mode="min")))`\n'
+        '     or: name the metric outside the pair: `EarlyStopping(3, metric="score", mode="min")`',
     ):
-        EarlyStopping(("accuracy", 3), mode="min")
-    first = EarlyStopping(("accuracy", NumberSinceBest(3, mode="min")))
-    second = EarlyStopping(3, metric="accuracy", mode="min")
+        EarlyStopping(("score", 3), mode="min")
+    first = EarlyStopping(("score", NumberSinceBest(3, mode="min")))
+    second = EarlyStopping(3, metric="score", mode="min")
     assert first.criteria == second.criteria == (NumberSinceBest(3, mode="min"),)
     assert EarlyStopping(("accuracy", 3), mode="auto").criteria == (NumberSinceBest(3, mode="max"),)
 
@@ -184,18 +186,32 @@ def test_a_mode_that_applies_to_no_criterion_is_an_error_whose_fixes_work(refuse
         (lambda **how: EarlyStopping(3, **how), "EarlyStopping"),
         (lambda **how: ReduceLROnPlateau(**how), "ReduceLROnPlateau"),
         (lambda **how: Checkpointer("never-written", keep_best=1, **how), "Checkpointer"),
+        (lambda **how: SuccessiveHalving(**{"metric": "loss", **how}), "SuccessiveHalving"),
+        (lambda **how: PopulationTable(**how), "PopulationTable"),
     ],
 )
-def test_high_losses_as_the_good_ones_are_a_warning(make, owner):
-    with pytest.warns(UserWarning, match="high values") as caught:
-        make(mode="max")
-    assert [str(warning.message) for warning in caught] == [
-        f'`{owner}(..., mode="max")` treats high values of `validation/loss` as good, but training makes them low. '
-        'Name another metric, e.g. `metric="accuracy"`, or leave out `mode`.'
-    ]
+def test_a_mode_that_the_name_of_the_metric_contradicts_is_a_warning(make, owner):
+    def warning(**how):
+        with pytest.warns(UserWarning, match="values are good") as caught:
+            make(**how)
+        [found] = caught
+        return str(found.message)
+
+    assert warning(mode="max") == (
+        f'`{owner}(..., mode="max")` treats high values of `validation/loss` as good, but according to its name, low '
+        'values are good. Leave out `mode`, or name another metric, e.g. `metric="accuracy"`.'
+    )
+    assert warning(mode="min", metric="training/top5_acc") == (
+        f'`{owner}(..., mode="min")` treats low values of `training/top5_acc` as good, but according to its name, high '
+        'values are good. Leave out `mode`, or name another metric, e.g. `metric="loss"`.'
+    )
+    assert "low values are good" in warning(metric="reconstruction_loss", mode="max")
     make(metric="accuracy", mode="max")
-    make(metric="reconstruction_loss", mode="max")  # not the loss that training minimizes
+    make(metric="score", mode="max")  # a name that does not say which values are good
+    make(metric="score", mode="min")
     make(mode="min")
+    make(metric="accuracy")
+    make(metric="accuracy", mode="auto")
     make()
 
 

@@ -329,6 +329,7 @@ def test_long_lines_are_wrapped_between_words_in_a_terminal():
         assert (len(rest) > 1, max(map(len, rest)) <= 40) == ((True, True) if terminal else (False, False))
 
 
+@pytest.mark.filterwarnings("ignore:.* class numbers:UserWarning")  # `fit` itself warns about those of lists
 def test_advice_for_a_first_loss_that_is_not_finite_names_the_data_and_not_the_learning_rate(file):
     def train(labels):
         learner = fluxcb.Learner(

@@ -96,6 +96,7 @@ def ours(values, *, lr=1.0, save_at=None, **options):
         ([-1.0, -0.95, -1.05, -1.2], {"patience": 0, "threshold": 0.1}, [1, 0.1, 0.01, 0.01]),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.* values are good:UserWarning")  # the mode contradicts the name
 def test_values_computed_by_hand(values, options, expected):
     assert ours(values, **options) == pytest.approx(expected)
 

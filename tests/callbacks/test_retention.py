@@ -131,6 +131,7 @@ def test_last_best_and_every_can_be_combined(tmp_path, values, how, left):
     ("how", "left"),
     [({}, [4, 8]), ({"mode": "auto"}, [4, 8]), ({"mode": "max"}, [4, 8]), ({"mode": "min"}, [2, 8])],
 )
+@pytest.mark.filterwarnings("ignore:.* values are good:UserWarning")  # the mode contradicts the name
 def test_high_accuracies_are_the_best_unless_a_mode_is_given(tmp_path, how, left):
     saver = Checkpointer(tmp_path, keep_last=1, keep_best=1, metric="accuracy", **how)
     training(saver, Told(0.25, 0.75, 0.5, 0.5, name="accuracy")).fit(4)

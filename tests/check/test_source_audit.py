@@ -22,7 +22,7 @@ from fluxcb._check.source_audit import SourceAudit, audit_source
 from fluxcb._declare.declared import declare
 from fluxcb._errors import CheckError, DeclarationError, UndeclaredAccessError, UnknownStateError
 from fluxcb.callbacks import CustomCallback, Metrics, Recorder
-from fluxcb.events import BackwardEnd, EpochEnd, Event, StepBegin, StepEnd
+from fluxcb.events import BackwardBegin, EpochEnd, Event, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, Phase
 from fluxcb.testing import EventLog
 
@@ -88,7 +88,7 @@ class Writes(Callback):
     def stateaccess(self) -> Access:  # writes-access
         return {"step": {"loss": Read()}, "cbstate": {"log": Write()}}
 
-    @on(BackwardEnd, access={"step": {"loss": Read()}})
+    @on(BackwardBegin, access={"step": {"loss": Read()}})
     def scale(self, event: Event, phase: Phase, learner: Any) -> None:  # writes-def
         learner.step.loss *= 2  # writes-loss
         learner.cbstate.log = 1  # writes-log

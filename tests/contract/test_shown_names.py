@@ -73,7 +73,7 @@ def test_learner_and_replay_show_only_public_names(tmp_path, capsys, refused):
         AccessError,
         "Shows() writes `step.loss`, which the step has computed.\n"
         "  where: Shows.stateaccess  <@access>\n"
-        "  why:   the other handlers of this moment would read a value that the step did not compute\n"
+        "  why:   the step has ended, so it would not use the new value\n"
         '  fix:   write it in a handler of BackwardBegin, and add `{"step": {"loss": Write()}}` to `stateaccess`\n'
         "     or: write to another name: `learner.step.my_loss = ...`, and add "
         '`{"step": {"my_loss": Write()}}` to `stateaccess`',

@@ -386,7 +386,7 @@ def test_invalid_handler_options_raise(refused: Any) -> None:
     with refused(
         DeclarationError,
         f"`when` of a handler must be a schedule, not 10.\n  where: {name}  <@when>\n"
-        "  fix:   write e.g. `when=EverySteps(10)`",
+        "  fix:   write `when=EverySteps(10)`",
     ):
 
         @on(StepEnd, when=10)  # when
@@ -421,7 +421,7 @@ def test_registration_validates_handlers(refused: Any) -> None:
     with refused(
         DeclarationError,
         "`when` of a handler must be a schedule, not 10.\n  where: Root.on.register  <@late-when>\n"
-        "  fix:   write e.g. `when=EverySteps(10)`",
+        "  fix:   write `when=EverySteps(10)`",
     ):
 
         @Root.on.register(StepEnd, when=10)  # late-when

@@ -75,7 +75,7 @@ def test_invalid_handler_arguments_raise() -> None:
     assert str(error.value) == (
         "`when` of a handler must be a schedule, not 10.\n"
         "  where: the handler `run`\n"
-        "  fix:   write e.g. `when=EverySteps(10)`"
+        "  fix:   write `when=EverySteps(10)`"
     )
     with pytest.raises(DeclarationError) as error:
         Handler(StepEnd, Phase, "run", access=[Read()])  # type: ignore[arg-type]

@@ -1,12 +1,14 @@
 """Every Python fence of README.md and docs/ runs, page by page, in order.
 
-The fences of a page share one namespace. If a page leaves files in its working directory, it runs there a second time.
+The fences of a page share one namespace, and the functions `test_...` in them run after the last fence. If a page
+leaves files in its working directory, it runs there a second time.
 Two comments control the fences, each on its own line:
 
     <!-- not run: REASON -->    before a ```python fence that does not run
     <!-- output -->             before a ```text fence with the output of the ```python fence above (`...`: any text)
 """
 
+import inspect
 import io
 import linecache
 import re
@@ -18,9 +20,11 @@ from doctest import DONT_ACCEPT_BLANKLINE, DONT_ACCEPT_TRUE_FOR_1, ELLIPSIS, REP
 from doctest import Example as DoctestExample
 from pathlib import Path
 from textwrap import dedent
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
+
+from fluxcb.testing import EventLog, assert_valid_graph, testlearner
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -32,6 +36,14 @@ NOT_RUN = re.compile(r"^not run:\s*(?P<reason>\S.*?)\s*-->\s*$")
 OUTPUT = re.compile(r"^output\s*-->\s*$")
 # These render as Python too; a fence that is spelt this way would never run, and nobody would notice.
 OTHER_SPELLINGS = {"py", "py3", "python3", "pycon", "ipython", "ipython3", "{.python}", "{python}"}
+
+
+# The fixtures of the pytest plugin, for the tests on the pages.
+FIXTURES = {
+    "fluxcb_check": lambda: assert_valid_graph,
+    "fluxcb_learner": lambda: testlearner,
+    "fluxcb_events": EventLog,
+}
 
 
 class PageError(Exception):
@@ -120,6 +132,9 @@ def run_page(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(code, module.__dict__)
         if example.output is not None and (complaint := differs(example.output, printed.getvalue())):
             pytest.fail(f"{path}:{example.line} prints something else.\n{complaint}", pytrace=False)
+    for name, function in list(vars(module).items()):
+        if name.startswith("test_") and isinstance(function, FunctionType):
+            function(**{fixture: FIXTURES[fixture]() for fixture in inspect.signature(function).parameters})
 
 
 def differs(expected: str, printed: str) -> str:

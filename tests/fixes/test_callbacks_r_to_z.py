@@ -256,9 +256,9 @@ ROWS = [
     ),
     row(
         "`mode` of `EarlyStopping` must be",
-        'EarlyStopping(3, metric="accuracy", mode="maximum")',
-        """EarlyStopping(3, metric="accuracy", mode="max"), EarlyStopping(3, metric="accuracy", mode="min")""",
-        'EarlyStopping(3, metric="accuracy")',
+        'EarlyStopping(3, metric="score", mode="maximum")',
+        """EarlyStopping(3, metric="score", mode="max"), EarlyStopping(3, metric="score", mode="min")""",
+        'EarlyStopping(3, metric="score")',
     ),
     row(
         "takes the name of a metric",

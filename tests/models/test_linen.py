@@ -171,6 +171,11 @@ def test_ambiguous_flags_raise_until_one_is_named():
     )
     outputs, _ = linen(TwoFlags(), train_argument="train").apply({}, {}, XS, train=True, key=None)
     np.testing.assert_array_equal(outputs, XS * 2)
+    with pytest.raises(DeclarationError) as caught:
+        linen(TwoFlags(), rng_streams=("noise",))
+    assert caught.value.fix[0] == (
+        "name it: `fluxcb.models.linen(module, train_argument=\"train\", rng_streams=('noise',))`"
+    )
 
 
 def test_streams_as_string_raise():

@@ -299,7 +299,8 @@ def test_command_replays_a_bad_step(tmp_path, monkeypatch, capsys):
     assert main(["replay", "run", "--bad-step", "3", "--save", "saved"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Replayed step 3 from the checkpoint run/2."
-    assert lines[-1] == "The replayed values are the same as the recorded ones, bit for bit."
+    assert lines[-2] == "The replayed values are the same as the recorded ones, bit for bit."
+    assert lines[-1] == "The values are in saved."
     (file,) = (tmp_path / "saved").iterdir()
     saved = np.load(file)
     np.testing.assert_array_equal(saved["step.batch"], [1, NAN])

@@ -95,6 +95,18 @@ def test_history_to_dict():
     assert repr(history) == "History(epoch=2, step=2, training/loss=0.25, stop_reason='enough')"
 
 
+def test_history_shows_the_epoch_of_an_earlier_value():
+    learner = testlearner(Metrics())
+    learner.fit(1)
+    losses = dict(learner.history)
+    learner.callbacks.set([])  # nothing measures the next epochs
+    learner.fit(2)
+    assert repr(learner.history) == (
+        f"History(epoch=3, step=12, training/loss={losses['training/loss'][0]:.4g} (epoch 1), "
+        f"validation/loss={losses['validation/loss'][0]:.4g} (epoch 1))"
+    )
+
+
 @pytest.mark.integration
 def test_history_to_dataframe():
     pandas = pytest.importorskip("pandas")

@@ -11,6 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
+import fluxcb
 from fluxcb import Callback, DeclarationError, Learner, Read, on
 from fluxcb.callbacks import Metrics
 from fluxcb.events import StepEnd
@@ -297,6 +298,27 @@ def test_unnamed_random_stream_raises_with_fix(loss):
     fix = "fix: pass `fluxcb.models.linen(module, rng_streams=('dropout', 'noise'))` as the model"
     assert [note for note in raised.value.__notes__ if note.startswith("fix")] == [fix]
     fit(linen(Noisy(), rng_streams=("dropout", "noise")))
+
+
+class NoisyWhenFitting(nn.Module):
+    @nn.compact
+    def __call__(self, x, fitting: bool):
+        return Noisy()(x, train=fitting)
+
+
+@pytest.mark.parametrize("loss", [loss_fn, loss_of_model])
+def test_the_fix_for_an_unnamed_random_stream_keeps_the_train_argument(loss):
+    from flax.errors import InvalidRngError
+
+    def fit(model):
+        return Learner(model, loss, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)
+
+    with pytest.raises(InvalidRngError) as raised:
+        fit(linen(NoisyWhenFitting(), "fitting"))
+    [fix] = [note for note in raised.value.__notes__ if note.startswith("fix")]
+    call = "fluxcb.models.linen(module, train_argument='fitting', rng_streams=('dropout', 'noise'))"
+    assert fix == f"fix: pass `{call}` as the model"
+    fit(eval(call, {"fluxcb": fluxcb, "module": NoisyWhenFitting()}))  # noqa: S307
 
 
 def _flat(tree):

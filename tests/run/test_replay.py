@@ -205,7 +205,9 @@ def test_command(tmp_path, monkeypatch, capsys):
     replayed_module.make_learner().fit(3)
     arguments = ["replay", "run", "--steps", "7:8", "--learner", "replayed_module:make_learner"]
     assert main([*arguments, "--watch", "step.grads", "params", "--save", "out"]) == 0
-    assert "are the same, bit for bit." in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "are the same, bit for bit." in out
+    assert out.endswith("The values are in out.\n")
     assert [path.name for path in sorted((tmp_path / "out").iterdir())] == [
         "arrays-00000007.npz",
         "arrays-00000008.npz",

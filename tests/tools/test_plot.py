@@ -12,7 +12,8 @@ from rich.console import Console
 from fluxcb import DataError, DeclarationError
 from fluxcb._tools.plotting import plot
 from fluxcb._tools.runs import read_run
-from fluxcb.callbacks import Metrics
+from fluxcb.callbacks import ControlFile, CustomCallback, LearningRate, Metrics, RunControl
+from fluxcb.events import EpochBegin
 from fluxcb.testing import testlearner
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -58,6 +59,15 @@ def test_json_lines(tmp_path):
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
     assert read_run(tmp_path) == {"loss": [(10, 2.0), (20, 1.0)], "validation/loss": [(20, 3.0)]}
+
+
+def test_commands_of_a_run_are_no_curves(tmp_path):
+    control = RunControl(tmp_path, wait=0)
+    set_rate = CustomCallback(lambda *_: control.set("learning_rate", 0.5), EpochBegin)
+    testlearner(ControlFile(tmp_path, [LearningRate]), set_rate).fit(2)
+    assert [path.name for path in tmp_path.iterdir()] == ["control-answers.jsonl"]
+    with pytest.raises(DataError, match="contains no run"):
+        read_run(tmp_path)
 
 
 def test_csv(tmp_path):

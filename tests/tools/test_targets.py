@@ -209,3 +209,42 @@ def test_import_error_ending_in_question_mark_has_no_period(tmp_path):
     with pytest.raises(DeclarationError) as caught:
         load("asking:callbacks", tmp_path)
     assert caught.value.what == "`asking` cannot be imported: ValueError: no `w`. Did you mean `ww`?"
+
+
+TRAINS = """
+from fluxcb.callbacks import Metrics
+from fluxcb.testing import testlearner
+
+learner = testlearner(Metrics())
+{}learner.fit(1)
+"""
+
+
+def test_module_that_trains_when_it_is_imported_is_an_error_whose_fix_works(project, tmp_path):
+    name = project(TRAINS.format(""))
+    with pytest.raises(DeclarationError) as raised:
+        load(f"{name}:learner", tmp_path)
+    assert str(raised.value) == (
+        f"`{name}` calls `fit` when it is imported.\n"
+        f"  where: <module>  {name}.py:6\n"
+        "  why:   the commands of fluxcb and its pytest plugin import the module of a set, and would train each time\n"
+        '  fix:   put the call under `if __name__ == "__main__":`'
+    )
+    name = project(TRAINS.format('if __name__ == "__main__":\n    '))
+    learner = load(f"{name}:learner", tmp_path).get()
+    assert learner.step == 0
+    learner.fit(1)  # after the import, any code may train
+    assert learner.step > 0
+
+
+def test_population_that_trains_when_its_module_is_imported_is_an_error(project, tmp_path):
+    text = """
+import fluxcb, optax
+from fluxcb.testing import testlearner
+
+population = fluxcb.Population(lambda seed: testlearner(key=seed), seed=[0, 1])
+population.fit(1)
+"""
+    name = project(text)
+    with pytest.raises(DeclarationError, match="calls `fit` when it is imported"):
+        load(f"{name}:population", tmp_path)

@@ -14,7 +14,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import choice, finite_number, whole_number
-from fluxcb.callbacks.watched import Watched, requested_mode, warn_if_maximized_loss
+from fluxcb.callbacks.watched import Watched, resolved_mode
 
 __all__ = ["ReduceLROnPlateau"]
 
@@ -40,7 +40,7 @@ class ReduceLROnPlateau(Callback):
             it. `ValidationPhase` by default.
         mode: `min` if low values are good, `max` if high values are good. If None or `auto`, it is `max` for metrics
             with a name such as `accuracy`, `auc` or `f1`, and `min` for all others; see `Watched.default_mode`.
-            For the metric `loss`, `max` issues a UserWarning.
+            A mode that the name contradicts issues a UserWarning.
 
     Access:
         cbstate.metrics_epoch: Read.
@@ -97,10 +97,8 @@ class ReduceLROnPlateau(Callback):
         self.threshold_mode = choice(threshold_mode, ("rel", "abs"), f"`threshold_mode` {owner}")
         self.cooldown = whole_number(cooldown, f"`cooldown` {owner} (epochs)", 0)
         self.min_lr = finite_number(min_lr, f"`min_lr` {owner}", least=0)
-        requested = requested_mode(mode, "ReduceLROnPlateau")
         self._watched = Watched.named(metric, phase, "ReduceLROnPlateau")
-        warn_if_maximized_loss(self._watched, requested)
-        self.mode: Literal["min", "max"] = requested or self._watched.default_mode
+        self.mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
         self.best: float | None = None
         self.bad_epochs = 0
         self.cooling = 0

@@ -18,6 +18,7 @@ from fluxcb.callbacks.metrics.step_functions import (
     phase_classes,
     step_function,
     weight_function,
+    weights_of,
 )
 
 __all__ = ["AUROC", "ConfusionMatrix", "PerClassAccuracy", "accuracy"]
@@ -137,7 +138,7 @@ class _ClassCounts(AbstractMetric):
         if self.weight is None:
             counts = jnp.zeros(size, jnp.int32).at[cells].add(1, mode="drop")
             return state + counts.reshape(state.shape)
-        weights = jnp.asarray(self.weight(step), jnp.float32)
+        weights = weights_of(self.weight, step, self.name)
         if weights.shape != ids.shape:
             raise DeclarationError(
                 f"The weights of the metric `{self.name}` have shape {weights.shape}, but its examples have shape "
@@ -354,7 +355,7 @@ class AUROC(AbstractGatheredMetric):
             )
         arrays = {"scores": jnp.asarray(scores, jnp.float32), "labels": jnp.asarray(labels)}
         if self.weight is not None:
-            arrays["weights"] = jnp.asarray(self.weight(step), jnp.float32)
+            arrays["weights"] = weights_of(self.weight, step, self.name)
         if any(array.shape != arrays["scores"].shape for array in arrays.values()):
             raise DeclarationError(
                 f"The weights of the metric `{self.name}` have shape {arrays['weights'].shape}, but its scores have "

@@ -18,6 +18,7 @@ from fluxcb.callbacks.metrics.step_functions import (
     phase_classes,
     step_function,
     weight_function,
+    weights_of,
 )
 
 __all__ = ["AbstractMetric", "Loss", "Metric", "SmoothLoss", "checked_shape", "compensated"]
@@ -236,7 +237,7 @@ class Metric(AbstractMetric):
         if self.weight is None:
             total, error, count = state
             return *compensated(total, error, value * samples), count + jnp.float32(samples)
-        term, weight = self._weighted(value, jnp.asarray(self.weight(step), jnp.float32))
+        term, weight = self._weighted(value, weights_of(self.weight, step, self.name))
         total, error, count, count_error = state
         return *compensated(total, error, term), *compensated(count, count_error, weight)
 

@@ -10,9 +10,18 @@ from typing import Any
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
+from fluxcb._traced_values import describe
 from fluxcb.callbacks.arguments import require
 
-__all__ = ["StepFunction", "needs_of", "options_shown", "phase_classes", "step_function", "weight_function"]
+__all__ = [
+    "StepFunction",
+    "needs_of",
+    "options_shown",
+    "phase_classes",
+    "step_function",
+    "weight_function",
+    "weights_of",
+]
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,29 @@ def weight_function(weight: Any, needs: Any, metric: str, owner: str) -> StepFun
     example = 'weight=lambda batch: batch["mask"]'
     require(callable(weight), weight, f"`weight` of `{owner}`", "a function of step values", example)
     return step_function(weight, needs, f"The weight of the metric `{metric}`", owner, "weight_needs")
+
+
+def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
+    """Return the weights of one batch as float32.
+
+    Args:
+        weight: The function that computes them.
+        step: The values of the step.
+        metric: The name of the metric in messages.
+
+    Raises:
+        DeclarationError: The function returns something else.
+    """
+    import jax.numpy as jnp
+
+    weights = weight(step)
+    if not hasattr(weights, "dtype") and not isinstance(weights, int | float):
+        raise DeclarationError(
+            f"The weight of the metric `{metric}` returned {describe(weights)} for one batch.",
+            why="it is the weight of the batch, or an array with one weight per example",
+            fix='return a number or an array, e.g. `batch["mask"]`',
+        )
+    return jnp.asarray(weights, jnp.float32)
 
 
 def needs_of(*functions: StepFunction | None) -> tuple[str, ...]:

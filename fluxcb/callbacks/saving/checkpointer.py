@@ -15,7 +15,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
 from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better, is_chief
-from fluxcb.callbacks.watched import Watched, requested_mode, warn_if_maximized_loss
+from fluxcb.callbacks.watched import Watched, requested_mode, warn_if_contradictory
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry, newest_good, verify_checkpoint
 from fluxcb.checkpoints.savers import RunSaver, StoredCheckpoint
@@ -55,7 +55,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
             such as `loss`, means that of the validation. The default is `loss`. Only with `keep_best`.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, it is `max`
             for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others, see
-            `Watched.default_mode`. For the metric `loss`, `max` issues a UserWarning. Only with `keep_best`.
+            `Watched.default_mode`. A mode that the name contradicts issues a UserWarning. Only with `keep_best`.
 
     Access:
         *: Read.
@@ -145,7 +145,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
                 why="these arguments only decide which checkpoints `keep_best` keeps",
                 fix=[f"pass the number of best checkpoints to keep: `{call}`", f"remove {names}"],
             )
-        warn_if_maximized_loss(self._watched, requested)
+        warn_if_contradictory(self._watched, requested)
         self._value: float | None = None
         self._verified: Path | None = None
 

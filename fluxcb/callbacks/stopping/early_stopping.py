@@ -14,7 +14,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.watched import Watched, phase_name, requested_mode, warn_if_maximized_loss
+from fluxcb.callbacks.watched import Watched, phase_name, requested_mode, warn_if_contradictory
 from fluxcb.stopping.criterion import Criterion, Mode
 from fluxcb.stopping.progress import NumberSinceBest
 
@@ -56,7 +56,7 @@ class EarlyStopping(Callback):
             for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others; see
             `Watched.default_mode`. For criteria in pairs, this rule applies with any `mode`. A criterion that was
             constructed with a mode, such as `GL(5, mode="min")`, keeps it. Only `mode="max"` overrides it, except in
-            pairs. For the metric `loss`, `max` issues a UserWarning.
+            pairs. A mode that the name contradicts issues a UserWarning.
         train_metric: The metric to use as the training loss, for criteria that need one. By default, the same metric.
         train_phase: The phase of the training losses. `TrainingPhase` by default.
 
@@ -136,7 +136,7 @@ class EarlyStopping(Callback):
                 ],
             )
         for watched, criterion_mode in zip(self._watched, modes, strict=True):
-            warn_if_maximized_loss(watched, criterion_mode)
+            warn_if_contradictory(watched, criterion_mode)
         self._training = tuple(_training(watched, train_metric, train_phase) for watched in self._watched)
         for criterion, watched, training in zip(self.criteria, self._watched, self._training, strict=True):
             if criterion.needs_training and training is None:

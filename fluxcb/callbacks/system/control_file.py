@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
-from fluxcb._errors import CheckpointError, DeclarationError
+from fluxcb._errors import CheckpointError, DeclarationError, did_you_mean
 from fluxcb.callbacks.arguments import finite_number
 from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, shown_hyperparameter
 from fluxcb.callbacks.inspect.own_file import UntrustedFileError
@@ -125,7 +125,10 @@ class ControlFile(Callback):
 
     @on(FitBegin, Phase, access={"cbstate": {"commands": Read()}})
     def begin(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
-        """Create the file, and find the commands that a killed run applied after its last checkpoint."""
+        """Create the file, and find the commands to repeat: those that followed the checkpoint.
+
+        A replay repeats all of them, and leaves the files to the run.
+        """
         import jax
 
         if jax.process_count() > 1:
@@ -135,7 +138,10 @@ class ControlFile(Callback):
                 fix="leave it out, and end the training with SIGTERM",
             )
         done = {command["id"] for command in learner.cbstate.commands}
-        self._commands.begin(done, forgets=not event.resumes and learner.progress.step == 0)
+        if event.replays:
+            self._commands.begin_replay(done)
+        else:
+            self._commands.begin(done, forgets=not event.resumes and learner.progress.step == 0)
 
     @on(Trigger, AbstractTrainingPhase)
     def apply(self, event: Event, phase: Phase, learner: LearnerView) -> None:
@@ -157,9 +163,11 @@ class ControlFile(Callback):
                 self._change(command, learner)
                 continue
             self._note(command, learner)
-            if command.action == "save":
-                for saver in _savers(learner):
-                    saver.request_save(learner.snapshots)
+            if command.action in ("save", "stop"):
+                for saver, disabled in _savers(learner):
+                    # At a stop, the enabled ones save in their own handlers.
+                    if command.action == "save" or disabled:
+                        saver.request_save(learner.snapshots)
             stops |= command.action == "stop"
         if stops:
             raise PauseFitting("stopped by a command")
@@ -175,27 +183,34 @@ class ControlFile(Callback):
         entry = {**vars(command), "step": learner.progress.step}
         learner.cbstate.commands = [*learner.cbstate.commands, entry]
 
-    def _refusal(self, command: Command, learner: LearnerView) -> tuple[str, str]:
-        """Return why a command is refused, and the fix; two empty strings if it is not."""
+    def _refusal(self, command: Command, learner: LearnerView) -> tuple[str, Sequence[str]]:
+        """Return why a command is refused, and the fixes; an empty string and no fixes if it is not."""
         if command.action == "set" and command.name not in self.hyperparams:
-            names = ", ".join(map(shown_hyperparameter, (*self.hyperparams, command.name)))
-            return (
-                f"Commands cannot set `hyperparams.{command.name}` in this training.",
-                f"pass `hyperparams=[{names}]` to the `ControlFile`, and restart the training",
-            )
+            return self._refused_setting(command.name, learner)
         if command.action == "save" and not _savers(learner):
-            return "The training has no `Checkpointer`.", 'add `Checkpointer("runs/1")` to the callbacks'
+            return "The training has no `Checkpointer`.", ['add `Checkpointer("runs/1")` to the callbacks']
         if command.action in SWITCHES:
             if command.action == "disable" and command.name == self._own_name(learner):
                 return (
                     f"{self!r} cannot be disabled by a command.",
-                    "leave it enabled, because a disabled one would not read further commands",
+                    ["leave it enabled, because a disabled one would not read further commands"],
                 )
             try:
                 _switch(command, learner)  # only registers the change, and so does `_change`
             except DeclarationError as refusal:
-                return refusal.what, " or: ".join(refusal.fix)
-        return "", ""
+                return refusal.what, refusal.fix
+        return "", ()
+
+    def _refused_setting(self, name: str, learner: LearnerView) -> tuple[str, Sequence[str]]:
+        what = f"Commands cannot set `hyperparams.{name}` in this training.{did_you_mean(name, self.hyperparams)}"
+        settable = " or ".join(f"`{known}`" for known in self.hyperparams)
+        fixes = [f"set {settable}"] if settable else []
+        if name in learner.hyperparams:
+            names = ", ".join(map(shown_hyperparameter, (*self.hyperparams, name)))
+            fixes.append(f"pass `hyperparams=[{names}]` to the `ControlFile`, and restart the training")
+        elif not settable:
+            fixes.append("pass the hyperparameters to set to the `ControlFile`, and restart the training")
+        return what, fixes
 
     def _own_name(self, learner: LearnerView) -> str:
         return next(d.name for d in learner.callbacks.graph.declared if unwrap(d.callback) is self)
@@ -215,8 +230,10 @@ def _switch(command: Command, learner: LearnerView) -> None:
     switch(command.name)
 
 
-def _savers(learner: LearnerView) -> list[Checkpointer]:
-    return [c for callback in learner.callbacks if isinstance(c := unwrap(callback), Checkpointer)]
+def _savers(learner: LearnerView) -> list[tuple[Checkpointer, bool]]:
+    """Return the callbacks that save checkpoints, and whether each is disabled."""
+    declared = learner.callbacks.graph.declared
+    return [(saver, d.disabled) for d in declared if isinstance(saver := unwrap(d.callback), Checkpointer)]
 
 
 class _Commands:
@@ -245,11 +262,19 @@ class _Commands:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if forgets:  # a new run in a directory that an earlier one has used
             self._answers.unlink(missing_ok=True)
-        self._repeats = [a for a in self._known() if a["action"] in REPEATED and not a["error"] and a["id"] not in done]
+        self.begin_replay(done)
         if not self._open:  # a run that has gone back keeps its file
             self.path.unlink(missing_ok=True)
             os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             self._open, self._lines, self._size, self._found = True, 0, 0, False
+
+    def begin_replay(self, done: set[str]) -> None:
+        """Find the commands that have to be repeated, without changing a file.
+
+        Args:
+            done: The commands of the restored checkpoint, which are not repeated.
+        """
+        self._repeats = [a for a in self._known() if a["action"] in REPEATED and not a["error"] and a["id"] not in done]
 
     def _known(self) -> list[dict[str, Any]]:
         """Return the answers of the run so far.
@@ -299,14 +324,14 @@ class _Commands:
     def new(self) -> list[Command]:
         """Return the commands that have arrived; a line that is not a command is ignored."""
         self._found = False
-        lines = list(lines_of(self.path)) if self.path.exists() else []
+        lines = list(lines_of(self.path)) if self._open and self.path.exists() else []
         self._size = sum(len(line.encode()) + 1 for line in lines)
         new, self._lines = lines[self._lines :], len(lines)
         return [command for line in new if (command := parse_command(line)) is not None]
 
-    def answer(self, command: Command, step: int, error: str, fix: str) -> None:
+    def answer(self, command: Command, step: int, error: str, fix: Sequence[str]) -> None:
         """Record what has become of a command, before any further step runs."""
-        content = {**vars(command), "step": step, "moment": self.moment, "error": error, "fix": fix}
+        content = {**vars(command), "step": step, "moment": self.moment, "error": error, "fix": [*fix]}
         handle = os.open(self._answers, os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0), 0o600)
         try:
             os.write(handle, (json.dumps(content) + "\n").encode())

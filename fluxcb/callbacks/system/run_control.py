@@ -122,7 +122,7 @@ class RunControl(Constructed):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise DeclarationError(
                 f"A hyperparameter is a finite number, not {value!r}.",
-                fix='write e.g. `RunControl("runs/1").set("learning_rate", 1e-4)`',
+                fix=f"write e.g. `RunControl({str(self.folder)!r}).set({name!r}, 1e-4)`",
             )
         return self._send(Command(uuid.uuid4().hex, "set", name, float(value)))
 
@@ -152,6 +152,11 @@ class RunControl(Constructed):
 
     def _send(self, command: Command) -> int | None:
         path = self.folder / COMMANDS
+        if self.folder.exists() and not self.folder.is_dir():
+            raise DeclarationError(
+                f"{self.folder} is not a directory.",
+                fix="pass the directory of the run, which contains its checkpoints",
+            )
         text = json.dumps(asdict(command)) + "\n"
         try:
             next(lines_of(path), None)  # the training would not read a file that another user can write
@@ -207,6 +212,6 @@ def _name(name: str, action: str) -> str:
     if not isinstance(name, str) or not name:
         raise DeclarationError(
             f"`RunControl.{action}` takes the name of a callback, not {name!r}.",
-            fix=f'write e.g. `RunControl("runs/1").{action}("LogHistograms")`',
+            fix=f'write e.g. `RunControl("runs/1").{action}("ThroughputTracker")`',
         )
     return name

@@ -1,0 +1,109 @@
+"""Class numbers for which the model has no output are a warning before the first step."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from fluxcb import Learner
+from fluxcb.data import ArrayLoader
+
+CLASSES = 3
+XS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+
+
+def of_optax(outputs, ys):
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean()
+
+
+def by_one_hot(outputs, ys):
+    return optax.softmax_cross_entropy(outputs, jax.nn.one_hot(ys, CLASSES)).mean()
+
+
+def masked(outputs, ys):
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.clip(ys, 0, CLASSES - 1))
+    return jnp.where((ys >= 0) & (ys < CLASSES), losses, 0).mean()
+
+
+def of_counts(outputs, ys):
+    """The Poisson likelihood of counts under a mixture: the targets are integers, but no class numbers."""
+    rates = jnp.exp(outputs)
+    return jnp.mean(rates - ys[:, None] * outputs)
+
+
+def learner(loss_fn, ys, data=lambda xs, ys: ArrayLoader((xs, ys), 4)):
+    def init(key, xs):
+        return {"w": 0.1 * jax.random.normal(key, (xs.shape[-1], CLASSES))}
+
+    source = data(XS, np.asarray(ys, np.int32))
+    return Learner(
+        (init, lambda params, xs: xs @ params["w"]), loss_fn, optax.sgd(0.1), data=source, default_callbacks=False
+    )
+
+
+def as_list(xs, ys):
+    return [(xs, ys)]
+
+
+def on_the_device(xs, ys):
+    return ArrayLoader((xs, ys), 4, device=True)
+
+
+FROM_0, FROM_1, NEGATIVE, IGNORED = np.arange(12) % 4, np.arange(12) % 3 + 1, np.arange(12) % 3 - 1, [0, 1, 2, 255] * 3
+ADD = "Give the model an output for each class, or correct the targets."
+SUBTRACT = "Subtract 1 from the targets, so that they begin at 0."
+MASK = "If negative numbers mark examples to ignore, let the loss function mask them."
+
+
+@pytest.mark.parametrize("data", [lambda xs, ys: ArrayLoader((xs, ys), 4), on_the_device, as_list])
+@pytest.mark.parametrize(
+    ("loss_fn", "ys", "numbers", "effect", "fix"),
+    [
+        (of_optax, FROM_0, "0 to 3", "the loss is NaN", ADD),
+        (of_optax, FROM_1, "1 to 3", "the loss is NaN", SUBTRACT),
+        (of_optax, NEGATIVE, "-1 to 1", "the loss counts negative ones from the last class", MASK),
+        (by_one_hot, FROM_0, "0 to 3", "the loss leaves out class 3", ADD),
+        (by_one_hot, FROM_1, "1 to 3", "the loss leaves out class 3", SUBTRACT),
+    ],
+)
+def test_class_numbers_out_of_range_are_a_warning(loss_fn, ys, numbers, effect, fix, data):
+    with pytest.warns(UserWarning, match="class numbers") as caught:
+        learner(loss_fn, ys, data).fit(1)
+    assert [str(warning.message) for warning in caught] == [
+        f"The targets in `data.training` are class numbers from {numbers}, but the model has 3 outputs, for the "
+        f"classes 0 to 2: {effect}. {fix}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "ys"),
+    [
+        (of_optax, np.arange(12) % 3),
+        (masked, NEGATIVE),
+        (masked, IGNORED),
+        (by_one_hot, NEGATIVE),
+        (by_one_hot, IGNORED),
+        (of_counts, np.arange(12)),
+    ],
+)
+def test_class_numbers_in_range_ignored_ones_and_counts_are_no_warning(loss_fn, ys):
+    with warnings.catch_warnings(action="error"):
+        learner(loss_fn, ys).fit(1)
+
+
+def test_the_fix_for_class_numbers_from_1_works():
+    trained = learner(of_optax, FROM_1 - 1)
+    trained.fit(1)
+    assert np.isfinite(trained.params["w"]).all()
+
+
+def test_validation_data_is_checked_and_later_fits_are_not():
+    good, bad = np.arange(12) % 3, FROM_0
+    both = learner(of_optax, good, lambda xs, ys: (as_list(xs, ys), as_list(xs, bad.astype(np.int32))))
+    with pytest.warns(UserWarning, match=r"The targets in `data.validation` are class numbers from 0 to 3"):
+        both.fit(1)
+    with warnings.catch_warnings(action="error"):
+        both.fit(1)
