@@ -64,8 +64,7 @@ class FitBegin(HostEvent):
     Args:
         resumes: Whether the fit resumes an interrupted fit.
         complete: Whether no step will run, because the run that the fit resumes is complete or was stopped.
-        replays: Whether `learner.replay` trains steps of a recorded run again. A handler must not change the files of
-            the run then.
+        replays: Whether `learner.replay` repeats steps of a recorded run. Handlers must not change its files then.
     """
 
     # A separate event for resuming would have to be handled by every callback that opens a file or starts a thread.
