@@ -71,8 +71,10 @@ def state_of_callback(declared: Declared) -> Any:
             why="the checkpoint would contain nothing of the callback",
             fix="return a dict, `{}` if there is nothing to save",
         )
-    cls = type(unwrap(declared.callback))
-    if saved and cls.load_state_dict is Callback.load_state_dict:
+    wrapped = unwrap(declared.callback)
+    cls = type(wrapped)
+    only_saves = cls.state_dict is not Callback.state_dict and cls.load_state_dict is Callback.load_state_dict
+    if only_saves and wrapped.state_dict():  # not `saved`, which can be the state of a wrapper
         raise DeclarationError(
             f"`{cls.__name__}` has `state_dict`, but no `load_state_dict`.",
             where=source_of(cls.state_dict),

@@ -5,7 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluxcb import Append, Callback, CancelFitting, DeclarationError, EverySteps, Predicate, Read, Write, on
+from fluxcb import (
+    Append,
+    Callback,
+    CancelFitting,
+    DeclarationError,
+    EverySteps,
+    Predicate,
+    Read,
+    Write,
+    on,
+    throttle,
+    when,
+)
 from fluxcb.callbacks import AUROC, Checkpointer, Metric, Metrics
 from fluxcb.events import BackwardEnd, StepEnd
 from fluxcb.phases import TrainingPhase
@@ -136,8 +148,23 @@ class ReturnsNothing(SavesAndLoads):
         {"count": self.count}  # noqa: B018
 
 
-def test_state_dict_without_load_state_dict_is_an_error_at_the_first_save(tmp_path):
-    learner = testlearner(OnlySaves(), Checkpointer(tmp_path))
+class SavesNothing(Counts):
+    def state_dict(self):
+        return {}
+
+
+@pytest.mark.parametrize("cls", [Counts, SavesNothing])
+def test_a_wrapper_saves_its_state_around_a_callback_without_state(cls, tmp_path):
+    learner = testlearner(when(cls(), lambda learner: True), throttle(cls(), StepEnd, freq=2), Checkpointer(tmp_path))
+    learner.fit(1)
+    assert learner.step > 0
+
+
+@pytest.mark.parametrize("wrapped", [lambda callback: callback, lambda callback: throttle(callback, StepEnd, freq=1)])
+def test_state_dict_without_load_state_dict_is_an_error_at_the_first_save(wrapped, tmp_path):
+    counts = OnlySaves()
+    counts.count = 1
+    learner = testlearner(wrapped(counts), Checkpointer(tmp_path))
     error = error_of(lambda: learner.fit(1))
     assert learner.step == 0  # a run saves its initial state, so it does not train in vain
     assert error.what == "`OnlySaves` has `state_dict`, but no `load_state_dict`."
