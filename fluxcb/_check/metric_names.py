@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._declare.access import dotted, overlap, writes
+from fluxcb._declare.access import dotted, writes
+from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import Phase, ValidationPhase, defined_phase_names, named_phase
 from fluxcb._declare.state import METRICS
@@ -42,7 +43,12 @@ class MetricNames:
         self.providers, self.arrays = {}, set()
         self._of_phase: dict[type[Phase], list[str]] = {phase: [] for phase in self.phases}
         run = {phase.name for phase in self.phases}
-        for declared in self.declared:
+        methods = "provided_metrics", "array_metrics", "metric_phases"
+        # All other callbacks have no metrics. They are skipped because sets can be large.
+        self._providing = [
+            d for d in self.declared if _overrides(d, *methods) or d.may_write(("cbstate", "metrics_epoch"))
+        ]
+        for declared in self._providing:
             own = {phase.name: phase for phase in declared.callback.metric_phases()}
             for phase in (*self.phases, *(phase for name, phase in own.items() if name not in run)):
                 arrays = _names(declared, "array_metrics", phase) or ()
@@ -63,7 +69,7 @@ class MetricNames:
     def is_open(self, phase: str) -> bool:
         """Return whether a phase with this name may have metrics with unknown names."""
         of_name = [p for p in self.phases if p.name == phase] or [named_phase(phase)]
-        return any(_names(d, "provided_metrics", p) is None for d in self.declared for p in of_name)
+        return any(_names(d, "provided_metrics", p) is None for d in self._providing for p in of_name)
 
     # -- watched metrics ----------------------------------------------------------------------
 
@@ -179,13 +185,7 @@ class MetricNames:
         if (phase not in run and phase in defined_phase_names()) or self.is_open(phase):
             return True
         providing = {declared for of in self.providers.values() for declared in of}
-        hub = path[:2]
-        return any(
-            writes(permission) and overlap(hub, written)
-            for declared in self.declared
-            if declared not in providing
-            for written, permission in declared.access.items()
-        )
+        return any(declared.may_write(path[:2]) for declared in self.declared if declared not in providing)
 
     def _unprovided_part(self, declared: Declared, path: StatePath, where: str) -> CheckError:
         hub, phase, metric = dotted(path[:2]), *path[2:4]
@@ -232,8 +232,7 @@ class MetricNames:
 
     def unlogged(self) -> Iterator[CheckError]:
         """Yield a problem for each logged value that a callback reads, but that no callback logs."""
-        hub = ("cbstate", "monitors")
-        logs = [d for d in self.declared if any(writes(p) and overlap(path, hub) for path, p in d.access.items())]
+        logs = [declared for declared in self.declared if declared.may_write(("cbstate", "monitors"))]
         names = {d: _names(d, "logged_names", self._of_phase) for d in logs}
         # `LogMetrics` logs the metrics of all phases, which may have unknown names.
         if not logs or None in names.values() or any(self.is_open(phase.name) for phase in self.phases):
@@ -286,7 +285,7 @@ class MetricNames:
 
     def _logged(self) -> dict[str, list[Declared]]:
         found: dict[str, list[Declared]] = {}
-        for declared in self.declared:
+        for declared in (d for d in self.declared if _overrides(d, "logged_names")):
             for name in _names(declared, "logged_names", self._of_phase) or ():
                 found.setdefault(name, []).append(declared)
         return found
@@ -309,6 +308,11 @@ def _cures(one: Declared, other: Declared) -> list[str]:
             "use another name for one of the two, if it accepts a name",
         ]
     return ["rename the values of one of the two"]
+
+
+def _overrides(declared: Declared, *methods: str) -> bool:
+    cls = type(declared.callback)
+    return any(getattr(cls, method) is not getattr(Callback, method) for method in methods)
 
 
 def _names(declared: Declared, method: str, *arguments: Any) -> Collection[str] | None:

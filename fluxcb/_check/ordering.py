@@ -162,6 +162,8 @@ class Ordering:
 
     def _read_runafter(self) -> dict[tuple[int, int], str]:
         found: dict[tuple[int, int], str] = {}
+        if not any(d.runafter for d in self.declared):
+            return found
         positions: dict[type, list[int]] = {}
         for d in self.declared:
             for cls in d.cls.__mro__:

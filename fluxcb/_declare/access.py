@@ -85,7 +85,7 @@ _ALIASES = frozenset(
 
 def writes(permission: Permission) -> bool:
     """Return whether a permission allows writing."""
-    return isinstance(permission, Write | Append)
+    return isinstance(permission, (Write, Append))  # `Write | Append` would be made on each call
 
 
 def dotted(path: StatePath) -> str:
@@ -116,8 +116,8 @@ def normalise(declared: Any, *, owner: str, where: str) -> Access:
 
 
 def _flatten(node: Mapping[Any, Any], prefix: StatePath, access: Access, owner: str, where: str) -> None:
+    grouped = prefix[:1] == ("hyperparams",)  # `hyperparams["encoder.learning_rate"]` is one name
     for key, value in node.items():
-        grouped = prefix[:1] == ("hyperparams",)  # `hyperparams["encoder.learning_rate"]` is one name
         if not isinstance(key, str) or not key or ("." in key and not grouped):
             under = f"under `{dotted(prefix)}`" if prefix else "at the top level"
             nested = f"nest it: `{_nested(key.split('.'))}`" if isinstance(key, str) and "." in key else "use a name"

@@ -54,7 +54,6 @@ class BoundHandler:
         function: The bound method `(event, phase, learner)`.
         access: Its access in normal form.
         schedules: Its schedules. It is due when all of them are due, and always if there are none.
-        where: `Class.method  file:line`.
     """
 
     declared: Declared
@@ -64,7 +63,11 @@ class BoundHandler:
     function: Callable[[Event, Phase, Any], Any]
     access: Access
     schedules: tuple[Schedule, ...]
-    where: str
+
+    @property
+    def where(self) -> str:
+        """`Class.method  file:line`."""
+        return self.declared.place_of(self.handler)
 
     @property
     def name(self) -> str:
@@ -143,6 +146,10 @@ class Declared:
         argument, cls = unwrap(self.callback).access_argument, self.cls.__name__
         return f"`{cls}.stateaccess`" if argument is None else f"the argument `{argument}` of `{cls}`"
 
+    def may_write(self, path: StatePath) -> bool:
+        """Return whether the callback declares to write a path, a part of it, or the state that contains it."""
+        return any(writes(permission) and overlap(own, path) for own, permission in self.access.items())
+
     def how_to_declare(self, path: StatePath, permission: Permission) -> str:
         """Return the edit that adds a path to the access of the callback inside all wrappers."""
         return unwrap(self.callback).how_to_declare(path, permission)
@@ -170,7 +177,6 @@ class Declared:
             handler.bind(self.callback),
             self.access_of(handler),
             handler.schedules(event, phase),
-            self.place_of(handler),
         )
 
     def access_of(self, handler: Handler) -> Access:
@@ -337,19 +343,18 @@ def _where_access(cls: type[Callback]) -> str:
 
 
 def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:
-    where = method_place(cls, "runafter")
     if isinstance(classes, type) or not isinstance(classes, Sequence):
         shown = classes.__name__ if isinstance(classes, type) else repr(classes)
         raise DeclarationError(
             f"`{cls.__name__}.runafter` must return a tuple of callback classes, not {shown}.",
-            where=where,
+            where=method_place(cls, "runafter"),
             fix=f"return `({shown},)`" if isinstance(classes, type) else "return e.g. `(Recorder,)`",
         )
     for entry in classes:
         if not (isinstance(entry, type) and issubclass(entry, Callback)):
             raise DeclarationError(
                 f"`{cls.__name__}.runafter` names {entry!r}, which is not a callback class.",
-                where=where,
+                where=method_place(cls, "runafter"),
                 fix=f"name the class: `({type(entry).__name__},)`"
                 if isinstance(entry, Callback)
                 else "return a tuple of subclasses of Callback",

@@ -15,7 +15,6 @@ from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced import scope_of
 from fluxcb._compile.updating import FLAG_SCOPE, OPTIMIZER_SCOPE
 from fluxcb._compile.windows import WindowPlan, bytes_at, carry_reads
-from fluxcb._declare.access import overlap, writes
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import MissingStateError
@@ -257,5 +256,5 @@ def _entries(graph: CallbackGraph, carry: Mapping[str, Any]) -> Iterator[CarryEn
             yield CarryEntry(name, owner, size)
     for name, value in carry["cbstate"].items():
         path = ("cbstate", name)
-        writers = [d.label for d in graph.declared if any(writes(p) and overlap(path, q) for q, p in d.access.items())]
+        writers = [declared.label for declared in graph.declared if declared.may_write(path)]
         yield CarryEntry(".".join(path), ", ".join(writers), nbytes_of(value))

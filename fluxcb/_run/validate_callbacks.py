@@ -146,12 +146,7 @@ def _warn_empty_log(graph: CallbackGraph) -> None:
         # Without backends, a `Monitors` only keeps values in memory, so an empty one is no mistake.
         if not isinstance(monitors, Monitors) or not monitors.backends:
             continue
-        others = [d for d in graph.declared if d is not declared]
-        if any(
-            writes(permission) and overlap(path, ("cbstate", "monitors"))
-            for other in others
-            for path, permission in other.access.items()
-        ):
+        if any(other.may_write(("cbstate", "monitors")) for other in graph.declared if other is not declared):
             continue
         _warn(
             f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
