@@ -32,10 +32,13 @@ __all__ = [
     "METRICS",
     "PROGRESS",
     "PROVIDERS",
+    "RATE_FIX",
+    "RATE_WHY",
     "STEP_FLAGS",
     "UNDECLARED",
     "available",
     "emits",
+    "is_negative_rate",
     "provided",
     "step_names",
     "writable_at",
@@ -196,3 +199,14 @@ def available(event: type[Event], phase: type[Phase]) -> set[str] | None:
 def step_names(phases: Iterable[type[Phase]]) -> set[str]:
     """Return every step name that some phase provides."""
     return {name for phase in phases for names in phase.provides.values() for name in names}
+
+
+RATE_WHY = "with a negative learning rate, each update would increase the loss; to maximize a value, negate the loss"
+"""Why a negative learning rate is refused."""
+RATE_FIX = "a number that is not negative"
+"""What to use instead of one."""
+
+
+def is_negative_rate(hyperparameter: str, value: float) -> bool:
+    """Return whether a value is a negative learning rate. Negative values of other hyperparameters can be meant."""
+    return value < 0 and hyperparameter.rpartition(".")[2] == "learning_rate"
