@@ -25,8 +25,8 @@ __all__ = ["warn_about_class_numbers"]
 def warn_about_class_numbers(core: LearnerCore) -> None:
     """Warn if the targets of a data source are class numbers that the loss function cannot use.
 
-    The targets are those in the arrays of an `ArrayLoader`, and in the first batch of a list. Of another source, they are
-    those in the batch that was pulled to find the shapes of the step. No batch is pulled for this check.
+    The targets are those in the arrays of an `ArrayLoader`, and in the first batch of a list. For other sources, they
+    are those in the batch that was pulled to find the shapes of the step. No batch is pulled for this check.
 
     Args:
         core: A Learner whose step has been built.
