@@ -26,9 +26,12 @@ from fluxcb._declare.events import (
 from fluxcb._declare.phases import Phase
 
 __all__ = [
+    "ALIASES",
     "CARRY",
+    "COUNTER_ALIASES",
     "ENGINE_STEP_NAMES",
     "FIRST_LEVEL",
+    "MAPPING_METHODS",
     "METRICS",
     "PROGRESS",
     "PROVIDERS",
@@ -80,6 +83,35 @@ PROGRESS: Mapping[str, str] = {
     "in_turn": "names of the training phases that alternate, one tuple for each `InTurn` (host only)",
     "compiled": "whether the step was already compiled when the current epoch began or resumed (host only)",
 }
+
+# Names that a Learner has outside handlers, or that other libraries use, and where handlers find the value.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "epoch": ("progress", "epoch"),
+    "global_step": ("progress", "step"),
+    "iteration": ("progress", "step"),
+    "current_epoch": ("progress", "epoch"),
+    "loss": ("step", "loss"),
+    "grads": ("step", "grads"),
+    "batch": ("step", "batch"),
+    "learning_rate": ("hyperparams", "learning_rate"),
+    "lr": ("hyperparams", "learning_rate"),
+    "history": ("cbstate", "history"),
+    "metrics": ("cbstate", "metrics_epoch"),
+}
+
+# Other names of the counters, which users try below `learner.progress` and `learner.step`.
+COUNTER_ALIASES: Mapping[str, str] = {
+    "global_step": "step",
+    "index": "step",
+    "iteration": "step",
+    "global_epoch": "epoch",
+    "current_epoch": "epoch",
+    "batch_idx": "step_in_epoch",
+    "batch_index": "step_in_epoch",
+}
+
+MAPPING_METHODS = ("get", "items", "keys", "values")
+"""The methods of the parts of a learner, such as `learner.step`, unless an entry has the name."""
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",
