@@ -161,9 +161,6 @@ class _View:
         # A list, so that the object can change during the iteration.
         return iter([read_only(item, self._refuse) for item in self._target])
 
-    def __dir__(self) -> list[str]:
-        return dir(self._target)
-
     def __repr__(self) -> str:
         return repr(self._target)
 

@@ -160,34 +160,6 @@ def test_numbers_are_no_names(use, refused):
     assert raised.value.fix == ('write e.g. `learner.step["loss"]`',)
 
 
-def test_dir_of_a_read_only_view_is_that_of_its_object():
-    class Table(dict):
-        pass
-
-    class Creates(Callback):
-        def stateaccess(self):
-            return {"cbstate": {"table": Write()}}
-
-        def init(self, learner):
-            learner.cbstate.table = Table(a=1)
-
-        @on
-        def act(self, event: EpochEnd, phase: AbstractTrainingPhase, learner): ...
-
-    seen = []
-
-    class Looks(Callback):
-        def stateaccess(self):
-            return {"cbstate": {"table": Read()}}
-
-        @on
-        def look(self, event: EpochEnd, phase: AbstractTrainingPhase, learner):
-            seen.append(dir(learner.cbstate.table))
-
-    testlearner(Creates(), Looks(), batches=1).fit(1)
-    assert seen == [dir(Table())]
-
-
 class Deletes(Callback):
     def __init__(self, function, access):
         self.function, self.access = function, access
