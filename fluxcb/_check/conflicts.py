@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -247,21 +246,10 @@ def contradictory_copies(
 
 
 def ordering(one: Declared, other: Declared) -> str:
-    """Return the edit of the callbacks list that states an order of two callbacks.
-
-    A label is shown as code only if it can be pasted: the number of a second instance and the repr of a lambda cannot.
-    """
-    if all(d.label == repr(d.callback) and _is_expression(d.label) for d in (one, other)):
-        return f"put them in the list as `in_order({one.label}, {other.label})`"
+    """Return the edit of the callbacks list that states an order of two callbacks."""
+    if one.code and other.code:
+        return f"put them in the list as `in_order({one.code}, {other.code})`"
     return "assign the two to variables, and put them in the list as `in_order(first, second)`"
-
-
-def _is_expression(text: str) -> bool:
-    try:
-        ast.parse(text, mode="eval")
-    except SyntaxError:
-        return False
-    return True
 
 
 def _listed(moments: Sequence[str]) -> str:

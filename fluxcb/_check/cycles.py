@@ -77,7 +77,7 @@ class _Fixes:
         best = sorted(pair for pair in reversed_ if left[pair] == min(left.values()))
         best.sort(key=lambda pair: pair[0] > pair[1])  # first the pairs that keep the order of the list
         lines = list(dict.fromkeys(ordering(self._declared[i], self._declared[j]) for i, j in best[:SHOWN]))
-        return lines + [f"swap the two in `in_order({self._labels(p)})`" for p in edges if p in self._ordered]
+        return lines + [self._swapping(*pair) for pair in edges if pair in self._ordered]
 
     def in_classes(self, edges: Sequence[Pair]) -> Iterator[str]:
         """Iterate over the edits of the user's own classes."""
@@ -123,5 +123,9 @@ class _Fixes:
         graph = nx.DiGraph([stated, *(pair for pair in self._relations if pair != stated[::-1])])
         return sum(len(members) > 1 for members in nx.strongly_connected_components(graph))
 
-    def _labels(self, positions: Sequence[int]) -> str:
-        return ", ".join(self._declared[i].label for i in positions)
+    def _swapping(self, i: int, j: int) -> str:
+        """Return the edit that reverses an order of the list."""
+        one, other = self._declared[i], self._declared[j]
+        if one.code and other.code:
+            return f"swap the two in `in_order({one.code}, {other.code})`"
+        return f"swap {one.label} and {other.label} in their `in_order(...)`"

@@ -339,8 +339,14 @@ class Ordering:
 
 
 def _tie_break(handlers: dict[int, BoundHandler], event: type[Event]) -> Any:
-    if issubclass(event, TracedEvent):  # independent of the list, so that a shuffled list compiles the same program
-        return lambda i: (f"{handlers[i].declared.cls.__module__}.{handlers[i].declared.cls.__qualname__}", i)
+    if issubclass(event, TracedEvent):
+        # Independent of the list, so that a shuffled list compiles the same program. The module comes after the name,
+        # because it is `__main__` in a script and a notebook, and another one if the same file is imported.
+        def by_name(i: int) -> tuple[str, str, str, int]:
+            cls = handlers[i].declared.cls
+            return cls.__name__, cls.__module__, cls.__qualname__, i
+
+        return by_name
     # Handlers that may cancel come last among handlers without an order, because a cancel skips the rest of the moment.
     # Which steps are counted must not depend on the list.
     return lambda i: (("control",) in handlers[i].access, i)

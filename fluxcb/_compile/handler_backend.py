@@ -174,10 +174,9 @@ class HandlerBackend:
             state.setup.hyperparams.require(path[1], writing=True, declared=self._handler.declared, where=where)
             old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
             # The cast below would turn the number into inf without an error.
-            if found := unusable(value, old.dtype):
-                shown, why = found
-                text = f"{label} sets `{dotted(path)}` to {shown}."
-                raise TraceError(text, where=where, why=why, fix="set it to a finite number")
+            if found := unusable(path[1], value, old.dtype):
+                text = f"{label} sets `{dotted(path)}` to {found.shown}."
+                raise TraceError(text, where=where, why=found.why, fix=f"set it to {found.instead}")
             if not is_number(value) or jnp.shape(value) != old.shape:
                 raise TraceError(
                     f"{label} sets `{dotted(path)}` to {describe(value)}; it is {describe(old)}.",

@@ -7,6 +7,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -17,44 +18,62 @@ import optax
 from fluxcb._calls import entry_point
 from fluxcb._compile.optimizers import Origin, nearest_hyperparameter, origin_of
 from fluxcb._declare.access import Permission, Read, Write
+from fluxcb._declare.state import RATE_FIX, RATE_WHY, is_negative_rate
 from fluxcb._errors import DeclarationError, MissingStateError, nearest
 from fluxcb._typing import PyTree, StatePath
 
 __all__ = ["HyperparamIndex", "inject", "unusable"]
 
 
-def unusable(value: Any, dtype: Any) -> tuple[str, str] | None:
-    """Return the text for NaN, or for a finite number that overflows a dtype, and for the reason.
+@dataclass(frozen=True)
+class Unusable:
+    """A number that is refused as the value of a hyperparameter.
+
+    Attributes:
+        shown: The number, for a sentence such as "`learning_rate` is ...".
+        why: The reason.
+        instead: What to use instead, such as "a finite number".
+    """
+
+    shown: str
+    why: str
+    instead: str = "a finite number"
+
+
+def unusable(name: str, value: Any, dtype: Any) -> Unusable | None:
+    """Return what is wrong with NaN, a finite number that overflows a dtype, or a negative learning rate.
 
     Only numbers on the host are checked, so the check does not wait for the device.
 
     Args:
-        value: The value of a hyperparameter.
-        dtype: The dtype of the hyperparameter.
+        name: The name of a hyperparameter.
+        value: Its value.
+        dtype: Its dtype.
 
     Returns:
-        None if the value is not a number on the host, or if the dtype can hold it. Infinity is usable, e.g. as the
-        limit of an `optax.clip_by_global_norm` that does not clip.
+        None if the value is not a number on the host, or if it can be used. Infinity is usable, e.g. as the limit of an
+        `optax.clip_by_global_norm` that does not clip.
     """
     # A jax.Array is not checked, because reading its value would wait for the device.
     if not isinstance(value, int | float | np.number | np.ndarray) or np.ndim(value):
         return None
     if not jnp.issubdtype(dtype, jnp.floating):
         return None
-    largest, name = float(jnp.finfo(dtype).max), jnp.dtype(dtype).name
+    largest, kind = float(jnp.finfo(dtype).max), jnp.dtype(dtype).name
     try:
         number = float(value)
         if math.isnan(number):
-            return "nan", "the next update would make the parameters NaN"
+            return Unusable("nan", "the next update would make the parameters NaN")
         if abs(number) <= largest or not math.isfinite(number):
-            return None
+            negative = is_negative_rate(name, number)
+            return Unusable(f"{number!r}, which is negative", RATE_WHY, RATE_FIX) if negative else None
         shown = repr(number)
     # An int of Python can exceed the range of float64.
     except OverflowError:
         shown = f"an int above {sys.float_info.max:.4g}" if value > 0 else f"an int below {-sys.float_info.max:.4g}"
     except (TypeError, ValueError):  # complex, or an object
         return None
-    return f"{shown}, which is not finite in {name}", f"the largest finite number of {name} is {largest:.4g}"
+    return Unusable(f"{shown}, which is not finite in {kind}", f"the largest finite number of {kind} is {largest:.4g}")
 
 
 _CHAIN = (
@@ -84,8 +103,8 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         The optimizer, which is `optax.inject_hyperparams` of the factory.
 
     Raises:
-        DeclarationError: `factory` is not a factory, it does not have one of the arguments, or a number is NaN or
-            too large for float32.
+        DeclarationError: `factory` is not a factory, it does not have one of the arguments, or a number is NaN, too
+            large for float32, or a negative learning rate.
 
     Example:
         >>> import optax, fluxcb
@@ -106,9 +125,9 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
                 f"`inject` takes numbers and schedules, but `{name}` is {value!r}.",
                 fix=f"pass e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
             )
-        if found := unusable(value, jnp.float32):
-            shown, why = found
-            raise DeclarationError(f"`inject` was given `{name}` as {shown}.", why=why, fix=f"write e.g. `{name}=1e-3`")
+        if found := unusable(name, value, jnp.float32):
+            text = f"`inject` was given `{name}` as {found.shown}."
+            raise DeclarationError(text, why=found.why, fix=f"write e.g. `{name}=1e-3`")
     # A wrapper of a factory often takes `**kwargs`, so its arguments are not known.
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     named = any(p.kind is not p.VAR_POSITIONAL for p in parameters.values())

@@ -16,7 +16,16 @@ from fluxcb._declare.access import Access, Append, Permission, Read, Write, dott
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
-from fluxcb._declare.state import ENGINE_STEP_NAMES, FIRST_LEVEL, PROGRESS, UNDECLARED, step_names
+from fluxcb._declare.state import (
+    ALIASES,
+    COUNTER_ALIASES,
+    ENGINE_STEP_NAMES,
+    FIRST_LEVEL,
+    MAPPING_METHODS,
+    PROGRESS,
+    UNDECLARED,
+    step_names,
+)
 from fluxcb._errors import AccessError, DeclarationError, FluxcbError, nearest
 from fluxcb._typing import StatePath
 
@@ -26,31 +35,7 @@ __all__ = ["Backend", "make_proxy"]
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # every handler may read these
-_STOPS = ("stop_training", "should_stop")
-# Names that a Learner has outside handlers, or that other libraries use, and where handlers find the value.
-_PATHS: Mapping[str, StatePath] = {
-    "epoch": ("progress", "epoch"),
-    "global_step": ("progress", "step"),
-    "iteration": ("progress", "step"),
-    "current_epoch": ("progress", "epoch"),
-    "loss": ("step", "loss"),
-    "grads": ("step", "grads"),
-    "batch": ("step", "batch"),
-    "learning_rate": ("hyperparams", "learning_rate"),
-    "lr": ("hyperparams", "learning_rate"),
-    "history": ("cbstate", "history"),
-    "metrics": ("cbstate", "metrics_epoch"),
-}
-# Other names of the counters, which users try below `learner.progress` and `learner.step`.
-_COUNTERS: Mapping[str, str] = {
-    "global_step": "step",
-    "index": "step",
-    "iteration": "step",
-    "global_epoch": "epoch",
-    "current_epoch": "epoch",
-    "batch_idx": "step_in_epoch",
-    "batch_index": "step_in_epoch",
-}
+_STOPS = ("stop_training", "should_stop", "stop_reason")
 _METHODS = ("evaluate", "predict", "fit", "run_epoch", "run_step", "replay", "save", "restore")
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
@@ -129,6 +114,8 @@ class _View:
             return view
         if name.startswith("_"):
             raise AttributeError(name)
+        if self._path and name in MAPPING_METHODS and not (self._open is not None and name in self):
+            return functools.partial(_View._get if name == "get" else getattr(Mapping, name), self)
         if self._open is not None:
             return self._backend.read((*self._path, name), self._open)
         # A handler may declare only single parts of a hub. Its methods on the whole, such as `put_scalar("loss", ...)`,
@@ -197,6 +184,17 @@ class _View:
     def __iter__(self) -> Iterator[str]:
         return iter(name for name in self._names() if name in self._readable or self._open)
 
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __dir__(self) -> list[str]:
+        return sorted([*self, *(MAPPING_METHODS if self._path else ())])
+
+    def _get(self, name: str | Phase | type[Phase], default: Any = None) -> Any:
+        """Return a part, or the default if the part is declared but does not exist."""
+        declared = self._open is not None or _key(name) in self._readable
+        return default if declared and name not in self else self[name]
+
     def _names(self) -> Iterable[str]:
         # Only the content of these changes. For all others, return the names that the handler may use.
         if self._path in _CHANGING or self._path[:1] == ("cbstate",):
@@ -234,7 +232,7 @@ class _View:
         suggestion = near(name, known) if name not in known else ""
         what = f"may not {verb} `{dotted(path)}`: its {self._access_owner} does not declare it."
         fix: str | list[str] = self._how_to_declare(path, needed)
-        if not self._path and name in (*_PATHS, *_METHODS, "log", "state"):
+        if not self._path and name in (*ALIASES, *_METHODS, "log", "state"):
             what, fix = self._elsewhere(name, needed)
         elif suggestion:
             what += f" Did you mean `{suggestion}`?"
@@ -249,7 +247,9 @@ class _View:
             fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
             if name in _STOPS and writing:  # as in Keras and Lightning
                 control = self._how_to_declare(("control",), Append())
-                fix = f'to end the fit, write `raise CancelFitting("reason")`, and {control}'
+                fix = f'to end the fit, write `raise CancelFitting("reason")` in a host handler, and {control}'
+            elif name == "stop_reason":
+                fix = "read `event.reason` in a handler of FitEnd"
         elif self._path == ("step",) and name not in known and not writing:
             fix = self._unknown_step_value(name, known)
         # `init` runs before all shared state exists.
@@ -265,7 +265,7 @@ class _View:
         )
 
     def _unknown_counter(self, name: str) -> AccessError:
-        meant = _COUNTERS.get(name) or nearest(name, PROGRESS)
+        meant = COUNTER_ALIASES.get(name) or nearest(name, PROGRESS)
         hint = f" Did you mean `{meant}`?" if meant else ""
         return AccessError(
             f"{self._label} reads `progress.{name}`, which is not a counter.{hint}",
@@ -279,7 +279,7 @@ class _View:
     def _unknown_step_value(self, name: str, known: Iterable[str]) -> list[str]:
         """Return the fixes for a step value that may be a mistake, or may be written by another callback."""
         declare = self._how_to_declare(("step", name), Read())
-        meant = _COUNTERS.get(name)
+        meant = COUNTER_ALIASES.get(name)
         fixes = [f"if a phase or another callback provides it, {declare}"]
         if meant:
             return [f"write `learner.progress.{meant}` instead of `learner.step.{name}`", *fixes]
@@ -301,7 +301,7 @@ class _View:
         if name == "state":
             what = "uses `learner.state`, which handlers do not have."
             return what, "name the part: `learner.params`, `learner.opt_state`, `learner.model_state`, ..."
-        path = _PATHS[name]
+        path = ALIASES[name]
         if path[0] == "progress" and writes(needed):
             return f"writes `{name}`, which only the engine may write.", "keep your own counts in `learner.cbstate`"
         if writes(needed) and (error := self._backend.refused_write(path)) is not None:
@@ -321,7 +321,12 @@ class _View:
             fix="write `learner.progress.step`",
         )
 
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = __add__ = __sub__ = _refuse_number
+    def __eq__(self, other: object) -> bool:
+        if self._path and isinstance(other, Mapping):
+            return {name: self[name] for name in self} == other
+        return self._refuse_number(other)
+
+    __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = __add__ = __sub__ = _refuse_number
     __hash__ = object.__hash__
 
     def _known(self) -> set[str]:
@@ -335,14 +340,19 @@ class _View:
         return known | set(self._names())
 
     def __repr__(self) -> str:
-        inside = dotted(self._path) or "learner"
-        return f"<{inside} as {self._label} may see it: {', '.join(sorted(self._readable)) or 'nothing'}>"
+        inside, declared = dotted(self._path) or "learner", ", ".join(sorted(self._readable)) or "nothing"
+        return f"<{inside} as {self._label} may see it: {declared if self._open is None else 'everything'}>"
 
 
 def _key(name: Any) -> Any:
     """Return the name of a part. State that is kept by phase can also be looked up with a phase class or instance."""
-    by_phase = isinstance(name, Phase) or (isinstance(name, type) and issubclass(name, Phase))
-    return name.name if by_phase else name
+    if isinstance(name, Phase) or (isinstance(name, type) and issubclass(name, Phase)):
+        return name.name
+    if isinstance(name, str):
+        return name
+    raise AccessError(
+        f"The parts of a learner have names, and {name!r} is not a name.", fix='write e.g. `learner.step["loss"]`'
+    )
 
 
 def _code(path: StatePath) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -119,6 +120,15 @@ class Declared:
     def pairs(self) -> frozenset[tuple[type[Event], type[Phase]]]:
         """The events and phases of the handlers."""
         return frozenset((handler.event, handler.phase) for handler in self.handlers)
+
+    @functools.cached_property
+    def code(self) -> str:
+        """The callback as code that can be pasted, or "": a label may have a number, or show a function."""
+        try:
+            ast.parse(self.label, mode="eval")
+        except SyntaxError:
+            return ""
+        return self.label if self.label == repr(self.callback) else ""
 
     @property
     def is_shipped(self) -> bool:

@@ -7,7 +7,7 @@ catalogue in `state.py`, so a new state path needs an attribute here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, ItemsView, Iterator, Mapping
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from fluxcb._typing import Batch, PyTree
@@ -101,7 +101,21 @@ class StepAttributes:
     """Whether the window ends after this step: `bool[]`."""
 
 
-class StepView(StepAttributes):
+class PartView:
+    """What `learner.step`, `learner.cbstate`, `learner.hyperparams` and `learner.data` have in common: a mapping."""
+
+    if TYPE_CHECKING:
+
+        def __contains__(self, name: Any) -> bool: ...
+        def __iter__(self) -> Iterator[str]: ...
+        def __len__(self) -> int: ...
+        def get(self, name: Any, default: Any = None) -> Any: ...
+        def keys(self) -> KeysView[str]: ...
+        def values(self) -> ValuesView[Any]: ...
+        def items(self) -> ItemsView[str, Any]: ...
+
+
+class StepView(StepAttributes, PartView):
     """`learner.step` in handlers.
 
     A value that your own phase or handler adds has no attribute here. Write it as a subscript:
@@ -112,11 +126,9 @@ class StepView(StepAttributes):
 
         def __getitem__(self, name: str) -> Any: ...
         def __setitem__(self, name: str, value: Any) -> None: ...
-        def __contains__(self, name: str) -> bool: ...
-        def __iter__(self) -> Iterator[str]: ...
 
 
-class EntriesView:
+class EntriesView(PartView):
     """The entries of `learner.cbstate`, as attributes and as subscripts. Your own entries can have any names."""
 
     if TYPE_CHECKING:
@@ -171,13 +183,8 @@ class SharedView(EntriesView):
     bad_steps: list[dict[str, Any]]
     """A record of each skipped step. From `BadSteps`."""
 
-    if TYPE_CHECKING:
 
-        def __contains__(self, name: str) -> bool: ...
-        def __iter__(self) -> Iterator[str]: ...
-
-
-class HyperparamsView:
+class HyperparamsView(PartView):
     """`learner.hyperparams`: the hyperparameters that the optimizer was given by `fluxcb.inject`, by name."""
 
     if TYPE_CHECKING:
@@ -194,11 +201,9 @@ class HyperparamsView:
         def __setattr__(self, name: str, value: Array | float) -> None: ...
         def __getitem__(self, name: str) -> Array: ...
         def __setitem__(self, name: str, value: Array | float) -> None: ...
-        def __contains__(self, name: str) -> bool: ...
-        def __iter__(self) -> Iterator[str]: ...
 
 
-class DataView:
+class DataView(PartView):
     """`learner.data`: the data sources by the name of their phase; a subscript can also be a phase."""
 
     training: Any
@@ -212,8 +217,6 @@ class DataView:
         def __setattr__(self, name: str, value: Any) -> None: ...
         def __getitem__(self, phase: Any) -> Any: ...
         def __setitem__(self, phase: Any, value: Any) -> None: ...
-        def __contains__(self, phase: Any) -> bool: ...
-        def __iter__(self) -> Iterator[str]: ...
 
 
 class PhaseEntriesView(Protocol):

@@ -26,16 +26,22 @@ from fluxcb._declare.events import (
 from fluxcb._declare.phases import Phase
 
 __all__ = [
+    "ALIASES",
     "CARRY",
+    "COUNTER_ALIASES",
     "ENGINE_STEP_NAMES",
     "FIRST_LEVEL",
+    "MAPPING_METHODS",
     "METRICS",
     "PROGRESS",
     "PROVIDERS",
+    "RATE_FIX",
+    "RATE_WHY",
     "STEP_FLAGS",
     "UNDECLARED",
     "available",
     "emits",
+    "is_negative_rate",
     "provided",
     "step_names",
     "writable_at",
@@ -77,6 +83,35 @@ PROGRESS: Mapping[str, str] = {
     "in_turn": "names of the training phases that alternate, one tuple for each `InTurn` (host only)",
     "compiled": "whether the step was already compiled when the current epoch began or resumed (host only)",
 }
+
+# Names that a Learner has outside handlers, or that other libraries use, and where handlers find the value.
+ALIASES: Mapping[str, tuple[str, ...]] = {
+    "epoch": ("progress", "epoch"),
+    "global_step": ("progress", "step"),
+    "iteration": ("progress", "step"),
+    "current_epoch": ("progress", "epoch"),
+    "loss": ("step", "loss"),
+    "grads": ("step", "grads"),
+    "batch": ("step", "batch"),
+    "learning_rate": ("hyperparams", "learning_rate"),
+    "lr": ("hyperparams", "learning_rate"),
+    "history": ("cbstate", "history"),
+    "metrics": ("cbstate", "metrics_epoch"),
+}
+
+# Other names of the counters, which users try below `learner.progress` and `learner.step`.
+COUNTER_ALIASES: Mapping[str, str] = {
+    "global_step": "step",
+    "index": "step",
+    "iteration": "step",
+    "global_epoch": "epoch",
+    "current_epoch": "epoch",
+    "batch_idx": "step_in_epoch",
+    "batch_index": "step_in_epoch",
+}
+
+MAPPING_METHODS = ("get", "items", "keys", "values")
+"""The methods of the parts of a learner, such as `learner.step`, unless an entry has the name."""
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",
@@ -196,3 +231,14 @@ def available(event: type[Event], phase: type[Phase]) -> set[str] | None:
 def step_names(phases: Iterable[type[Phase]]) -> set[str]:
     """Return every step name that some phase provides."""
     return {name for phase in phases for names in phase.provides.values() for name in names}
+
+
+RATE_WHY = "with a negative learning rate, each update would increase the loss; to maximize a value, negate the loss"
+"""Why a negative learning rate is refused."""
+RATE_FIX = "a number that is not negative"
+"""What to use instead of one."""
+
+
+def is_negative_rate(hyperparameter: str, value: float) -> bool:
+    """Return whether a value is a negative learning rate. Negative values of other hyperparameters can be meant."""
+    return value < 0 and hyperparameter.rpartition(".")[2] == "learning_rate"

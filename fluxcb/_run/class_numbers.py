@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fluxcb._compile.arrays import is_key
+from fluxcb._compile.step import TracedStep
 from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb._run.learner_core import LearnerCore
@@ -24,8 +25,8 @@ __all__ = ["warn_about_class_numbers"]
 def warn_about_class_numbers(core: LearnerCore) -> None:
     """Warn if the targets of a data source are class numbers that the loss function cannot use.
 
-    The sources are those whose targets are known without reading a batch: the arrays of an `ArrayLoader`, and the first
-    batch of a list.
+    The targets are those in the arrays of an `ArrayLoader`, and in the first batch of a list. For other sources, they
+    are those in the batch that was pulled to find the shapes of the step. No batch is pulled for this check.
 
     Args:
         core: A Learner whose step has been built.
@@ -36,8 +37,9 @@ def warn_about_class_numbers(core: LearnerCore) -> None:
     for phase in core.phases:
         if type(phase) not in (TrainingPhase, ValidationPhase) or type(phase).name not in core.streams:
             continue
+        step = core.traced(phase)  # first, because it may pull the batch
         targets = _targets(core, phase)
-        form = None if targets is None else _form_of_outputs(core, phase, targets)
+        form = None if step is None or targets is None else _form_of_outputs(step, targets)
         if targets is not None and form is not None:
             problem = _problem(loss_fn, targets, form)
             if problem:
@@ -45,12 +47,14 @@ def warn_about_class_numbers(core: LearnerCore) -> None:
 
 
 def _targets(core: LearnerCore, phase: Phase) -> np.ndarray | None:
-    """Return the integer targets that are known without reading a batch, or None."""
-    source = core.state.data[type(phase).name]
+    """Return the integer targets that are known without pulling a batch, or None."""
+    source, stream = core.state.data[type(phase).name], core.streams[type(phase).name]
     if isinstance(source, ArrayLoader):
         batch = source._arrays
     elif isinstance(source, list | tuple) and source:
         batch = source[0]
+    elif stream.has_buffered:
+        batch = stream.peek()
     else:
         return None
     targets = core.split(batch)[1]
@@ -59,11 +63,8 @@ def _targets(core: LearnerCore, phase: Phase) -> np.ndarray | None:
     return np.asarray(targets) if np.issubdtype(targets.dtype, np.integer) and targets.size else None
 
 
-def _form_of_outputs(core: LearnerCore, phase: Phase, targets: np.ndarray) -> tuple[int, Any] | None:
+def _form_of_outputs(step: TracedStep, targets: np.ndarray) -> tuple[int, Any] | None:
     """Return the number of outputs for each target and their dtype, or None if the targets are not class numbers."""
-    step = core.traced(phase)
-    if step is None:
-        return None
     outputs: Any = step.step_specs.get("outputs")
     ys: Any = step.step_specs.get("ys")
     if not (hasattr(outputs, "shape") and hasattr(ys, "shape")) or outputs.shape[:-1] != ys.shape or not outputs.shape:

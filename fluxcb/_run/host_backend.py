@@ -338,9 +338,10 @@ class HostBackend:
             self._require_hyperparam(path[1], writing=True)
             self._refuse_ahead(path)
             old = train.hyperparams.get(train.live(("opt_state",)), path[1])
-            if found := unusable(value, old.dtype):
-                text = f"{self._declared.label} sets `{dotted(path)}` to {found[0]}."
-                raise DeclarationError(text, where=self._declared.where, why=found[1], fix="set it to a finite number")
+            if found := unusable(path[1], value, old.dtype):
+                text = f"{self._declared.label} sets `{dotted(path)}` to {found.shown}."
+                fix = f"set it to {found.instead}"
+                raise DeclarationError(text, where=self._declared.where, why=found.why, fix=fix)
             if not is_number(value):
                 difference = f"expected {describe(old)}, got {describe(value)}"
                 raise self._mismatch_error(path, [difference], "set it to a number")

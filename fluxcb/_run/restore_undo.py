@@ -93,7 +93,10 @@ class RestoreUndo:
                 # A failing object must not prevent the others from being restored, not even by Ctrl-C.
                 if is_interruption(other):
                     interruption = other
-                error.add_note(f"and {what} could not be undone: {type(other).__name__}: {other}")
+                reason = f"{type(other).__name__}: {other}"
+                # An object that can never be loaded fails here as in the restore itself, whose message has the reason.
+                same = reason in f"{type(error).__name__}: {error}"
+                error.add_note(f"and {what} could not be undone{', for the same reason' if same else f': {reason}'}")
         if interruption is not None:
             raise interruption
 

@@ -67,18 +67,18 @@ def set_hyperparam(state: HostState, name: str, value: Any) -> float:
 
     Raises:
         MissingStateError: The optimizer has no hyperparameter of this name, or sets it itself.
-        DeclarationError: The value is not a number, has another shape, or is not finite in the dtype.
+        DeclarationError: The value is not a number, has another shape, is not finite in the dtype, or is a negative
+            learning rate.
     """
     opt_state = state.train.live(("opt_state",))
     # The same errors as for a callback, with an assignment as the fix.
     state.train.hyperparams.require(name, writing=True, declared=_ASSIGNMENT, where="")
     old = state.train.hyperparams.get(opt_state, name)
-    if found := unusable(value, old.dtype):
-        shown, why = found
+    if found := unusable(name, value, old.dtype):
         raise DeclarationError(
-            f"`learner.hyperparams.{name}` was assigned {shown}.",
-            why=why,
-            fix=f"assign a finite number, e.g. `learner.hyperparams[{name!r}] = 1e-3`",
+            f"`learner.hyperparams.{name}` was assigned {found.shown}.",
+            why=found.why,
+            fix=f"assign {found.instead}, e.g. `learner.hyperparams[{name!r}] = 1e-3`",
         )
     # An array would broadcast and change the shapes of the carry.
     if not is_number(value) or np.shape(value) != old.shape:

@@ -6,6 +6,7 @@ import math
 import sys
 from pathlib import Path
 
+from fluxcb._declare.state import is_negative_rate
 from fluxcb._terminal import escape_block
 from fluxcb._tools.commands import UsageError
 from fluxcb.callbacks.system.run_control import SWITCHES, RunControl
@@ -25,6 +26,10 @@ def control(run: Path, action: str, name: str | None, value: float | None, *, wa
             raise UsageError("`set` takes a hyperparameter and a value: `fluxcb control RUN set learning_rate 1e-4`")
         if not math.isfinite(value):
             raise UsageError(f"`set` takes a finite number, not {value}: `fluxcb control RUN set {name} 1e-4`")
+        if is_negative_rate(name, value):
+            raise UsageError(
+                f"`set` takes a learning rate that is not negative, not {value:g}: `fluxcb control RUN set {name} 1e-4`"
+            )
     elif action in SWITCHES:
         if name is None or value is not None:
             raise UsageError(

@@ -55,12 +55,12 @@ class Counts(Callback):
 AHEAD = 2 * 32
 
 
-def falling(*callbacks, steps=8, **options):
+def falling(*callbacks, steps=8, optimizer=None, **options):
     """Return a Learner whose parameter falls by the learning rate, 0.5 at first, at each step."""
     return Learner.from_loss(
         {"w": jnp.zeros(())},
         lambda params, batch, key: params["w"] + 0 * jnp.sum(batch),
-        fluxcb.inject(optax.sgd, learning_rate=0.5),
+        optimizer or fluxcb.inject(optax.sgd, learning_rate=0.5),
         data=[np.zeros(1, np.float32)] * steps,
         callbacks=callbacks,
         default_callbacks=False,
@@ -467,6 +467,27 @@ def test_wrong_arguments_raise(make, message):
     assert raised.value.what == message
 
 
+def test_negative_learning_rate_is_refused_by_the_training(tmp_path):
+    def send():
+        values = {"1": ("learning_rate", -0.25), "2": ("momentum", -0.5)}
+        lines = [{"id": i, "action": "set", "name": name, "value": value} for i, (name, value) in values.items()]
+        with (tmp_path / COMMANDS).open("a") as file:  # by another program than RunControl
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    optimizer = fluxcb.inject(optax.sgd, learning_rate=0.5, momentum=0.0)
+    learner = falling(ControlFile(tmp_path, [LearningRate, "momentum"]), At(3, send), optimizer=optimizer)
+    learner.fit(1)
+    assert commands_of(learner) == [("set", "momentum", -0.5, 8)]
+    assert learner.hyperparams == {"learning_rate": 0.5, "momentum": -0.5}
+    assert [(answer["error"], answer["fix"]) for answer in answers_in(tmp_path)] == [
+        (
+            "`hyperparams.learning_rate` cannot be set to -0.25, which is negative.",
+            ["set it to a number that is not negative"],
+        ),
+        ("", []),
+    ]
+
+
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
@@ -512,6 +533,10 @@ def test_command_line_shows_step_or_error(tmp_path, capsys):
         (
             ["set", "momentum", "nan"],
             "`set` takes a finite number, not nan: `fluxcb control RUN set momentum 1e-4`",
+        ),
+        (
+            ["set", "learning_rate", "-1"],
+            "`set` takes a learning rate that is not negative, not -1: `fluxcb control RUN set learning_rate 1e-4`",
         ),
         (["stop", "now"], "`stop` takes no further arguments: `fluxcb control RUN stop`"),
     ],

@@ -101,6 +101,12 @@ def test_on_platforms_without_file_owners_kind_and_size_are_checked(file, monkey
     assert warned(HumanHyperParamSetter(LearningRate, file)) == (0.25, [])
 
 
+def test_a_negative_learning_rate_is_skipped(file):
+    file.write_text("learning_rate: 0.5\nlearning_rate: -0.25\nmomentum: -0.25")
+    assert warned(HumanHyperParamSetter(LearningRate, file)) == (0.5, [f"{file}:2 is skipped: -0.25 is negative"])
+    assert warned(HumanHyperParamSetter("momentum", file)) == (-0.25, [])
+
+
 @pytest.mark.parametrize("value", ["1e39", "-1e39", "1e308"])
 def test_a_value_beyond_float32_is_skipped(value, file):
     file.write_text(f"learning_rate: 0.5\nlearning_rate: {value}")

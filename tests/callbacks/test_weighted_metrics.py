@@ -9,7 +9,7 @@ import pytest
 
 import fluxcb
 from fluxcb import DeclarationError
-from fluxcb.callbacks import AUROC, Loss, Metric, Metrics, accuracy
+from fluxcb.callbacks import AUROC, ConfusionMatrix, Loss, Metric, Metrics, PerClassAccuracy, accuracy
 
 
 def padded(sizes, length=4, seed=0):
@@ -150,6 +150,70 @@ def test_a_metric_with_a_shape_is_averaged_by_element():
         state, state_masked = plain.update(state, step, 4), masked.update(state_masked, step, 4)
     np.testing.assert_allclose(plain.value_of(state), hits.mean((0, 1)), rtol=1e-6)
     np.testing.assert_allclose(masked.value_of(state_masked), hits[kept > 0].mean(0), rtol=1e-6)
+
+
+# --- negative weights -----------------------------------------------------------------------------------------------
+
+
+def signed_mask(batch):
+    """Return a mistake: -1 in place of 0."""
+    return 2 * batch["mask"] - 1
+
+
+def nan_by_weights(name):
+    return (
+        f"The metric `{name}` is NaN, because some of its weights are negative or NaN. Let `weight` return a mask of "
+        "zeros and ones, or other numbers of at least 0."
+    )
+
+
+SIGNED = {"needs": ("aux", "batch"), "weight": signed_mask}
+
+
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [
+        (Metric(correct, "right", **SIGNED), "right"),
+        (Metric(masked_accuracy, "right", **SIGNED), "right"),
+        (Loss(weight=signed_mask), "loss"),
+        (AUROC(lambda aux, batch: (aux[:, 0], batch["y"] == 0), **SIGNED), "auroc"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_negative_weights_are_a_warning_and_nan(metric, name):
+    metrics = [metric]
+    if not isinstance(metric, Loss):
+        metrics.append(Loss(weight=mask))
+    learner = learner_of(*metrics, validation=(4, 4, 1))
+    with pytest.warns(UserWarning, match="weights") as caught:
+        learner.fit(1)
+    assert [str(warning.message) for warning in caught] == [nan_by_weights(name)]
+    epoch = learner.cbstate["metrics_epoch"]["validation"]
+    assert np.isnan(epoch.last(name)).any()
+    if name != "loss":
+        assert np.isfinite(epoch.last("loss"))
+    with pytest.warns(UserWarning, match="weights") as caught:
+        learner.evaluate(padded((2,)))
+    assert [str(warning.message) for warning in caught] == [nan_by_weights(name)]
+
+
+@pytest.mark.parametrize("kind", [ConfusionMatrix, PerClassAccuracy])
+def test_negative_weights_of_class_counts_are_a_warning_and_nan(kind):
+    metric = kind(2, weight=lambda batch: batch)
+    step = SimpleNamespace(outputs=jnp.eye(2), ys=jnp.array([0, 1]), batch=jnp.array([1.0, -1.0]))
+    state = metric.update(metric.init(), step, 2)
+    with pytest.warns(UserWarning, match="weights") as caught:
+        value = metric.value_of(state)
+    assert [str(warning.message) for warning in caught] == [nan_by_weights(metric.name)]
+    expected = [[1, 0], [0, np.nan]] if kind is ConfusionMatrix else [1, np.nan]
+    np.testing.assert_array_equal(value, expected)
+
+
+def test_steps_with_negative_weights_are_nan():
+    learner = learner_of(Loss(weight=signed_mask), training=(4, 3, 4))
+    with pytest.warns(UserWarning, match="The metric `loss` is NaN"):
+        learner.fit(1)
+    assert [np.isnan(value) for _, value in learner.history.per_step["training"]["loss"]] == [False, True, False]
 
 
 # --- errors ---------------------------------------------------------------------------------------------------------

@@ -152,6 +152,28 @@ def test_contradictory_order_statements_form_cycle(refused: Any) -> None:
         checked_graph([in_order(after, warm)], PHASES)
 
 
+def test_fix_names_second_instances_in_words(refused: Any) -> None:
+    """`WarmUp #2` is no code, so the fix does not show `in_order(After #2, WarmUp #2)`."""
+
+    class After(Everywhere):
+        def runafter(self) -> Any:
+            return (WarmUp,)
+
+    first = [in_order(WarmUp({}), After({}))]
+    after, warm = After({}), WarmUp({})
+    with refused(
+        CycleError,
+        "2 callbacks form a cycle: After #2 -> WarmUp #2 -> After #2.\n"
+        "  where: After #2 -> WarmUp #2: in_order\n"
+        "         WarmUp #2 -> After #2: After.runafter names WarmUp\n"
+        "  why:   at StepBegin x TrainingPhase, no order satisfies all of these\n"
+        "  fix:   swap After #2 and WarmUp #2 in their `in_order(...)`\n"
+        "     or: remove `WarmUp` from `After.runafter()`",
+    ):
+        checked_graph([*first, in_order(after, warm)], PHASES)
+    checked_graph([*first, in_order(warm, after)], PHASES)
+
+
 def test_contradictory_in_order_names_both_statements(refused: Any) -> None:
     after, warm = Everywhere({}), WarmUp({})
     with refused(

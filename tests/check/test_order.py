@@ -385,3 +385,17 @@ def test_registered_resolutions_apply_to_subclasses_and_most_specific_wins() -> 
             resolveconflict.unregister(Reader, SubWriter)
     finally:
         resolveconflict.unregister(Writer, Reader)
+
+
+@pytest.mark.parametrize("module", ["__main__", "a_script", "zoo"])
+def test_traced_handlers_have_the_same_order_in_a_script_and_in_an_imported_module(module: str) -> None:
+    def made(name: str, module: str) -> Callback:
+        @on
+        def act(self: Any, event: UpdateEnd, phase: AbstractTrainingPhase, learner: Any) -> None: ...
+
+        return type(name, (Callback,), {"act": act, "__module__": module})()
+
+    first, last = made("Average", "fluxcb.callbacks"), made("Stop", "fluxcb.callbacks")
+    between = made("Measure", module)
+    graph = checked_graph([last, between, first], PHASES)
+    assert list(graph.order(UpdateEnd, TrainingPhase)) == [first, between, last]

@@ -406,7 +406,7 @@ def test_unreachable_lines_are_ignored() -> None:
         ({}, lambda learner: print("x" in learner.step, list(learner.cbstate)), 0),
         ({"params": {"w": Write()}}, lambda learner: learner.params.__setitem__("w", 1), 0),
         ({"params": {"w": Read()}}, lambda learner: print(learner.params["w"].sum(), learner.params), 0),
-        ({"params": {"w": Read()}}, lambda learner: learner.params.items(), 1),
+        ({"params": {"w": Read()}}, lambda learner: learner.params.items(), 0),
         ({"params": {"w": Read()}}, lambda learner: setattr(learner, "params", 1), 1),
         ({"hyperparams": {"lr": Write()}}, lambda learner: learner.opt_state, 1),
     ],
@@ -663,3 +663,35 @@ def test_analysis_imports_and_runs_nothing(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.stderr == ""
     assert run.stdout == "Loud() reads `step.x`, which its `stateaccess` does not declare. [] []\n"
+
+
+# --- methods of a mapping ---------------------------------------------------------------------------------------------
+
+
+class Iterates(Callback):
+    def stateaccess(self) -> Access:
+        return {**LOSS, "cbstate": {"log": {"a": Write()}}}
+
+    @on
+    def show(self, event: StepEnd, phase: Phase, learner: Any) -> None:
+        for name, value in learner.step.items():
+            print(name, value, learner.step.keys(), list(learner.cbstate.log.values()), learner.hyperparams.get)
+        print(learner.step.get("loss"), learner.step.get("loss", 0.0), learner.cbstate.log.get("a"))
+
+
+class Gets(Callback):
+    def stateaccess(self) -> Access:
+        return LOSS
+
+    @on
+    def show(self, event: StepEnd, phase: Phase, learner: Any) -> None:
+        print(learner.step.get("aux"), learner.step.get("loss").items)
+
+
+def test_methods_of_a_mapping_use_no_undeclared_state() -> None:
+    found = audit(Iterates())
+    assert (found.problems, found.unclear, found.unused) == ([], [], [])
+
+
+def test_get_reads_the_name_that_it_is_called_with() -> None:
+    assert problem_of(Gets()).what == "Gets() reads `step.aux`, which its `stateaccess` does not declare."

@@ -18,7 +18,7 @@ def asked(event, access, function):
             return access
 
         def init(self, learner):
-            if "cbstate" in access and "average" not in learner.cbstate:
+            if "average" in access.get("cbstate", ()) and "average" not in learner.cbstate:
                 learner.cbstate.average.w = jnp.zeros(())
                 learner.cbstate.average.b = jnp.zeros(())
 
@@ -63,6 +63,101 @@ def test_wildcard_access_lists_all_names():
         *("callbacks", "cbstate", "data", "evaluation", "hyperparams", "key", "loss_fn", "model", "model_state"),
         *("opt_state", "optimizer", "params", "progress", "snapshots", "step"),
     ]
+
+
+@pytest.mark.parametrize("event", [StepEnd, ComputeEnd])
+def test_dir_has_the_declared_names_and_the_methods_of_a_mapping(event):
+    seen = ["cbstate", "hyperparams", "key", "loss_fn", "params", "progress", "step"]
+    assert asked(event, ACCESS, dir) == seen
+    methods = ["get", "items", "keys", "values"]
+    assert asked(event, ACCESS, lambda learner: dir(learner.hyperparams)) == sorted(["learning_rate", *methods])
+    assert asked(event, ACCESS, lambda learner: dir(learner.cbstate.average)) == sorted(["b", "w", *methods])
+
+
+@pytest.mark.parametrize("event", [StepEnd, ComputeEnd])
+def test_parts_are_mappings(event):
+    def look(learner):
+        step, rates, average = learner.step, learner.hyperparams, learner.cbstate.average
+        return {
+            "lengths": (len(step), len(rates), len(average), len(learner.data), len(learner)),
+            "truth": (bool(step), bool(learner.data), bool(learner)),
+            "keys": (list(step.keys()), sorted(average.keys()), list(learner.params.keys()), step.keys() == {"loss"}),
+            "items": ([name for name, _ in rates.items()], len(average.items()), list(learner.data.items())),
+            "values": len(average.values()),
+            "same": (rates.get("learning_rate") is not None, average.get("w", 7) is average.w),
+            "copied": (sorted(dict(average)), list({**rates}), type(dict(step))),
+            "compared": (step == step, step != learner.data, learner.data == {}, learner.data != {"training": 1}),
+        }
+
+    assert asked(event, ACCESS, look) == {
+        "lengths": (1, 1, 2, 0, 7),
+        "truth": (True, False, True),
+        "keys": (["loss"], ["b", "w"], ["w"], True),
+        "items": (["learning_rate"], 2, []),
+        "values": 2,
+        "same": (True, True),
+        "copied": (["b", "w"], ["learning_rate"], dict),
+        "compared": (True, True, True, True),
+    }
+
+
+def test_parts_equal_a_dict_of_their_values():
+    def look(learner):
+        rate = float(learner.hyperparams.learning_rate)
+        return learner.hyperparams == {"learning_rate": rate}, learner.hyperparams == {"learning_rate": rate + 1}
+
+    assert asked(StepEnd, ACCESS, look) == (True, False)
+    assert asked(EpochEnd, {"*": Read()}, lambda learner: (len(learner.step), dict(learner.step))) == (0, {})
+
+
+def test_get_returns_the_default_for_a_declared_name_that_does_not_exist():
+    assert asked(EpochEnd, {"*": Read()}, lambda learner: learner.step.get("loss")) is None
+    assert asked(EpochEnd, {"*": Read()}, lambda learner: learner.step.get("loss", 3)) == 3
+    optional = {"cbstate": {"log": Append(optional=True)}}
+    assert asked(EpochEnd, optional, lambda learner: learner.cbstate.get("log", 3)) == 3
+    for access in ({}, {"cbstate": ACCESS["cbstate"]}):
+        with pytest.raises(AccessError, match=r"may not read `cbstate\.mine`: its `stateaccess` does not declare it"):
+            asked(EpochEnd, access, lambda learner: learner.cbstate.get("mine", 3))
+
+
+@pytest.mark.parametrize("access", [{"cbstate": Write()}, {"cbstate": {"items": Write(), "own": Write()}}])
+def test_an_entry_may_have_the_name_of_a_method(access):
+    seen = []
+
+    class Names(Callback):
+        def stateaccess(self):
+            return access
+
+        def init(self, learner):
+            learner.cbstate.own, learner.cbstate.items = 1, [2]
+
+        @on
+        def look(self, event: EpochEnd, phase: AbstractTrainingPhase, learner):
+            learner.cbstate.items.append(3)
+            seen.append((learner.cbstate.items, sorted(learner.cbstate.keys()), learner.cbstate.get("items")))
+
+    testlearner(Names(), batches=1).fit(1)
+    assert seen == [([2, 3], ["items", "own"], [2, 3])]
+
+
+@pytest.mark.parametrize(
+    ("access", "shown"),
+    [
+        ({"step": {"loss": Read(), "grads": Read()}}, "<step as Asks() may see it: grads, loss>"),
+        ({"step": Read()}, "<step as Asks() may see it: everything>"),
+        ({}, "<step as Asks() may see it: nothing>"),
+    ],
+)
+def test_repr_shows_what_is_declared(access, shown):
+    assert asked(StepEnd, access, lambda learner: repr(learner.step)) == shown
+
+
+@pytest.mark.parametrize("use", [lambda part: part[0], lambda part: 0 in part, lambda part: part.get(0)])
+def test_numbers_are_no_names(use, refused):
+    with pytest.raises(AccessError) as raised:
+        asked(StepEnd, ACCESS, lambda learner: use(learner.step))
+    assert raised.value.what == "The parts of a learner have names, and 0 is not a name."
+    assert raised.value.fix == ('write e.g. `learner.step["loss"]`',)
 
 
 class Deletes(Callback):

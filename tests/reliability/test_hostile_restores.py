@@ -105,6 +105,30 @@ def test_error_in_load_state_dict_is_reported(checkpoint: Path, refused: Any) ->
         learner(checkpoint.parent).restore(checkpoint)
 
 
+@pytest.mark.parametrize(
+    ("message", "second", "note"),
+    [
+        ("no such file", "no such file", "for the same reason"),
+        ("", "", "for the same reason"),
+        ("no such file", "disk full", "OSError: disk full"),
+    ],
+)
+def test_error_of_undoing_a_restore_is_a_note(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, message: str, second: str, note: str
+) -> None:
+    messages = [message, second]
+
+    def fail(self: Keeps, state: Any) -> None:
+        raise OSError(messages.pop(0))
+
+    monkeypatch.setattr(Keeps, "load_state_dict", fail)
+    with pytest.raises(ResumeError) as raised:
+        learner(checkpoint.parent).restore(checkpoint)
+    assert raised.value.what == f"Keeps() cannot restore its state from the checkpoint: OSError: {message}."
+    separator = ", " if note == "for the same reason" else ": "
+    assert raised.value.__notes__ == [f"and the state of Keeps() could not be undone{separator}{note}"]
+
+
 HEADERS: dict[str, dict[str, Any]] = {
     "924 GiB": {"shape": [2, 124_000_000_000], "chunks": [2, 3]},
     "a chunk of 924 GiB": {"chunks": [2, 124_000_000_000]},

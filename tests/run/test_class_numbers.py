@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fluxcb import Learner
-from fluxcb.data import ArrayLoader
+from fluxcb.data import ArrayLoader, place
 
 CLASSES = 3
 XS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
@@ -52,13 +52,57 @@ def on_the_device(xs, ys):
     return ArrayLoader((xs, ys), 4, device=True)
 
 
+def as_generator_function(xs, ys):
+    def batches():
+        yield xs, ys
+
+    return batches
+
+
+def as_iterator(xs, ys):
+    return iter([(xs, ys)])
+
+
+class Source:
+    """An iterable that counts the batches that are pulled from it."""
+
+    def __init__(self, xs, ys):
+        self.batch, self.pulled = (xs, ys), 0
+
+    def __iter__(self):
+        for _ in range(3):
+            self.pulled += 1
+            yield self.batch
+
+
+class SourceWithSpec(Source):
+    @property
+    def element_spec(self):
+        return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.batch)
+
+
+def as_placed(xs, ys):
+    return place(Source(xs, ys), jax.devices()[0])
+
+
 FROM_0, FROM_1, NEGATIVE, IGNORED = np.arange(12) % 4, np.arange(12) % 3 + 1, np.arange(12) % 3 - 1, [0, 1, 2, 255] * 3
 ADD = "Give the model an output for each class, or correct the targets."
 SUBTRACT = "Subtract 1 from the targets, so that they begin at 0."
 MASK = "If negative numbers mark examples to ignore, let the loss function mask them."
 
 
-@pytest.mark.parametrize("data", [lambda xs, ys: ArrayLoader((xs, ys), 4), on_the_device, as_list])
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda xs, ys: ArrayLoader((xs, ys), 4),
+        on_the_device,
+        as_list,
+        as_generator_function,
+        as_iterator,
+        Source,
+        as_placed,
+    ],
+)
 @pytest.mark.parametrize(
     ("loss_fn", "ys", "numbers", "effect", "fix"),
     [
@@ -92,6 +136,25 @@ def test_class_numbers_out_of_range_are_a_warning(loss_fn, ys, numbers, effect, 
 def test_class_numbers_in_range_ignored_ones_and_counts_are_no_warning(loss_fn, ys):
     with warnings.catch_warnings(action="error"):
         learner(loss_fn, ys).fit(1)
+
+
+def test_the_check_pulls_no_batch():
+    source, ys = Source(XS, np.asarray(FROM_0, np.int32)), np.arange(12) % 3
+    with pytest.warns(UserWarning, match="class numbers from 0 to 3"):
+        learner(of_optax, ys, lambda *_: source).fit(2)
+    assert source.pulled == 6
+    # The shapes are known without a batch, and so the targets are not.
+    source = SourceWithSpec(XS, np.asarray(FROM_0, np.int32))
+    with warnings.catch_warnings(action="error"):
+        learner(of_optax, ys, lambda *_: source).fit(2)
+    assert source.pulled == 6
+
+
+def test_validation_data_of_a_generator_function_is_checked():
+    good, bad = np.arange(12) % 3, FROM_0
+    both = learner(of_optax, good, lambda xs, ys: (Source(xs, ys), as_generator_function(xs, bad.astype(np.int32))))
+    with pytest.warns(UserWarning, match=r"The targets in `data.validation` are class numbers from 0 to 3"):
+        both.fit(1)
 
 
 def test_the_fix_for_class_numbers_from_1_works():

@@ -27,7 +27,7 @@ from fluxcb.callbacks import (
     AbstractMetric,
     Metrics,
 )
-from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
+from fluxcb.events import BackwardEnd, EpochEnd, FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
@@ -221,16 +221,20 @@ def test_handler_with_parameters_in_another_order_names_the_order():
     )
 
 
-def test_stop_training_in_a_handler_names_cancel_fitting():
+@pytest.mark.parametrize("name", ["stop_training", "should_stop", "stop_reason"])
+def test_stopping_in_a_handler_names_cancel_fitting(name):
     class Stops(Callback):
         @on
         def stop(self, event: EpochEnd, phase: TrainingPhase, learner):
-            learner.stop_training = True
+            setattr(learner, name, True)
 
     refuses(
         AccessError,
-        "Stops() writes `stop_training`, which is not part of the state.",
-        ('to end the fit, write `raise CancelFitting("reason")`, and add `{"control": Append()}` to `stateaccess`',),
+        f"Stops() writes `{name}`, which is not part of the state.",
+        (
+            'to end the fit, write `raise CancelFitting("reason")` in a host handler, and add '
+            '`{"control": Append()}` to `stateaccess`',
+        ),
         lambda: testlearner(Stops()).fit(2),
     )
 
@@ -245,6 +249,20 @@ def test_stop_training_in_a_handler_names_cancel_fitting():
     learner = testlearner(Fixed())
     learner.fit(2)
     assert (learner.epoch, learner.stop_reason) == (1, "reason")
+
+
+def test_reading_the_stop_reason_in_a_handler_names_the_event():
+    class Looks(Callback):
+        @on
+        def look(self, event: FitEnd, phase: TrainingPhase, learner):
+            assert learner.stop_reason
+
+    refuses(
+        AccessError,
+        "Looks() reads `stop_reason`, which is not part of the state.",
+        ("read `event.reason` in a handler of FitEnd",),
+        lambda: testlearner(Looks()).fit(1),
+    )
 
 
 def test_warning_about_a_phase_without_the_event_names_the_phase_that_emits_it():

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from fluxcb._check.source.touches import Touch, shown
 from fluxcb._declare.access import Access, Permission, Read, writes
-from fluxcb._declare.state import FIRST_LEVEL, PROGRESS
+from fluxcb._declare.state import FIRST_LEVEL, MAPPING_METHODS, PROGRESS
 from fluxcb._typing import StatePath
 
 __all__ = ["NAMESPACES", "AccessRules", "Doubt", "Refusal"]
@@ -116,7 +116,7 @@ class AccessRules:
         place = self._place(touch.path if touch.part else touch.path[:-1])
         if isinstance(place, Refusal):
             return Refusal(place.path, "writes", place.known)
-        if isinstance(place, Doubt):
+        if place is None or isinstance(place, Doubt):
             return place
         if isinstance(place, _Thing):
             if writes(place.permission):
@@ -138,13 +138,16 @@ class AccessRules:
             return None
         return Refusal(touch.path, "writes", tuple(place.tree))
 
-    def _place(self, path: StatePath) -> _Part | _Thing | Refusal | Doubt:
+    def _place(self, path: StatePath) -> _Part | _Thing | Refusal | Doubt | None:
+        """Return what is at a path, or None for a method of a part, such as `items`."""
         part = _Part((), self._tree, None)
         for position, name in enumerate(path):
             here = path[: position + 1]
             if name.startswith("_"):
                 return Doubt(f"uses `{shown(here)}`, which is not part of the state")
             node = part.tree.get(name)
+            if node is None and part.open is None and position and name in MAPPING_METHODS:
+                return None
             if node is None:
                 return _Thing(here, part.open) if part.open is not None else Refusal(here, "reads", tuple(part.tree))
             if isinstance(node, Permission):

@@ -31,6 +31,7 @@ from fluxcb._check.source.frame import (
 from fluxcb._check.source.text import find_source
 from fluxcb._check.source.touches import How, Reading, Runs, Touch
 from fluxcb._declare.signatures import shown_path
+from fluxcb._declare.state import MAPPING_METHODS
 
 __all__ = ["Visitor"]
 
@@ -384,6 +385,12 @@ class Visitor:
     def _call(self, node: ast.Call) -> Value:
         called = self._value(node.func)
         self._note(tuple(ref for ref in called if not ref.part), "calls", node.func)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in MAPPING_METHODS:
+            mapping = tuple(Ref(ref.path[:-1]) for ref in called if not ref.part)
+            if node.func.attr == "get" and node.args:
+                self._part(mapping, self._keys(node.args[0]), node)
+            else:
+                self._iterate(mapping, node)
         given = [self._value(argument) for argument in node.args]
         named = {keyword.arg: self._value(keyword.value) for keyword in node.keywords}
         spread = None in named or any(isinstance(argument, ast.Starred) for argument in node.args)

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 from fluxcb._declare.learner_view import LearnerView
+from fluxcb._declare.state import is_negative_rate
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import file_path, require
 from fluxcb.callbacks.hyperparams.hyperparameter import is_name
@@ -26,9 +27,9 @@ class HumanHyperParamSetter(HyperParamSetter):
     set each time. The value therefore overrides setters that come before this one in `in_order`, until the line is
     removed. If there is no file, or no line with the name of this hyperparameter, nothing is set.
 
-    A line is skipped with a warning if it is not `name: value` with a finite number, or if the value is outside
-    `limits`. The other lines are still used. If the file changes while it is read, it is read again immediately or
-    after the next epoch.
+    A line is skipped with a warning if it is not `name: value` with a finite number, if the value is outside `limits`,
+    or if it is a negative learning rate. The other lines are still used. If the file changes while it is read, it is
+    read again immediately or after the next epoch.
 
     The file is used only if no other user can have written it. It must be a regular file without further hard links,
     and not a symbolic link. It must belong to the user who runs the program, and no one else may have write permission
@@ -119,6 +120,8 @@ class HumanHyperParamSetter(HyperParamSetter):
                     f"{self.limits[1]:g}",
                     UserWarning,
                 )
+            elif name.strip() == self.param_name and is_negative_rate(self.param_name, parsed):
+                warn_user(f"{self.file}:{number} is skipped: {parsed:g} is negative", UserWarning)
             elif name.strip() == self.param_name:
                 result = parsed
         return result

@@ -12,6 +12,7 @@ from fluxcb._declare.events import Event, ForwardBegin, Trigger
 from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.state import RATE_FIX, RATE_WHY, is_negative_rate
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import choice
 from fluxcb.callbacks.hyperparams.hyperparameter import ObjAttrParam
@@ -56,8 +57,8 @@ class ScheduledHyperParamSetter(HyperParamSetter):
         nothing and does not recompile.
 
     Raises:
-        DeclarationError: The schedule is empty, not increasing, or not a list of pairs of numbers; `interp` is unknown;
-            or `step_based=True` is used with an `ObjAttrParam`.
+        DeclarationError: The schedule is empty, not increasing, not a list of pairs of numbers, or has a negative
+            learning rate; `interp` is unknown; or `step_based=True` is used with an `ObjAttrParam`.
         MissingStateError: The optimizer was not built with `fluxcb.inject` (when the Learner is built).
 
     Example:
@@ -91,6 +92,13 @@ class ScheduledHyperParamSetter(HyperParamSetter):
                 ],
             )
         self.schedule = _checked(schedule, "steps" if step_based else "epochs")
+        for point in self.schedule:
+            if is_negative_rate(self.param_name, point[1]):
+                raise DeclarationError(
+                    f"A point of the schedule of {self!r} is {point!r}, a negative learning rate.",
+                    why=RATE_WHY,
+                    fix=f"use {RATE_FIX}",
+                )
         self.interp = interp
         self.step_based = step_based
         self._seen: int | None = None  # finished epochs or steps at the last call

@@ -12,6 +12,7 @@ from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.state import RATE_FIX, RATE_WHY, is_negative_rate
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import function_of
@@ -80,7 +81,7 @@ class TriggerSetter(Callback):
         """Set the hyperparameter or attribute to what `next_value` returns, unless that is None.
 
         Raises:
-            DeclarationError: `next_value` returned a value that is not a finite number.
+            DeclarationError: `next_value` returned a value that is not a finite number, or a negative learning rate.
         """
         value = self.next_value(learner)
         if value is None:
@@ -102,6 +103,12 @@ class TriggerSetter(Callback):
                 "which is not a finite float32 number.",
                 why="the next step would fail or make every parameter NaN",
                 fix="return a finite number, or None to keep the current value",
+            )
+        if is_negative_rate(self.param_name, number):
+            raise DeclarationError(
+                f"{self!r} would set `hyperparams.{self.param_name}` to {value!r}, which is negative.",
+                why=RATE_WHY,
+                fix=f"return {RATE_FIX}, or None to keep the current value",
             )
         return number
 

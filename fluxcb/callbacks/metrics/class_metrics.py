@@ -13,6 +13,7 @@ from fluxcb.callbacks.arguments import require
 from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric
 from fluxcb.callbacks.metrics.metric import AbstractMetric, compensated
 from fluxcb.callbacks.metrics.step_functions import (
+    has_wrong_weights,
     needs_of,
     options_shown,
     phase_classes,
@@ -175,7 +176,10 @@ class _ClassCounts(AbstractMetric):
 
     def counts(self, state: Any) -> Any:
         """Return the counts of a state."""
-        return state if self.weight is None else state[0]
+        if self.weight is None:
+            return state
+        has_wrong_weights(state[0], self.name)
+        return state[0]
 
     def __repr__(self) -> str:
         name = [] if self.name == type(self).name else [f'name="{self.name}"']
@@ -370,6 +374,8 @@ class AUROC(AbstractGatheredMetric):
         import numpy as np
 
         weights = state.get("weights", np.ones(len(state["labels"]))).astype(np.float64)
+        if has_wrong_weights(weights, self.name):
+            return float("nan")
         counted = weights != 0
         scores, labels, weights = state["scores"][counted], state["labels"][counted], weights[counted]
         if not np.isin(labels, (0, 1)).all():

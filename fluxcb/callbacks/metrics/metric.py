@@ -13,6 +13,7 @@ from fluxcb._traced_values import describe
 from fluxcb.callbacks.arguments import finite_number, require
 from fluxcb.callbacks.metrics.padding import masked_mean
 from fluxcb.callbacks.metrics.step_functions import (
+    has_wrong_weights,
     needs_of,
     options_shown,
     phase_classes,
@@ -161,7 +162,8 @@ class Metric(AbstractMetric):
     - `fn` returns the mean of a batch, which already takes the mask into account. This mean is weighted by the sum of
       what `weight` returns, a number or an array of weights.
 
-    A value with weight 0 is ignored even if it is NaN. If all weights of an epoch are 0, the metric is NaN.
+    A value with weight 0 is ignored even if it is NaN. If all weights of an epoch are 0, the metric is NaN. If a weight
+    is negative or NaN, the metric is NaN with a warning.
 
     Args:
         fn: `fn(outputs, ys) -> float[]`, the mean over the batch. With `weight`, it may return values per example,
@@ -305,6 +307,8 @@ class Metric(AbstractMetric):
         """Return the mean over the samples."""
         import numpy as np
 
+        if self.weight is not None:
+            has_wrong_weights(state[2], self.name)
         with np.errstate(invalid="ignore"):  # 0 / 0, if all weights of an epoch are 0
             return state[0] / state[2]
 

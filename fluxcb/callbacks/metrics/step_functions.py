@@ -10,11 +10,13 @@ from typing import Any
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb._traced_values import describe
 from fluxcb.callbacks.arguments import require
 
 __all__ = [
     "StepFunction",
+    "has_wrong_weights",
     "needs_of",
     "options_shown",
     "phase_classes",
@@ -89,7 +91,7 @@ def weight_function(weight: Any, needs: Any, metric: str, owner: str) -> StepFun
 
 
 def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
-    """Return the weights of one batch as float32.
+    """Return the weights of one batch as float32, with NaN in place of negative ones; see `has_wrong_weights`.
 
     Args:
         weight: The function that computes them.
@@ -108,7 +110,29 @@ def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
             why="it is the weight of the batch, or an array with one weight per example",
             fix='return a number or an array, e.g. `batch["mask"]`',
         )
-    return jnp.asarray(weights, jnp.float32)
+    weights = jnp.asarray(weights, jnp.float32)
+    # A compiled step cannot raise an error that depends on a value. A sum that contains NaN stays NaN.
+    return jnp.where(weights < 0, jnp.nan, weights)
+
+
+def has_wrong_weights(sums: Any, metric: str) -> bool:
+    """Return whether weights of an epoch were negative or NaN, and warn about them.
+
+    Args:
+        sums: Sums of what `weights_of` has returned. While a step is traced, they are not known, and nothing is found.
+        metric: The name of the metric in the warning.
+    """
+    import numpy as np
+    from jax.core import Tracer
+
+    if isinstance(sums, Tracer) or not np.isnan(sums).any():
+        return False
+    warn_user(
+        f"The metric `{metric}` is NaN, because some of its weights are negative or NaN. Let `weight` return a mask of "
+        "zeros and ones, or other numbers of at least 0.",
+        UserWarning,
+    )
+    return True
 
 
 def needs_of(*functions: StepFunction | None) -> tuple[str, ...]:

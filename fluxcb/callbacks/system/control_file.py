@@ -19,6 +19,7 @@ from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
+from fluxcb._declare.state import RATE_FIX, is_negative_rate
 from fluxcb._errors import CheckpointError, DeclarationError, did_you_mean
 from fluxcb.callbacks.arguments import finite_number
 from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, shown_hyperparameter
@@ -187,6 +188,9 @@ class ControlFile(Callback):
         """Return why a command is refused, and the fixes; an empty string and no fixes if it is not."""
         if command.action == "set" and command.name not in self.hyperparams:
             return self._refused_setting(command.name, learner)
+        if command.action == "set" and is_negative_rate(command.name, command.value or 0.0):
+            what = f"`hyperparams.{command.name}` cannot be set to {command.value:g}, which is negative."
+            return what, [f"set it to {RATE_FIX}"]
         if command.action == "save" and not _savers(learner):
             return "The training has no `Checkpointer`.", ['add `Checkpointer("runs/1")` to the callbacks']
         if command.action in SWITCHES:

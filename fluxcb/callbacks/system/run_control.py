@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxcb._calls import Constructed
+from fluxcb._declare.state import RATE_WHY, is_negative_rate
 from fluxcb._errors import DeclarationError, PeerError
 from fluxcb.callbacks.hyperparams.setters import FLOAT32_MAX
 from fluxcb.callbacks.inspect.own_file import OwnFile, UntrustedFileError
@@ -117,11 +118,17 @@ class RunControl(Constructed):
 
         Args:
             name: A name that the `ControlFile` declares.
-            value: A finite number.
+            value: A finite number. A learning rate must not be negative.
         """
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise DeclarationError(
                 f"A hyperparameter is a finite number, not {value!r}.",
+                fix=f"write e.g. `RunControl({str(self.folder)!r}).set({name!r}, 1e-4)`",
+            )
+        if is_negative_rate(name, value):
+            raise DeclarationError(
+                f"`{name}` is a number that is not negative, not {value!r}.",
+                why=RATE_WHY,
                 fix=f"write e.g. `RunControl({str(self.folder)!r}).set({name!r}, 1e-4)`",
             )
         return self._send(Command(uuid.uuid4().hex, "set", name, float(value)))

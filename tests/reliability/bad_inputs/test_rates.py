@@ -1,4 +1,4 @@
-"""Hyperparameters that are NaN or outside the range of float32 raise an error wherever they are set."""
+"""NaN, numbers outside the range of float32, and negative learning rates raise an error wherever they are set."""
 
 import re
 
@@ -10,7 +10,7 @@ import pytest
 import fluxcb
 from fluxcb import DeclarationError, TraceError, Write
 from fluxcb import callbacks as cb
-from fluxcb.events import StepEnd
+from fluxcb.events import ForwardBegin, StepEnd
 from fluxcb.testing import testlearner
 
 RATES = {
@@ -112,9 +112,95 @@ def test_nan_raises(nan, refused):
         testlearner(cb.Scheduler({"learning_rate": lambda step: nan}))
 
 
-@pytest.mark.parametrize("rate", [3.4028234663852886e38, -3.4028234663852886e38, float("inf"), jnp.float32(0.5), 2])
+@pytest.mark.parametrize("rate", [3.4028234663852886e38, 0, -0.0, float("inf"), jnp.float32(0.5), 2])
 def test_float32_range_is_accepted(rate):
     learner = testlearner(optimizer=fluxcb.inject(optax.sgd, learning_rate=rate))
     assert learner.hyperparams == {"learning_rate": float(rate)}
     learner.hyperparams.learning_rate = rate
     assert learner.hyperparams == {"learning_rate": float(rate)}
+
+
+NEGATIVE_WHY = (
+    "  why:   with a negative learning rate, each update would increase the loss; to maximize a value, negate the "
+    "loss\n"
+)
+
+
+class TestNegativeRates:
+    """A negative learning rate is refused, and negative values of other hyperparameters are not."""
+
+    def test_inject_raises(self, refused):
+        text = "`inject` was given `learning_rate` as -0.1, which is negative.\n"
+        with refused(DeclarationError, text + NEGATIVE_WHY + "  fix:   write e.g. `learning_rate=1e-3`"):
+            fluxcb.inject(optax.sgd, learning_rate=-0.1)
+
+    def test_assignment_raises(self, refused):
+        learner = testlearner()
+        text = (
+            "`learner.hyperparams.learning_rate` was assigned -1.0, which is negative.\n"
+            + NEGATIVE_WHY
+            + "  fix:   assign a number that is not negative, e.g. `learner.hyperparams['learning_rate'] = 1e-3`"
+        )
+        with refused(DeclarationError, text):
+            learner.hyperparams.learning_rate = -1
+        assert learner.hyperparams == {"learning_rate": float(np.float32(0.1))}
+
+    @pytest.mark.parametrize(("event", "error"), [(StepEnd, DeclarationError), (ForwardBegin, TraceError)])
+    def test_handler_raises(self, event, error):
+        def write(learner):
+            learner.hyperparams.learning_rate = -0.5
+
+        access = {"hyperparams": {"learning_rate": Write()}}
+        text = " sets `hyperparams.learning_rate` to -0.5, which is negative.\n"
+        pattern = re.escape(text) + r"(  where: .*\n)?" + re.escape(NEGATIVE_WHY)
+        with pytest.raises(error, match=pattern + "  fix:   set it to a number that is not negative"):
+            testlearner(cb.CustomCallback(write, event, access=access)).fit(1)
+
+    def test_group_raises(self):
+        groups = {"a": fluxcb.inject(optax.sgd, learning_rate=0.1), "b": fluxcb.inject(optax.sgd, learning_rate=0.1)}
+        learner = testlearner(optimizer=optax.partition(groups, lambda params: {"w": "a", "b": "b"}))
+        name, *_ = learner.hyperparams
+        assert name == "a.learning_rate"
+        with pytest.raises(DeclarationError, match=r"`learner\.hyperparams\.a\.learning_rate` was assigned -0\.1"):
+            learner.hyperparams[name] = -0.1
+
+    def test_setter_raises(self, refused):
+        setter = cb.HyperParamSetterWithFunc("learning_rate", lambda epoch, current: -current)
+        text = (
+            "HyperParamSetterWithFunc(learning_rate) would set `hyperparams.learning_rate` to -0.5, which is "
+            "negative.\n"
+            + NEGATIVE_WHY
+            + "  fix:   return a number that is not negative, or None to keep the current value"
+        )
+        with refused(DeclarationError, text):
+            testlearner(setter, learning_rate=0.5).fit(1)
+
+    @pytest.mark.parametrize("options", [{}, {"interp": "linear"}, {"step_based": True}], ids=str)
+    def test_scheduled_setter_raises(self, options, refused):
+        text = (
+            "A point of the schedule of ScheduledHyperParamSetter(learning_rate) is (2, -0.1), a negative learning "
+            "rate.\n" + NEGATIVE_WHY + "  fix:   use a number that is not negative"
+        )
+        with refused(DeclarationError, text):
+            cb.ScheduledHyperParamSetter(cb.LearningRate, [(0, 0.1), (2, -0.1)], **options)
+
+    def test_scheduler_raises(self):
+        with pytest.raises(TraceError, match=r"sets `hyperparams\.learning_rate` to -0\.1, which is negative"):
+            testlearner(cb.Scheduler({"learning_rate": -0.1}))
+
+    def test_run_control_raises(self, refused):
+        text = (
+            "`learning_rate` is a number that is not negative, not -0.1.\n"
+            + NEGATIVE_WHY
+            + "  fix:   write e.g. `RunControl('runs/1').set('learning_rate', 1e-4)`"
+        )
+        with refused(DeclarationError, text):
+            cb.RunControl("runs/1").set("learning_rate", -0.1)
+
+    def test_other_hyperparameters_may_be_negative(self):
+        optimizer = fluxcb.inject(optax.adamw, learning_rate=0.1, weight_decay=-0.1)
+        setter = cb.HyperParamSetterWithFunc("weight_decay", lambda epoch, current: -0.5)
+        learner = testlearner(setter, optimizer=optimizer)
+        learner.hyperparams["weight_decay"] = -0.25
+        learner.fit(1)
+        assert learner.hyperparams["weight_decay"] == -0.5
