@@ -203,7 +203,7 @@ def compiled_for(lowered: Any, step: TracedStep, platform: str, *, fuses: bool) 
     faster, so options that raise an error are dropped.
     """
     # JAX raises a ValueError about its AOT path when the program is called.
-    if jax.config.jax_disable_jit:
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
         raise DeclarationError(
             "`jax_disable_jit` is on, but fluxcb runs only compiled steps.",
             why="the step is traced once, and its program also runs the traced handlers",
