@@ -83,6 +83,23 @@ _CHAIN = (
 """The fix for `inject(optax.chain, ...)`."""
 
 
+def _is_schedule(value: Any) -> bool:
+    """Return whether a callable argument of an optimizer maps the number of the step to a number.
+
+    Optax treats every callable as a schedule. It would pass the step to the function of a `mask`, whose result there
+    is one bool for all parameters, and call a dtype such as `jnp.bfloat16`, which is also callable.
+    """
+    if isinstance(value, type):
+        return False
+    if isinstance(value, optax.schedules.StatefulSchedule):
+        return True
+    try:
+        leaves = jax.tree.leaves(jax.eval_shape(value, jax.ShapeDtypeStruct((), jnp.int32)))
+    except Exception:  # a mask by the paths of the parameters; if it is a schedule, the step raises its exception
+        return False
+    return len(leaves) == 1 and not leaves[0].shape and jnp.issubdtype(leaves[0].dtype, jnp.number)
+
+
 @entry_point(
     fixes={
         "factory": "pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
@@ -97,7 +114,8 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
 
     Args:
         factory: An Optax factory, e.g. `optax.adam`.
-        **arguments: Arguments of the factory. Numbers and schedules become `hyperparams.<name>`.
+        **arguments: Arguments of the factory. Numbers and schedules become `hyperparams.<name>`. Other arguments, such
+            as a function that returns a mask, a dtype or a flag, go to the factory unchanged.
 
     Returns:
         The optimizer, which is `optax.inject_hyperparams` of the factory.
@@ -151,7 +169,8 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         )
     # By default, Optax would also inject the numeric defaults. They would then be arrays of the program, and the
     # results could differ in the last bits from those of the plain optimizer.
-    static = tuple(name for name in parameters if name not in arguments)
+    static = [name for name in parameters if name not in arguments]
+    static += [name for name, value in arguments.items() if callable(value) and not _is_schedule(value)]
     return optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**arguments)
 
 

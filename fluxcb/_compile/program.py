@@ -25,6 +25,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced_update import update_with_selection
 from fluxcb._compile.updating import FLAG_SCOPE
+from fluxcb._errors import DeclarationError
 from fluxcb._memory import release_freed_memory
 from fluxcb._typing import PyTree, Rows, StatePath
 
@@ -201,6 +202,13 @@ def compiled_for(lowered: Any, step: TracedStep, platform: str, *, fuses: bool) 
     XLA may rename or remove an option in any release, and then raises an error. The options only make programs
     faster, so options that raise an error are dropped.
     """
+    # JAX raises a ValueError about its AOT path when the program is called.
+    if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
+        raise DeclarationError(
+            "`jax_disable_jit` is on, but fluxcb runs only compiled steps.",
+            why="the step is traced once, and its program also runs the traced handlers",
+            fix="call `fit` under `with jax.disable_jit(False):`, and print values in the step with `jax.debug.print`",
+        )
     options = _options(step, platform, fuses=fuses)
     try:
         return lowered.compile(compiler_options=options or None)

@@ -58,6 +58,21 @@ _MIN_SAVING_RATIO = 2
 _MAX_TRIALS = 5  # maximum number of trials that a stop by a traced handler may end
 
 
+def _explained(error: BaseException) -> BaseException:
+    """Return the error that `jax_debug_nans` raises for a jitted function, if a compiled step has raised it.
+
+    JAX raises a private exception in compiled programs, which `jax.jit` catches to run the function again without
+    `jit`. It has no text, and the step has donated its arguments, so it cannot run again.
+    """
+    if type(error).__name__ != "InternalFloatingPointError":
+        return error
+    return FloatingPointError(
+        f"`jax_debug_nans` or `jax_debug_infs` found {error.args[-1]} in a result of the compiled step.\n"
+        "  fix:   to find the gradient or parameter, turn this setting of JAX off, and add "
+        "`fluxcb.callbacks.CheckNumerics()`"
+    )
+
+
 class ProgramRunner:
     """Calls the programs of one phase.
 
@@ -161,7 +176,13 @@ class ProgramRunner:
         Raises:
             Exception: The first step failed; the window still has all its batches.
         """
-        if manual or not self._call_window(window, stream):
+        try:
+            in_window = not manual and self._call_window(window, stream)
+        except Exception as error:
+            if (explained := _explained(error)) is not error:
+                raise explained from None
+            raise
+        if not in_window:
             self._call_single(window, stream, manual=manual)
 
     def _call_window(self, window: Window, stream: BatchStream | None) -> bool:
@@ -241,7 +262,8 @@ class ProgramRunner:
                     carry, outputs = call(carry, batch)
                 calls.append(outputs)
         except BaseException as error:
-            failure = error  # raised below, after the carry that the last call returned is taken back
+            # Raised below, after the carry that the last call returned is taken back.
+            failure = _explained(error)
         if calls and program is not None:
             train.take_back(carry, program.layout)
         window.call_seconds = clock() - worked

@@ -1,5 +1,7 @@
 """Schedules of traced handlers: compiled conditions on step and epoch."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -209,6 +211,39 @@ def test_injected_optimizer_matches_plain_optimizer():
     plain.fit(2)
     injected.fit(2)
     np.testing.assert_allclose(plain.params["w"], injected.params["w"], rtol=1e-6)
+
+
+def matrices(params):
+    """Return a mask that selects `w`, but not the bias."""
+    return jax.tree.map(lambda leaf: leaf.ndim > 1, params)
+
+
+def all_but_b(params):
+    """Return the same mask by the paths of the parameters, which fails for a number."""
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: path[-1].key != "b", params)
+
+
+@pytest.mark.parametrize(
+    ("factory", "numbers", "others"),
+    [
+        (optax.adamw, {"learning_rate": 0.1, "weight_decay": 0.5}, {"mask": matrices}),
+        (optax.adamw, {"learning_rate": 0.1, "weight_decay": 0.5}, {"mask": all_but_b}),
+        (optax.lars, {"learning_rate": 0.1}, {"weight_decay_mask": matrices, "trust_ratio_mask": matrices}),
+        (optax.adam, {"learning_rate": 0.1}, {"mu_dtype": jnp.bfloat16}),
+        (optax.adam, {"learning_rate": optax.constant_schedule(0.1)}, {"mu_dtype": np.float16}),
+    ],
+)
+def test_injected_optimizer_gets_masks_and_dtypes_unchanged(factory, numbers, others):
+    params = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+    grads = jax.tree.map(lambda leaf: 0.1 * leaf, params)
+
+    def first_update(optimizer: Any) -> tuple[Any, Any]:
+        return optimizer.update(grads, optimizer.init(params), params)
+
+    expected, _ = first_update(factory(**numbers, **others))
+    found, state = first_update(inject(factory, **numbers, **others))
+    assert sorted(state.hyperparams) == sorted(numbers)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected)
 
 
 class AtEpochEnd(Callback):
