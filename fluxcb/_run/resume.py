@@ -23,6 +23,8 @@ __all__ = ["lock_run", "restore_checkpoint", "restore_run", "resume_run", "run_s
 
 T = TypeVar("T")
 
+_IN_FIT = "write `fit(..., resume=True, allow={})`"
+
 
 def lock_run(core: LearnerCore) -> None:
     """Lock the directories of all checkpoints until `unlock_run`.
@@ -109,7 +111,8 @@ def _restore_newest(core: LearnerCore, allow: Collection[str], of_hook: bool) ->
     # The saver verifies checksums and skips damaged checkpoints.
     newest = savers[0].newest_checkpoint()
     if newest is not None:
-        restore_checkpoint(core, newest, allow=allow)
+        # `callbacks_as_hook` has no `allow`.
+        restore_checkpoint(core, newest, allow=allow, allowing="" if of_hook else _IN_FIT)
         # Tells the saver which checkpoint the run continues from, so that it can retire later ones.
         savers[0].resumed_from(newest)
 
@@ -141,13 +144,18 @@ def restore_run(core: LearnerCore, path: str | os.PathLike[str], allow: Collecti
     check_allowed(allow, 'learner.restore(path, allow=("data",))')
 
     def read(checkpoint: FolderCheckpoint) -> tuple[StoredCheckpoint, Snapshot, list[Change]]:
-        return checkpoint, *_read(core, checkpoint, allow, path)
+        return checkpoint, *_read(core, checkpoint, allow, path, f"call `learner.restore({str(path)!r}, allow={{}})`")
 
     _put_back(core, *read_found(path, read, together=True), allow, ())
 
 
 def restore_checkpoint(
-    core: LearnerCore, checkpoint: StoredCheckpoint, *, allow: Collection[str] = (), staying: Collection[str] = ()
+    core: LearnerCore,
+    checkpoint: StoredCheckpoint,
+    *,
+    allow: Collection[str] = (),
+    allowing: str = _IN_FIT,
+    staying: Collection[str] = (),
 ) -> None:
     """Restore a checkpoint that a saver has returned.
 
@@ -155,20 +163,28 @@ def restore_checkpoint(
         core: The core of the Learner.
         checkpoint: The checkpoint.
         allow: The allowed differences; see `run_changes`.
+        allowing: The fix that allows more differences, where `{}` stands for them, or "".
         staying: Names of data sources that keep their position.
 
     Raises:
         CheckpointError: The checkpoint cannot be read.
         ResumeError: The checkpoint belongs to another run.
     """
-    snapshot, changes = _read(core, checkpoint, allow, str(checkpoint))
+    snapshot, changes = _read(core, checkpoint, allow, str(checkpoint), allowing)
     _put_back(core, checkpoint, snapshot, changes, allow, staying)
 
 
 def _read(
-    core: LearnerCore, checkpoint: StoredCheckpoint, allow: Collection[str], path: str | os.PathLike[str]
+    core: LearnerCore,
+    checkpoint: StoredCheckpoint,
+    allow: Collection[str],
+    path: str | os.PathLike[str],
+    allowing: str,
 ) -> tuple[Snapshot, list[Change]]:
-    """Return the contents of a checkpoint, and how this program differs from its run. Messages show `path`."""
+    """Return the contents of a checkpoint, and how this program differs from its run.
+
+    Messages show `path`, and `allowing` as the fix of differences that can be allowed.
+    """
     # The description of the run is compared before any array is read. All differences are then reported together, and
     # the shapes of the arrays are known from the Learner and not only from the file.
     snapshots = core.snapshots
@@ -182,8 +198,8 @@ def _read(
         kinds = tuple(kind for kind in DIFFERENCES if any(line.startswith(f"{kind}: ") for line in wrong))
         more = (*allow, *kinds)
         rest, _ = snapshots.differences(checkpoint.about, more)
-        if not rest and not array_differences(saved, _compared(saved, trees, more)):  # `allow` then helps
-            fix.append(f"if the differences are intended, call `learner.restore({str(path)!r}, allow={more!r})`")
+        if allowing and not rest and not array_differences(saved, _compared(saved, trees, more)):  # `allow` then helps
+            fix.append(f"if the differences are intended, {allowing.format(repr(more))}")
         fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
         raise ResumeError(
             f"{checkpoint} is a checkpoint of a different run.",

@@ -201,6 +201,21 @@ def test_allow_is_suggested_only_if_it_helps(tmp_path):
     assert learner.step == 2
 
 
+def test_allow_is_suggested_in_the_form_of_the_call_that_resumes(tmp_path):
+    path = str(tmp_path)
+    falling(2, Checkpointer(path)).fit(1)
+    changed = falling(2, Checkpointer(path), Metrics())
+    fix = (
+        "build the Learner as it was when the run began",
+        "if the differences are intended, write `fit(..., resume=True, allow=('callbacks',))`",
+        f"load only the parameters: `fluxcb.checkpoints.load_params({str(tmp_path / '2')!r})`",
+    )
+    what = f"{tmp_path / '2'} is a checkpoint of a different run."
+    refuses(ResumeError, what, fix, lambda: changed.fit(3, resume=True))
+    changed.fit(3, resume=True, allow=("callbacks",))
+    assert changed.step == 6
+
+
 def test_two_savers_of_one_learner_are_not_called_another_run(tmp_path):
     learner = testlearner(Checkpointer(tmp_path), Checkpointer(tmp_path, steps=2))
     refuses(
