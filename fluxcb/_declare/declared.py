@@ -444,8 +444,5 @@ def _read_by(chief: Declared, handler: Handler, path: StatePath, other: Declared
         f"{chief.label} is `chief_only`, and may write `{dotted(path)}`, which {other.label} reads on every process.",
         where=[chief.place_of(handler), other.where],
         why="the other processes would never receive the value that process 0 writes, so their states would differ",
-        fix=[
-            f"remove `chief_only = True` from {chief.cls.__name__}",
-            f"also make {other.cls.__name__} `chief_only`",
-        ],
+        fix=[f"remove `chief_only = True` from {chief.cls.__name__}", f"also make {other.cls.__name__} `chief_only`"],
     )
