@@ -115,7 +115,8 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     Args:
         factory: An Optax factory, e.g. `optax.adam`.
         **arguments: Arguments of the factory. Numbers and schedules become `hyperparams.<name>`. Other arguments, such
-            as a function that returns a mask, a dtype or a flag, go to the factory unchanged.
+            as a function that returns a mask, a dtype or a flag, go to the factory unchanged. So do numbers for
+            arguments that are annotated as `int`, such as sizes.
 
     Returns:
         The optimizer, which is `optax.inject_hyperparams` of the factory.
@@ -170,7 +171,11 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     # By default, Optax would also inject the numeric defaults. They would then be arrays of the program, and the
     # results could differ in the last bits from those of the plain optimizer.
     static = [name for name in parameters if name not in arguments]
-    static += [name for name, value in arguments.items() if callable(value) and not _is_schedule(value)]
+    for name, value in arguments.items():
+        # An integer such as `memory_size` of `optax.lbfgs` is often a size, which an array cannot be.
+        is_integer = name in parameters and parameters[name].annotation in (int, "int") and not callable(value)
+        if is_integer or (callable(value) and not _is_schedule(value)):
+            static.append(name)
     return optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**arguments)
 
 

@@ -1,5 +1,6 @@
 """Schedules of traced handlers: compiled conditions on step and epoch."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -231,9 +232,11 @@ def all_but_b(params):
         (optax.lars, {"learning_rate": 0.1}, {"weight_decay_mask": matrices, "trust_ratio_mask": matrices}),
         (optax.adam, {"learning_rate": 0.1}, {"mu_dtype": jnp.bfloat16}),
         (optax.adam, {"learning_rate": optax.constant_schedule(0.1)}, {"mu_dtype": np.float16}),
+        (optax.adafactor, {"learning_rate": 0.1}, {"min_dim_size_to_factor": 2}),
+        (partial(optax.lbfgs, linesearch=None), {"learning_rate": 0.1}, {"memory_size": 3}),
     ],
 )
-def test_injected_optimizer_gets_masks_and_dtypes_unchanged(factory, numbers, others):
+def test_injected_optimizer_gets_masks_dtypes_and_sizes_unchanged(factory, numbers, others):
     params = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
     grads = jax.tree.map(lambda leaf: 0.1 * leaf, params)
 
