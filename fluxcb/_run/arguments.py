@@ -283,10 +283,13 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
     if isinstance(data, Mapping):
         for name in data:
             if name not in names:
-                raise DataError(
-                    f"`data` has {name!r}, but no phase has this name.",
-                    fix=f"use {' or '.join(map(repr, sorted(names)))}",
-                )
+                fix = [f"use {' or '.join(map(repr, sorted(names)))}"]
+                if all(isinstance(source, np.ndarray | jax.Array) for source in data.values()):
+                    arrays = ", ".join(f'"{key}": {key}' for key in data)
+                    fix.append(
+                        f"for arrays of examples, write `data=fluxcb.data.ArrayLoader({{{arrays}}}, batch_size=32)`"
+                    )
+                raise DataError(f"`data` has {name!r}, but no phase has this name.", fix=fix)
         return dict(data)
     # Only a tuple is a pair of sources, because a list of two is one source with two batches.
     if isinstance(data, tuple) and len(data) == 2:

@@ -63,6 +63,14 @@ ROWS = [
         "learner(data={'training': BATCHES, 'validation': BATCHES})",
         kind=DataError,
     ),
+    row(
+        "`data` has 'x', but no phase has this name",
+        "learner(data={'x': XS, 'y': XS})",
+        "learner(data={'training': BATCHES, 'validation': BATCHES})",
+        'x, y = XS, XS; learner(data=fluxcb.data.ArrayLoader({"x": x, "y": y}, batch_size=32), '
+        'inputs=lambda batch: batch["x"], targets=lambda batch: batch["y"])',
+        kind=DataError,
+    ),
     *(
         row(
             f"`{flag}` of `Learner` must be True or False, not 'no'.",
