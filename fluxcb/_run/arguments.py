@@ -284,7 +284,8 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
         for name in data:
             if name not in names:
                 fix = [f"use {' or '.join(map(repr, sorted(names)))}"]
-                if all(isinstance(source, np.ndarray | jax.Array) for source in data.values()):
+                of_arrays = all(isinstance(source, np.ndarray | jax.Array) for source in data.values())
+                if of_arrays and all(isinstance(key, str) and key.isidentifier() for key in data):
                     arrays = ", ".join(f'"{key}": {key}' for key in data)
                     fix.append(
                         f"for arrays of examples, write `data=fluxcb.data.ArrayLoader({{{arrays}}}, batch_size=32)`"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from fluxcb._declare.callback import unwrap
@@ -23,7 +23,10 @@ __all__ = ["lock_run", "restore_checkpoint", "restore_run", "resume_run", "run_s
 
 T = TypeVar("T")
 
-_IN_FIT = "write `fit(..., resume=True, allow={})`"
+
+def _in_fit(allow: tuple[str, ...]) -> str:
+    """Return the edit that allows differences in the call of `fit`."""
+    return f"write `fit(..., resume=True, allow={allow!r})`"
 
 
 def lock_run(core: LearnerCore) -> None:
@@ -112,7 +115,7 @@ def _restore_newest(core: LearnerCore, allow: Collection[str], of_hook: bool) ->
     newest = savers[0].newest_checkpoint()
     if newest is not None:
         # `callbacks_as_hook` has no `allow`.
-        restore_checkpoint(core, newest, allow=allow, allowing="" if of_hook else _IN_FIT)
+        restore_checkpoint(core, newest, allow=allow, allowing=None if of_hook else _in_fit)
         # Tells the saver which checkpoint the run continues from, so that it can retire later ones.
         savers[0].resumed_from(newest)
 
@@ -143,8 +146,11 @@ def restore_run(core: LearnerCore, path: str | os.PathLike[str], allow: Collecti
     """
     check_allowed(allow, 'learner.restore(path, allow=("data",))')
 
+    def allowing(allow: tuple[str, ...]) -> str:
+        return f"call `learner.restore({str(path)!r}, allow={allow!r})`"
+
     def read(checkpoint: FolderCheckpoint) -> tuple[StoredCheckpoint, Snapshot, list[Change]]:
-        return checkpoint, *_read(core, checkpoint, allow, path, f"call `learner.restore({str(path)!r}, allow={{}})`")
+        return checkpoint, *_read(core, checkpoint, allow, path, allowing)
 
     _put_back(core, *read_found(path, read, together=True), allow, ())
 
@@ -154,7 +160,7 @@ def restore_checkpoint(
     checkpoint: StoredCheckpoint,
     *,
     allow: Collection[str] = (),
-    allowing: str = _IN_FIT,
+    allowing: Callable[[tuple[str, ...]], str] | None = _in_fit,
     staying: Collection[str] = (),
 ) -> None:
     """Restore a checkpoint that a saver has returned.
@@ -163,7 +169,7 @@ def restore_checkpoint(
         core: The core of the Learner.
         checkpoint: The checkpoint.
         allow: The allowed differences; see `run_changes`.
-        allowing: The fix that allows more differences, where `{}` stands for them, or "".
+        allowing: Returns the edit that allows differences. None if the caller cannot allow any.
         staying: Names of data sources that keep their position.
 
     Raises:
@@ -179,11 +185,11 @@ def _read(
     checkpoint: StoredCheckpoint,
     allow: Collection[str],
     path: str | os.PathLike[str],
-    allowing: str,
+    allowing: Callable[[tuple[str, ...]], str] | None,
 ) -> tuple[Snapshot, list[Change]]:
     """Return the contents of a checkpoint, and how this program differs from its run.
 
-    Messages show `path`, and `allowing` as the fix of differences that can be allowed.
+    Messages show `path`, and what `allowing` returns as the fix of differences that can be allowed.
     """
     # The description of the run is compared before any array is read. All differences are then reported together, and
     # the shapes of the arrays are known from the Learner and not only from the file.
@@ -199,7 +205,7 @@ def _read(
         more = (*allow, *kinds)
         rest, _ = snapshots.differences(checkpoint.about, more)
         if allowing and not rest and not array_differences(saved, _compared(saved, trees, more)):  # `allow` then helps
-            fix.append(f"if the differences are intended, {allowing.format(repr(more))}")
+            fix.append(f"if the differences are intended, {allowing(more)}")
         fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
         raise ResumeError(
             f"{checkpoint} is a checkpoint of a different run.",

@@ -13,11 +13,11 @@ from fluxcb.callbacks.arguments import require
 from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric
 from fluxcb.callbacks.metrics.metric import AbstractMetric, compensated
 from fluxcb.callbacks.metrics.step_functions import (
-    has_wrong_weights,
     needs_of,
     options_shown,
     phase_classes,
     step_function,
+    warn_about_weights,
     weight_function,
     weights_of,
 )
@@ -178,7 +178,7 @@ class _ClassCounts(AbstractMetric):
         """Return the counts of a state."""
         if self.weight is None:
             return state
-        has_wrong_weights(state[0], self.name)
+        warn_about_weights(state[0], self.name)
         return state[0]
 
     def __repr__(self) -> str:
@@ -374,7 +374,7 @@ class AUROC(AbstractGatheredMetric):
         import numpy as np
 
         weights = state.get("weights", np.ones(len(state["labels"]))).astype(np.float64)
-        if has_wrong_weights(weights, self.name):
+        if warn_about_weights(weights, self.name):
             return float("nan")
         counted = weights != 0
         scores, labels, weights = state["scores"][counted], state["labels"][counted], weights[counted]

@@ -13,11 +13,11 @@ from fluxcb._traced_values import describe
 from fluxcb.callbacks.arguments import finite_number, require
 from fluxcb.callbacks.metrics.padding import masked_mean
 from fluxcb.callbacks.metrics.step_functions import (
-    has_wrong_weights,
     needs_of,
     options_shown,
     phase_classes,
     step_function,
+    warn_about_weights,
     weight_function,
     weights_of,
 )
@@ -308,7 +308,7 @@ class Metric(AbstractMetric):
         import numpy as np
 
         if self.weight is not None:
-            has_wrong_weights(state[2], self.name)
+            warn_about_weights(state[2], self.name)
         with np.errstate(invalid="ignore"):  # 0 / 0, if all weights of an epoch are 0
             return state[0] / state[2]
 

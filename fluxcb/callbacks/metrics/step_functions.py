@@ -16,11 +16,11 @@ from fluxcb.callbacks.arguments import require
 
 __all__ = [
     "StepFunction",
-    "has_wrong_weights",
     "needs_of",
     "options_shown",
     "phase_classes",
     "step_function",
+    "warn_about_weights",
     "weight_function",
     "weights_of",
 ]
@@ -91,7 +91,7 @@ def weight_function(weight: Any, needs: Any, metric: str, owner: str) -> StepFun
 
 
 def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
-    """Return the weights of one batch as float32, with NaN in place of negative ones; see `has_wrong_weights`.
+    """Return the weights of one batch as float32, with NaN in place of negative ones; see `warn_about_weights`.
 
     Args:
         weight: The function that computes them.
@@ -115,8 +115,8 @@ def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
     return jnp.where(weights < 0, jnp.nan, weights)
 
 
-def has_wrong_weights(sums: Any, metric: str) -> bool:
-    """Return whether weights of an epoch were negative or NaN, and warn about them.
+def warn_about_weights(sums: Any, metric: str) -> bool:
+    """Warn about weights of an epoch that were negative or NaN, and return whether there were any.
 
     Args:
         sums: Sums of what `weights_of` has returned. While a step is traced, they are not known, and nothing is found.
