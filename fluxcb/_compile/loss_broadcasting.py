@@ -1,4 +1,4 @@
-"""Warnings about loss functions that broadcast outputs and targets of different shapes to all pairs of examples."""
+"""Warnings about loss functions that broadcast targets, so that they compare outputs with targets of other examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
     """Return a loss function that warns if it broadcasts `[N, 1]` and `[N]` to `[N, N]`, when it is traced.
 
     A mean of `outputs - ys` with these shapes compares each output with every target. It is a number, so nothing fails,
-    and the model learns the mean of the targets.
+    and the model learns the mean of the targets. The same holds for one target in a batch with N outputs.
     """
 
     @functools.wraps(loss_fn)
@@ -41,6 +41,14 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
                 f"instead of `{column}` in the loss function. If all pairs are intended, write `{flat}[None, :]`.",
                 UserWarning,
             )
+        elif len(args) == 2 and not kwargs and _is_one_row(*args):
+            warn_user(
+                f"The model returns {describe(args[0])} for a batch with targets {describe(args[1])}. NumPy broadcasts "
+                f"the only target: all {args[0].shape[0]} outputs are compared with it. Give the batch a target for "
+                f"each example. If one target for all is intended, repeat it in the data, for example with "
+                f"`np.repeat(ys, len(xs), axis=0)`.",
+                UserWarning,
+            )
         return loss_fn(*args, **kwargs)
 
     return call
@@ -54,6 +62,11 @@ def _differ_by_one_axis(outputs: Any, ys: Any) -> bool:
 def _are_columns(outputs: Any, ys: Any) -> bool:
     shape = getattr(outputs, "shape", ())
     return len(shape) == 2 and shape == getattr(ys, "shape", ()) and shape[1] == 1 and shape[0] > 1
+
+
+def _is_one_row(outputs: Any, ys: Any) -> bool:
+    rows, targets = getattr(outputs, "shape", ()), getattr(ys, "shape", ())
+    return len(rows) > 0 and len(targets) > 0 and rows[0] > 1 and targets[0] == 1
 
 
 def _promotes(loss_fn: Callable[..., Any], outputs: Any, ys: Any) -> bool:

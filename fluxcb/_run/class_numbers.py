@@ -15,9 +15,9 @@ from fluxcb._compile.arrays import is_key
 from fluxcb._compile.step import TracedStep
 from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
+from fluxcb._run.known_batches import known_batch
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._tracebacks import warn_user
-from fluxcb.data.loader import ArrayLoader
 
 __all__ = ["warn_about_class_numbers"]
 
@@ -48,14 +48,8 @@ def warn_about_class_numbers(core: LearnerCore) -> None:
 
 def _targets(core: LearnerCore, phase: Phase) -> np.ndarray | None:
     """Return the integer targets that are known without pulling a batch, or None."""
-    source, stream = core.state.data[type(phase).name], core.streams[type(phase).name]
-    if isinstance(source, ArrayLoader):
-        batch = source._arrays
-    elif isinstance(source, list | tuple) and source:
-        batch = source[0]
-    elif stream.has_buffered:
-        batch = stream.peek()
-    else:
+    batch = known_batch(core, phase)
+    if batch is None:
         return None
     targets = core.split(batch)[1]
     if not hasattr(targets, "dtype") or is_key(targets) or not getattr(targets, "is_fully_addressable", True):

@@ -43,6 +43,7 @@ from fluxcb._run.resume import lock_run, restore_run, resume_run, unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._run.sharding_table import ShardingTable
 from fluxcb._run.state_properties import StateProperties
+from fluxcb._run.wide_integers import warn_about_wide_integers
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.callbacks.arguments import flag
@@ -326,6 +327,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         core.ensure_built(phases[0])
         if state.progress.step == 0:
             warn_about_class_numbers(core)
+            warn_about_wide_integers(core)
         try:
             if resume:
                 resume_run(core, allow=allow)

@@ -107,3 +107,20 @@ def test_all_pairs_of_outputs_give_no_warning(ys):
 
 def test_batches_of_one_example_give_no_warning():
     learner(squares, batch_size=1).fit(1)
+
+
+@pytest.mark.parametrize(("ys", "shape"), [(XS[:1], "[1, 1]"), (XS[0], "[1]")])
+def test_one_target_for_all_examples_gives_a_warning(ys, shape):
+    with pytest.warns(UserWarning, match="broadcasts") as caught:
+        fluxcb.Learner(
+            (lambda key, xs: {"w": jnp.ones((1, 1))}, lambda params, xs: xs @ params["w"]),
+            squares,
+            optax.sgd(0.1),
+            data=[(XS, ys)],
+        )
+    assert [str(warning.message) for warning in caught] == [
+        f"The model returns float32[32, 1] for a batch with targets float32{shape}. NumPy broadcasts the only target: "
+        f"all 32 outputs are compared with it. Give the batch a target for each example. If one target for all is "
+        f"intended, repeat it in the data, for example with `np.repeat(ys, len(xs), axis=0)`."
+    ]
+    learner(squares, ys=np.repeat(XS[:1], len(XS), axis=0))
