@@ -247,7 +247,9 @@ def _mismatch(
             what, why=why, fix=positional or (f"pass the others by name: {call}" if others else f"write {call}")
         )
     if missing:
-        call = ", ".join(_shown(p) for p in parameters if p.default is p.empty)
+        call = ", ".join(
+            f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else _shown(p) for p in parameters if p.default is p.empty
+        )
         what = f"`{owner}` was not given {' and '.join(f'`{name}`' for name in missing)}."
         return DeclarationError(what, why=why, fix=fixes.get(missing[0], f"write `{owner}({call})`"))
     return None

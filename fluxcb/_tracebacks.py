@@ -59,8 +59,8 @@ def warn_user(text: str, category: type[Warning]) -> None:
 def _user_frame(frame: FrameType | None) -> tuple[FrameType | None, int]:
     """Return the first frame outside of fluxcb and JAX, and its stack level, counted from 1 for the given frame."""
     level = 1
-    # The frames of JAX are between fluxcb and a function that is traced.
-    while frame is not None and (_is_own(frame) or _package(frame) in ("contextlib", "jax")):
+    # The frames of JAX are between fluxcb and a function that is traced, and those of `abc` below a `class` statement.
+    while frame is not None and (_is_own(frame) or _package(frame) in ("abc", "contextlib", "jax")):
         frame, level = frame.f_back, level + 1
     return frame, level
 

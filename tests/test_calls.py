@@ -276,6 +276,19 @@ def test_constructor_of_user_class(cls):
     assert cls(every=3).every == 3
 
 
+def test_the_fix_names_arguments_that_must_be_passed_by_name():
+    class Named(Callback):
+        def __init__(self, freq, *, path): ...
+
+        @on
+        def act(self, event: StepEnd, phase, learner) -> None: ...
+
+    assert str(raised(Named)) == (
+        "`Named` was not given `freq` and `path`.\n  why:   it takes freq, path\n  fix:   write `Named(freq, path=...)`"
+    )
+    Named(10, path="runs")
+
+
 def test_new_method_of_user_class():
     assert str(raised(lambda: New(evry=3))) == (
         "`New` has no argument `evry`.\n  why:   it takes every\n  fix:   write `every=...` instead of `evry=...`"

@@ -24,6 +24,7 @@ from fluxcb._check.unused_writes import unused_writes
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import BoundHandler, Declared
+from fluxcb._declare.handlers import is_handler
 from fluxcb._declare.phases import LossTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb._declare.schedules import Predicate
 from fluxcb._declare.signatures import source_of
@@ -372,7 +373,9 @@ def _unmarked_user(callback: Callback, path: StatePath, reader: Reader) -> Any:
         function = getattr(cls, name)
         if name.startswith("__"):  # a constructor may also have three arguments
             continue
-        if inspect.isfunction(function) and name not in handlers and function.__code__.co_argcount == 4:
+        if not inspect.isfunction(function) or is_handler(function) or name in handlers:
+            continue
+        if function.__code__.co_argcount == 4:
             reading = reader.read(getattr(callback, name), before=2, me=callback)
             if any(_uses(touch, path) for touch in reading.touches):
                 return function

@@ -18,16 +18,17 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.signatures import runs_later, source_of
-from fluxcb._declare.uncalled_methods import refuse_foreign_hooks, refuse_unmarked
+from fluxcb._declare.uncalled_methods import refuse_foreign_hooks, refuse_hidden, refuse_unmarked
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import StatePath
 
-__all__ = ["Callback", "unwrap"]
+__all__ = ["DECLARATIONS", "Callback", "unwrap"]
 
-_DECLARATIONS = (
+DECLARATIONS = (
     *("stateaccess", "runafter", "resolveconflict", "init", "state_dict", "load_state_dict"),
     *("provided_metrics", "array_metrics", "metric_phases", "watched_metrics", "logged_names", "watched_names"),
 )
+"""The methods of a callback that fluxcb calls to read what it declares."""
 
 
 class Callback(Constructed):
@@ -82,7 +83,8 @@ class Callback(Constructed):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own = vars(cls)
-        if "on" in own:
+        # `dataclass(slots=True)` makes a second class from the names of the first, whose table is among them.
+        if not isinstance(own.get("on"), HandlerTable | None):
             raise DeclarationError(
                 f"`{cls.__name__}` defines `on`, which is reserved for the table of handlers.",
                 where=_place(cls),
@@ -98,6 +100,7 @@ class Callback(Constructed):
             if not is_handler(function):  # an override of a handler is a handler even without the decorator
                 check_signature(function, f"{cls.__name__}.{name}  {source_of(function)}")
         cls.on = table
+        refuse_hidden(cls)
         refuse_unmarked(cls)
         refuse_foreign_hooks(cls)
 
@@ -260,9 +263,15 @@ def _place(cls: type) -> str:
 def _check_spelling(cls: type) -> None:
     """Raise an error for a method whose misspelled name means that it would never be called."""
     for name, value in vars(cls).items():
-        if name in _DECLARATIONS:
+        if name in DECLARATIONS:
             if not callable(value) and not isinstance(value, classmethod | staticmethod):
                 returning = f"write `def {name}(self): return {_code(value)}`"
+                if isinstance(value, property):
+                    raise DeclarationError(
+                        f"`{cls.__name__}.{name}` must be a method, not a property.",
+                        where=f"{cls.__name__}.{name}  {source_of(value.fget)}",
+                        fix="remove `@property`",
+                    )
                 raise DeclarationError(
                     f"`{cls.__name__}.{name}` must be a method, not {type(value).__name__} {value!r}.",
                     where=f"{cls.__module__}.{cls.__qualname__}",
@@ -281,7 +290,7 @@ def _check_spelling(cls: type) -> None:
         if not declares or is_handler(value) or name.startswith("_"):
             continue
         squeezed = name.replace("_", "").lower()
-        by_squeezing = {d.replace("_", ""): d for d in _DECLARATIONS}
+        by_squeezing = {d.replace("_", ""): d for d in DECLARATIONS}
         near = difflib.get_close_matches(squeezed, by_squeezing, n=1, cutoff=0.88)
         inherited = any(name in vars(base) for base in cls.__mro__[1:])
         if near and not inherited:

@@ -25,6 +25,7 @@ from fluxcb._declare.deadlines import check_deadlines
 from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import Event
 from fluxcb._declare.handlers import Handler
+from fluxcb._declare.instances import check_instance
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
@@ -279,6 +280,7 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
                 f"The callbacks list contains {shown}, which is not a callback instance.",
                 fix=[f"write `{hint}`"] if hint else _how_to_list(callback),
             )
+        check_instance(callback)
         inner = unwrap(callback)
         if id(inner) in positions:
             first = positions[id(inner)]

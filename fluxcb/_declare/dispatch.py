@@ -33,6 +33,7 @@ from fluxcb._declare.handlers import (
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Schedule
+from fluxcb._declare.shadowed_handlers import warn_about_shadowed
 from fluxcb._declare.signatures import source_of
 from fluxcb._errors import AmbiguityError, DeclarationError
 
@@ -135,6 +136,7 @@ class HandlerTable(functools.singledispatchmethod):
             # A decorated handler replaces an inherited handler of the same name, even one for another pair.
             redefined = {e.name for e in rows if e.function is None}
             merged = {pair: e for pair, e in merged.items() if e.function or e.name not in redefined}
+            warn_about_shadowed(self.owner, own, cls, rows, merged.values())
             merged.update({(e.event, e.phase): e for e in rows})
         merged = {pair: e for pair, e in merged.items() if e.function or getattr(self.owner, e.name, None) is not None}
         _check_ambiguities(self.owner, merged)

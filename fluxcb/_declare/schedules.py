@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fluxcb._calls import Constructed
 from fluxcb._declare.learner_view import LearnerView
-from fluxcb._declare.signatures import accepts, runs_later
+from fluxcb._declare.signatures import accepts, runs_later, source_of
 from fluxcb._errors import DeclarationError
 
 if TYPE_CHECKING:
@@ -416,6 +416,13 @@ class Predicate(Schedule):
 
     def _answer(self, learner: LearnerView) -> bool:
         answer = self.function(learner)
+        if answer is None:
+            raise DeclarationError(
+                "The function of `when` returned None instead of a bool.",
+                where=source_of(self.function) if inspect.isfunction(self.function) else "",
+                why="a function without `return` returns None, so the handlers would never run",
+                fix="write `return` before the condition",
+            )
         try:
             return bool(answer)
         except ValueError as error:

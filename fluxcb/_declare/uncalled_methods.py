@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import sys
@@ -15,7 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import source_of
 from fluxcb._errors import DeclarationError
 
-__all__ = ["refuse_foreign_hooks", "refuse_unmarked", "unmarked"]
+__all__ = ["refuse_foreign_hooks", "refuse_hidden", "refuse_unmarked", "unmarked"]
 
 _TRAINING, _VALIDATION = "AbstractTrainingPhase", "AbstractValidationPhase"
 
@@ -117,6 +118,47 @@ def refuse_unmarked(cls: type) -> None:
                 f"annotate the parameter as `{_event_parameter(function)}: Event` if other code calls this method",
             ],
         )
+
+
+def refuse_hidden(cls: type) -> None:
+    """Raise an error for a method with `@on` below a decorator that hides the mark, because it would never run.
+
+    Raises:
+        DeclarationError: There is such a method.
+    """
+    for name, value in vars(cls).items():
+        if is_handler(value) or inspect.isclass(value):
+            continue
+        hidden = next((f for f in _functions_in(value) if is_handler(f) and f.__qualname__ == _member(cls, name)), None)
+        if hidden is None:
+            continue
+        if isinstance(value, staticmethod | classmethod | property):
+            fix = f"remove `@{type(value).__name__}`, and write `def {name}(self, event, phase, learner):`"
+        else:
+            fix = "put `@functools.wraps(function)` above the function that this decorator returns"
+        raise DeclarationError(
+            f"`{cls.__name__}.{name}` is marked with `@on`, but the decorator above `@on` hides the mark.",
+            where=f"{cls.__name__}.{name}  {source_of(hidden)}",
+            why="the engine calls only methods that are marked, so this method would never run",
+            fix=fix,
+        )
+
+
+def _member(cls: type, name: str) -> str:
+    return f"{cls.__qualname__}.{name}"
+
+
+def _functions_in(value: Any) -> Iterator[Any]:
+    """Yield the functions that a decorator has wrapped in its result."""
+    if isinstance(value, staticmethod | classmethod):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield value.fget
+    elif inspect.isfunction(value) and value.__closure__:
+        for cell in value.__closure__:
+            with contextlib.suppress(ValueError):  # an empty cell
+                if inspect.isfunction(cell.cell_contents):
+                    yield cell.cell_contents
 
 
 def unmarked(cls: Any) -> list[Any]:

@@ -23,7 +23,7 @@ from fluxcb._declare.declared import declare
 from fluxcb._errors import CheckError, DeclarationError, UndeclaredAccessError, UnknownStateError
 from fluxcb.callbacks import CustomCallback, Metrics, Recorder
 from fluxcb.events import BackwardBegin, EpochEnd, Event, StepBegin, StepEnd
-from fluxcb.phases import AbstractTrainingPhase, Phase
+from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb.testing import EventLog
 
 Access = Mapping[str, Any]
@@ -475,6 +475,27 @@ class Unused(Callback):
 
 
 WHY = "  why:   declared access determines order, conflicts and device-to-host transfers, even if it is unused\n"
+
+
+class Marked(Callback):
+    def stateaccess(self) -> Access:
+        return {"step": {"loss": Read()}}
+
+    @on
+    def show(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None:
+        print(learner.step.loss)
+
+
+def test_a_marked_method_that_another_replaces_is_not_called_unmarked() -> None:
+    with pytest.warns(UserWarning, match="runs `Replaces.other` instead of `Marked.show`"):
+
+        class Replaces(Marked):
+            @on
+            def other(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+    assert [text.partition("\n")[0] for text in audit(Replaces()).unused] == [
+        "Replaces() declares Read() on `step.loss`, but nothing in its source uses it."
+    ]
 
 
 class Unmarked(Callback):

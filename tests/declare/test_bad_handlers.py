@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from fluxcb import Callback, EverySeconds, on
 from fluxcb._errors import DeclarationError
 from fluxcb.events import BackwardEnd, Event, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase
+from fluxcb.testing import testlearner
 
 SIGNATURE = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner):`"
 SIGNATURE_WITH_ANY = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner: Any):`"
@@ -352,6 +354,31 @@ def test_declaration_that_is_not_method_raises(refused: Any) -> None:
 
         class Bad(Callback):  # type: ignore[no-redef]
             init = 3  # type: ignore[assignment]
+
+    with refused(
+        DeclarationError,
+        "`Bad.stateaccess` must be a method, not a property.\n"
+        "  where: Bad.stateaccess  <@declared>\n  fix:   remove `@property`",
+    ):
+
+        class Bad(Callback):  # type: ignore[no-redef]
+            @property  # declared
+            def stateaccess(self) -> Any:
+                return {}
+
+
+def test_dataclasses_with_slots_are_callbacks() -> None:
+    @dataclass(slots=True)
+    class Counts(Callback):
+        steps: int = 0
+
+        @on
+        def step(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None:
+            self.steps += 1
+
+    counts = Counts()
+    testlearner(counts).fit(steps=3)
+    assert counts.steps == 3
 
 
 def test_invalid_use_of_decorator_raises(refused: Any) -> None:

@@ -261,6 +261,7 @@ def test_sibling_classes_have_separate_tables() -> None:
     assert handled(Callback) == []
 
 
+@pytest.mark.filterwarnings("ignore:At .* instead of:UserWarning")
 def test_subclass_overrides_same_pair() -> None:
     class Sub(Base):
         @on
@@ -301,6 +302,7 @@ def test_assigning_none_removes_handler() -> None:
     assert handled(Sub) == ["(EpochEnd, Phase) epoch"]
 
 
+@pytest.mark.filterwarnings("ignore:At .* instead of:UserWarning")
 def test_multiple_inheritance_follows_mro() -> None:
     class Left(Base):
         @on

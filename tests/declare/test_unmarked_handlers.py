@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -327,3 +328,59 @@ def test_hooks_that_are_called_are_accepted() -> None:
             self.on_train_begin()
 
     assert [entry.name for entry in Bridge().handlers()] == ["begin"]
+
+
+# -- marks that another decorator hides ------------------------------------------------------------
+
+
+def timed(function: Any) -> Any:
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+def timed_with_wraps(function: Any) -> Any:
+    @functools.wraps(function)
+    def wrapper(*args: Any) -> Any:
+        return function(*args)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("decorator", "fix"),
+    [
+        (timed, "put `@functools.wraps(function)` above the function that this decorator returns"),
+        (staticmethod, "remove `@staticmethod`, and write `def step(self, event, phase, learner):`"),
+        (classmethod, "remove `@classmethod`, and write `def step(self, event, phase, learner):`"),
+        (property, "remove `@property`, and write `def step(self, event, phase, learner):`"),
+    ],
+)
+def test_a_decorator_above_on_that_hides_the_mark_is_an_error(decorator: Any, fix: str, refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        "`Hidden.step` is marked with `@on`, but the decorator above `@on` hides the mark.\n"
+        f"  where: Hidden.step  <@hidden>\n{WHY}  fix:   {fix}",
+    ):
+
+        class Hidden(Callback):
+            @decorator  # hidden
+            @on
+            def step(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+            @on
+            def epoch(self, event: EpochEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+
+def test_a_decorator_above_on_that_keeps_the_mark_is_no_error() -> None:
+    ran = []
+
+    class Shown(Callback):
+        @timed_with_wraps
+        @on
+        def step(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None:
+            ran.append("step")
+
+    testlearner(Shown()).fit(steps=1)
+    assert ran == ["step"]

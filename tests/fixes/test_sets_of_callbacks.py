@@ -102,6 +102,19 @@ ROWS = [
         "callback, values = Tick(), np.array([True]); fit(when(callback, lambda learner: bool(values.any())))",
     ),
     row(
+        "The function of `when` returned None",
+        """
+def late(learner):
+    learner.progress.epoch > 3
+fit(when(Tick(), late))
+""",
+        """
+def late(learner):
+    return learner.progress.epoch > 3
+fit(when(Tick(), late))
+""",
+    ),
+    row(
         "has no handler that `every` schedules",
         "every(CustomCallback(print, EpochEnd), steps=10)",
         "callback = CustomCallback(print, EpochEnd); every(callback, epochs=10)",

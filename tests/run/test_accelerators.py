@@ -242,7 +242,7 @@ class KeepsOutputs(Told):
         return {"step": {"loss": Read(), "outputs": Read()}}
 
     @on
-    def outputs(self, event: StepEnd, phase: TrainingPhase, learner):
+    def end(self, event: StepEnd, phase: TrainingPhase, learner):
         self.log.append(np.asarray(learner.step.outputs).tobytes())
 
 
