@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["warn_once_only"]
+__all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only"]
 
 
 @contextmanager
@@ -41,6 +43,62 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
             f"Keep the value in `learner.cbstate`, or change `self.{field}` in a host handler.",
             UserWarning,
         )
+
+
+@dataclass(frozen=True)
+class TracedField:
+    """A number in a field of a callback that the code of a traced handler names.
+
+    Attributes:
+        handler: The handler.
+        name: The name of the field.
+        value: Its value when the handler was traced, which is a constant of the compiled step.
+    """
+
+    handler: BoundHandler
+    name: str
+    value: float
+
+    @property
+    def now(self) -> Any:
+        """The current value of the field, or None if it is no number any more."""
+        return _numbers(getattr(self.handler.function, "__self__", None)).get(self.name)
+
+
+def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
+    """Return the fields whose values have become constants of a step, right after its handlers were traced."""
+    found = []
+    for handler in handlers:
+        code = getattr(handler.function, "__code__", None)
+        numbers = _numbers(getattr(handler.function, "__self__", None)) if code is not None else {}
+        if numbers:
+            names = _names_in(code)
+            found += [TracedField(handler, name, value) for name, value in numbers.items() if name in names]
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of attributes and globals in a function and in the functions that it defines."""
+    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return {*code.co_names}.union(*inner)
+
+
+def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
+    """Warn about each field whose value has changed since it was traced, and return the unchanged fields."""
+    unchanged = []
+    for field in fields:
+        now = field.now
+        if now is field.value or now == field.value:
+            unchanged.append(field)
+            continue
+        label = field.handler.declared.label
+        warn_user(
+            f"`self.{field.name}` of {label} has changed from {field.value!r} to {now!r}, but the traced handler "
+            f"{label}.{field.handler.name} still uses {field.value!r}, which is a constant of the compiled step. Keep "
+            "the value in an entry of `learner.cbstate`: traced handlers read it at each step.",
+            UserWarning,
+        )
+    return unchanged
 
 
 def _numpy_random() -> bytes:

@@ -14,6 +14,7 @@ from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._compile.program import Program, ProgramKind, compile_program
 from fluxcb._compile.step import TracedStep, trace_step
 from fluxcb._compile.step_setup import StepSetup
+from fluxcb._compile.trace_effects import TracedField, traced_fields, warn_about_changed
 from fluxcb._compile.windows import WindowPlan, plan_windows
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import Phase
@@ -118,6 +119,7 @@ class Programs:
         self._steps: dict[Any, tuple[Any, TracedStep]] = {}
         self._windows: dict[TracedStep, tuple[PhasePlan, WindowPlan]] = {}
         self._compiled: dict[_Key, Program] = {}
+        self._fields: dict[TracedStep, list[TracedField]] = {}
         self._first: dict[Phase, PyTree] = {}
         self._in_vectors: bool | None = None
         self.chosen: dict[str, ProgramKind] = {}
@@ -165,6 +167,7 @@ class Programs:
         with self._meter.span(f"trace the step of {type(phase).__name__}", "compile"), self.mesh():
             step = trace_step(setup, phase, train.carry, batch)
         self.traces += 1
+        self._fields[step] = traced_fields(step.touched)
         self._first.setdefault(phase, step.batch_spec)  # `_check_batch` compares later batches with it
         # Tracing derives the moments of a phase that was not named at construction, so the content is computed again.
         self._steps[phase, shape] = (content[0], _traced_content(plan, phase), content[2]), step
@@ -301,8 +304,15 @@ class Programs:
         # A program holds megabytes of compiled code, and notebook users replace callbacks many times.
         steps = {step for _, step in self._steps.values()}
         self._windows = {step: known for step, known in self._windows.items() if step in steps}
+        self._fields = {step: fields for step, fields in self._fields.items() if step in steps}
         self._compiled = {key: program for key, program in self._compiled.items() if program.step in steps}
         self.compiled = [program for program in self.compiled if program.step in steps]
+
+    def warn_about_changed_fields(self) -> None:
+        """Warn about fields of callbacks that have changed since traced handlers used their values; see `traced`."""
+        for _, step in self._steps.values():
+            if self._fields[step]:
+                self._fields[step] = warn_about_changed(self._fields[step])
 
     def forget_shapes(self, name: str) -> None:
         """Accept any shape for the next batch of the phases with this name, because their data was replaced."""

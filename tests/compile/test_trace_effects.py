@@ -6,11 +6,12 @@ import re
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fluxcb import Callback, Read, Write, on
-from fluxcb.events import BackwardEnd, StepEnd
+from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -77,3 +78,72 @@ def test_host_handlers_may_do_both():
     counts = Counts()
     testlearner(counts).fit(1)
     assert counts.count == 4
+
+
+class Scales(Callback):
+    """Multiply the gradients by a number that a host handler sets to 0 after the first epoch."""
+
+    def __init__(self):
+        self.scale, self.epochs = 1.0, 0
+
+    def stateaccess(self):
+        return {"step": {"grads": Write()}}
+
+    @on(BackwardEnd, TrainingPhase)
+    def apply(self, event, phase, learner):
+        learner.step.grads = jax.tree.map(lambda g: g * self.scale, learner.step.grads)
+
+    @on(EpochEnd, TrainingPhase, access={})
+    def end(self, event, phase, learner):
+        self.scale, self.epochs = 0.0, self.epochs + 1
+
+
+class ScalesByState(Callback):
+    """The same with the number in the state."""
+
+    def init(self, learner):
+        learner.cbstate.scale = jnp.float32(1)
+
+    def stateaccess(self):
+        return {"step": {"grads": Write()}, "cbstate": {"scale": Write()}}
+
+    @on(BackwardEnd, TrainingPhase)
+    def apply(self, event, phase, learner):
+        learner.step.grads = jax.tree.map(lambda g: g * learner.cbstate.scale, learner.step.grads)
+
+    @on(EpochEnd, TrainingPhase, access={"cbstate": {"scale": Write()}})
+    def end(self, event, phase, learner):
+        learner.cbstate.scale = jnp.float32(0)
+
+
+def moves(learner):
+    before = float(learner.params["w"])
+    learner.fit(1)
+    return float(learner.params["w"]) != before
+
+
+def test_a_field_that_changes_after_a_traced_handler_used_it_is_a_warning_once():
+    learner = testlearner(Scales())
+    text = (
+        "`self.scale` of Scales() has changed from 1.0 to 0.0, but the traced handler Scales().apply still uses 1.0, "
+        "which is a constant of the compiled step. Keep the value in an entry of `learner.cbstate`: traced handlers "
+        "read it at each step."
+    )
+    with pytest.warns(UserWarning, match=r"self\.scale") as caught:
+        assert moves(learner)
+    assert [str(warning.message) for warning in caught] == [text]
+    assert moves(learner)  # the compiled step still multiplies by 1
+    by_state = testlearner(ScalesByState())
+    assert moves(by_state)
+    assert not moves(by_state)
+
+
+def test_a_field_that_changes_between_construction_and_fit_is_a_warning():
+    class Plain(Scales):
+        end = None
+
+    callback = Plain()
+    learner = testlearner(callback)
+    callback.scale = 0.5
+    with pytest.warns(UserWarning, match="has changed from 1.0 to 0.5"):
+        learner.fit(1)
