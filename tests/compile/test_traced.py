@@ -496,7 +496,7 @@ def test_unused_computations_are_removed():
 
 @pytest.mark.parametrize("steps_per_call", [1, 4])
 @pytest.mark.parametrize(
-    "value, expected",
+    ("value", "expected"),
     [
         (0.5, np.float32(0.5)),
         (1, np.int32(1)),
