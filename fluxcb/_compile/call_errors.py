@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxcb._compile.access_source import access_source
 from fluxcb._declare.access import Append, Write
 from fluxcb._declare.control import Cancel
 from fluxcb._declare.declared import BoundHandler
@@ -204,7 +205,7 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def host_returned(handler: BoundHandler, value: Any) -> DeclarationError:
     """Return the error for a value that a host handler has returned."""
-    declare = handler.declared.how_to_declare
+    declare = access_source(handler).how_to_declare
     cancel = value if isinstance(value, type) else type(value)
     # In other libraries, a callback returns a bool to stop the training.
     if _is_bool(value) or issubclass(cancel, Cancel):

@@ -111,10 +111,12 @@ class Fetch:
         entries: list[Any] = []
         for path, (_, leaves) in self._places.items():
             for leaf, value in zip(leaves, jax.tree.leaves(value_at(path)), strict=True):
+                # A Python number that a handler has assigned is a literal of the step, which is no array (jax 0.10.2).
+                array = jnp.asarray(value, leaf.dtype)
                 if leaf.buffer >= 0:
-                    entries.append(value)
+                    entries.append(array)
                 else:
-                    words.append(_as_words(value))
+                    words.append(_as_words(array))
         return jnp.concatenate(words), entries
 
     # -- on the host ----------------------------------------------------------------------------

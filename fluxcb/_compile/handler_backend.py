@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from fluxcb._compile.access_source import access_source
 from fluxcb._compile.carry_paths import conforming, names_in, root_of, same_form
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import check_leaves, is_number
@@ -44,11 +45,21 @@ class Touched:
 
 
 class HandlerBackend:
-    """Reads and writes for the proxy of one traced handler. It cannot be used after the handler has returned."""
+    """Reads and writes for the proxy of one traced handler. It cannot be used after the handler has returned.
+
+    Args:
+        state: The state of the step that is traced.
+        handler: The handler.
+        event: The event at which it runs.
+
+    Attributes:
+        access_source: The declarations that its errors name.
+    """
 
     def __init__(self, state: TraceState, handler: BoundHandler, event: Event) -> None:
         self._state: TraceState | None = state
         self._handler = handler
+        self.access_source = access_source(handler)
         self._event = event
         # An event can be emitted several times in one step, so the uses of a handler accumulate.
         self._touched = state.touched.setdefault(handler, Touched())
@@ -81,7 +92,7 @@ class HandlerBackend:
             return state.progress(path[1])
         if path[0] == "hyperparams":
             state.setup.hyperparams.require(
-                path[1], writing=False, declared=self._handler.declared, where=self._handler.where
+                path[1], writing=False, declared=self.access_source, where=self._handler.where
             )
             return state.setup.hyperparams.get(state.values["opt_state",], path[1])
         if path[0] in ("loss_fn", "optimizer", "model"):
@@ -117,7 +128,7 @@ class HandlerBackend:
             )
         fix = f"create it in `init` as arrays: `learner.{dotted(path)} = jnp.zeros(...)`"
         if path == ("cbstate", "monitors"):
-            declare = self._handler.declared.how_to_declare(("step", "my_value"), Write())
+            declare = self.access_source.how_to_declare(("step", "my_value"), Write())
             fix = (
                 "keep the value with `learner.step.my_value = value`, and log it in a host handler of StepEnd: "
                 '`learner.cbstate.monitors.put_scalar("my_value", learner.step.my_value)`. For `my_value`, ' + declare
@@ -171,7 +182,7 @@ class HandlerBackend:
         elif path[0] == "step":
             self._set_step(state, path, value)
         elif path[0] == "hyperparams":
-            state.setup.hyperparams.require(path[1], writing=True, declared=self._handler.declared, where=where)
+            state.setup.hyperparams.require(path[1], writing=True, declared=self.access_source, where=where)
             old = state.setup.hyperparams.get(state.values["opt_state",], path[1])
             # The cast below would turn the number into inf without an error.
             if found := unusable(path[1], value, old.dtype):
@@ -197,14 +208,14 @@ class HandlerBackend:
         error = self._written_too_late(path)
         if error is None or not writable_at(path):
             return error
-        declare = self._handler.declared.how_to_declare(path, Write())
+        declare = self.access_source.how_to_declare(path, Write())
         return AccessError(error.what, where=error.where, why=error.why, fix=f"{error.fix[0]}, and {declare}")
 
     def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
         """Return the fix for an undeclared hyperparameter that the optimizer does not have, otherwise ""."""
         if path[0] != "hyperparams":
             return ""
-        return self._live().setup.hyperparams.undeclared_fix(path[1], permission, self._handler.declared)
+        return self._live().setup.hyperparams.undeclared_fix(path[1], permission, self.access_source)
 
     def _written_too_late(self, path: StatePath) -> AccessError | None:
         # E.g. gradients can be changed at BackwardEnd. Later, the update has already used them.

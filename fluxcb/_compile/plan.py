@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
+from fluxcb._compile.access_source import access_source
 from fluxcb._compile.protect import Backend, make_proxy
 from fluxcb._compile.skip_records import SKIPS
 from fluxcb._declare.access import Access, Permission
@@ -100,7 +101,7 @@ class Plan:
         self._phases: dict[type[Phase], PhasePlan] = {}
         self._after_epoch: dict[type[Phase], tuple[HostCall, ...]] = {}
         # Handlers of one callback with equal access share a proxy, because generating its class takes time.
-        self._proxies: dict[tuple[int, tuple[tuple[StatePath, Permission], ...], bool], Any] = {}
+        self._proxies: dict[tuple[int, tuple[tuple[StatePath, Permission], ...], bool, str], Any] = {}
 
     def with_timing(self, timed: Callable[[Callable[..., Any], str, str], Callable[..., Any]] | None) -> Plan:
         """Return the same plan with another `timed`."""
@@ -119,8 +120,8 @@ class Plan:
     def proxy(self, declared: Declared, access: Access, *, in_init: bool = False) -> Any:
         """Return the protected learner for this access of a callback, for its handlers or for its `init`."""
         # Instances of one class need separate proxies, because each has its own backend, and messages name the
-        # instance.
-        key = (declared.position, tuple(access.items()), in_init)
+        # instance. Messages about a handler with its own access also name the handler.
+        key = (declared.position, tuple(access.items()), in_init, declared.where)
         if key not in self._proxies:
             made = make_proxy(access, self._backend(declared), declared=declared, where=declared.where, in_init=in_init)
             self._proxies.setdefault(key, made)  # another thread may have made one
@@ -181,7 +182,7 @@ class Plan:
         call = HostCall(
             handler,
             function,
-            functools.partial(self.proxy, handler.declared, handler.access),
+            functools.partial(self.proxy, access_source(handler), handler.access),
             tuple(schedule.for_handler() for schedule in schedules),  # each handler has its own clock
             ("control",) in handler.access and not at_stopped_steps_only,
             begins=_begins(handler),

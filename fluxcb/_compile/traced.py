@@ -384,9 +384,9 @@ class TraceState:
 
     def _call(self, handler: BoundHandler, event: Event) -> None:
         backend = HandlerBackend(self, handler, event)
-        learner = make_proxy(
-            handler.access, backend, declared=handler.declared, where=f"{handler.declared.where}\n{handler.where}"
-        )
+        source = backend.access_source
+        where = source.where if source is not handler.declared else f"{source.where}\n{handler.where}"
+        learner = make_proxy(handler.access, backend, declared=source, where=where)
         try:
             with warn_once_only(handler):
                 returned = handler.function(event, self.phase, learner)

@@ -27,6 +27,7 @@ from fluxcb._declare.events import Event
 from fluxcb._declare.handlers import Handler
 from fluxcb._declare.instances import check_instance
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.proxy import access_declarer
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
 from fluxcb._declare.signatures import example_call, method_place, source_of
@@ -148,13 +149,14 @@ class Declared:
     @property
     def access_owner(self) -> str:
         """The place of the access declaration, for messages: `` `stateaccess` ``, or a constructor argument."""
-        argument = unwrap(self.callback).access_argument
+        argument = access_declarer(self.callback).access_argument
         return "`stateaccess`" if argument is None else f"argument `{argument}`"
 
     @property
     def access_place(self) -> str:
         """The place of the access declaration with the name of the class: `` `MyCallback.stateaccess` ``."""
-        argument, cls = unwrap(self.callback).access_argument, self.cls.__name__
+        declarer = access_declarer(self.callback)
+        argument, cls = declarer.access_argument, type(declarer).__name__
         return f"`{cls}.stateaccess`" if argument is None else f"the argument `{argument}` of `{cls}`"
 
     def may_write(self, path: StatePath) -> bool:
@@ -162,8 +164,8 @@ class Declared:
         return any(writes(permission) and overlap(own, path) for own, permission in self.access.items())
 
     def how_to_declare(self, path: StatePath, permission: Permission) -> str:
-        """Return the edit that adds a path to the access of the callback inside all wrappers."""
-        return unwrap(self.callback).how_to_declare(path, permission)
+        """Return the edit that adds a path to the access of the callback."""
+        return self.callback.how_to_declare(path, permission)
 
     def handler(self, event: type[Event], phase: type[Phase]) -> BoundHandler | None:
         """Return this callback's handler of a moment, or None.
@@ -211,12 +213,12 @@ class Declared:
 
     def place_of(self, handler: Handler) -> str:
         """Return `Class.method  file:line` of a handler."""
-        function = handler.bind(self.callback)
-        return method_place(self.cls, handler.name, getattr(function, "__func__", function))
+        function, owner = handler.bind(self.callback), handler.owner or self.callback
+        return method_place(type(owner), handler.name, getattr(function, "__func__", function))
 
     def _narrowed(self, handler: Handler) -> Access:
-        owner = f"{self.cls.__name__}.{handler.name}"
         where = self.place_of(handler)
+        owner = where.partition("  ")[0]
         access = normalise(handler.access, owner=f"@on(access=...) of {owner}", where=where)
         for path, permission in access.items():
             allowed = lookup(self.access, path)
@@ -226,7 +228,7 @@ class Declared:
                     f"{type(permission).__name__}() on `{dotted(path)}`.",
                     where=[where, self.where],
                     why="a handler's own access can only narrow what the class declares",
-                    fix=f"add `{line_to_add(path, permission)}` to `{self.cls.__name__}.stateaccess`",
+                    fix=f"add `{line_to_add(path, permission)}` to {self.access_place}",
                 )
         return access
 
@@ -316,9 +318,9 @@ def _how_to_list(item: Any) -> Sequence[str]:
 
 
 def _declare_one(callback: Callback, position: int, label: str, name: str) -> Declared:
-    cls = type(unwrap(callback))
-    where = _where_access(cls)
-    access = normalise(callback.stateaccess(), owner=f"{cls.__name__}.stateaccess", where=where)
+    cls, declarer = type(unwrap(callback)), type(access_declarer(callback))
+    where = _where_access(declarer)
+    access = normalise(callback.stateaccess(), owner=f"{declarer.__name__}.stateaccess", where=where)
     handlers = _checked_handlers(callback)
     return Declared(callback, handlers, position, label, name, access, _classes(callback.runafter(), cls), where)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fluxcb._declare.callback import Callback
+from fluxcb._declare.access import Permission, line_to_add
+from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import Event
 from fluxcb._declare.handlers import Handler, Pair
@@ -15,8 +16,9 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import Resolution
 from fluxcb._errors import DeclarationError
+from fluxcb._typing import StatePath
 
-__all__ = ["ProxyCallback", "in_place_of"]
+__all__ = ["ProxyCallback", "access_declarer", "in_place_of"]
 
 
 class ProxyCallback(Callback):
@@ -95,6 +97,14 @@ class ProxyCallback(Callback):
         """Return the wrapped callback's access."""
         return self.callback.stateaccess()
 
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit of the wrapped callback's access, or of the wrapper's own if it has one."""
+        if access_declarer(self) is not self:
+            return self.callback.how_to_declare(path, permission)
+        inner = type(unwrap(self.callback)).__name__
+        added = line_to_add(path, permission)
+        return f"add `{added}` to `{type(self).__name__}.stateaccess`, which replaces that of `{inner}`"
+
     def runafter(self) -> tuple[type[Callback], ...]:
         """Return the classes that the wrapped callback runs after."""
         return self.callback.runafter()
@@ -172,6 +182,13 @@ class ProxyCallback(Callback):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.callback!r})"
+
+
+def access_declarer(callback: Callback) -> Callback:
+    """Return the callback or the wrapper whose `stateaccess` declares the access of a wrapped callback."""
+    while isinstance(callback, ProxyCallback) and type(callback).stateaccess is ProxyCallback.stateaccess:
+        callback = callback.callback
+    return callback
 
 
 def in_place_of(wrapped: list[Handler], own: list[Handler], cls: type) -> list[Handler]:

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fluxcb._compile.access_source import access_source
 from fluxcb._compile.call_errors import host_returned
 from fluxcb._compile.plan import HostCall
 from fluxcb._compile.protect import make_proxy
@@ -62,7 +63,8 @@ class DeferredCalls:
         """Return a call that hands the handler to a thread."""
         handler = call.handler
         copies = _Copies()
-        view = make_proxy(handler.access, copies, declared=handler.declared, where=handler.declared.where)
+        source = access_source(handler)
+        view = make_proxy(handler.access, copies, declared=source, where=source.where)
 
         def run(values: Mapping[StatePath, Any], event: Event, phase: Phase) -> None:
             copies.values = values  # only one call of the callback runs at a time

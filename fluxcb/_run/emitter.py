@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fluxcb._check.graph import CallbackGraph
+from fluxcb._compile.access_source import access_source
 from fluxcb._compile.call_errors import host_returned
 from fluxcb._compile.plan import ClockPolicy, HostCall, Plan
 from fluxcb._declare.access import Append
@@ -214,15 +215,15 @@ class Emitter:
     def _check_cancel(self, call: HostCall, event: Event) -> None:
         access = call.handler.access
         window = self._moment.window
-        where = call.handler.where
+        where, source = call.handler.where, access_source(call.handler)
         # The window plan ends windows only at handlers that declare `control`. A cancel by another handler would arrive
         # after the device has run further steps.
         if ("control",) not in access:
             raise AccessError(
                 f"{call.handler.declared.label} raises a Cancel at {event!r} without declaring `control`.",
-                where=[where, call.handler.declared.where],
+                where=[where, source.where] if source is call.handler.declared else source.where,
                 why="steps are dispatched ahead unless a handler that may cancel is due",
-                fix=call.handler.declared.how_to_declare(("control",), Append()),
+                fix=source.how_to_declare(("control",), Append()),
             )
         # The plan does not end windows at such a handler, except where a traced handler stops them.
         if not call.cancels and not (window is not None and window.stop):

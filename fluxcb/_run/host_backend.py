@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, MutableMapping
 from contextvars import ContextVar
@@ -21,7 +22,13 @@ from fluxcb._declare.access import Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.state import STEP_FLAGS
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
-from fluxcb._run.refused_access import computed_value_written, flag_written_late, refused_step_write, undeclared_fix
+from fluxcb._run.refused_access import (
+    computed_value_written,
+    flag_written_late,
+    missing_entry,
+    refused_step_write,
+    undeclared_fix,
+)
 from fluxcb._run.services import Services
 from fluxcb._run.shared_parts import is_hub, object_at, part_names, shared_part
 from fluxcb._run.state import HostState
@@ -62,6 +69,14 @@ class HostBackend:
         watch = access_watcher.get()
         self._touched = watch(declared) if watch is not None else None
         self.replaced: set[StatePath] = set()
+
+    def naming(self, declared: Declared) -> HostBackend:
+        """Return the same backend, with errors that name other declarations of the callback (`access_source`)."""
+        if declared is self._declared:
+            return self
+        backend = copy.copy(self)
+        backend._declared = declared
+        return backend
 
     # -- reading ----------------------------------------------------------------------------
 
@@ -244,27 +259,10 @@ class HostBackend:
             try:
                 value = shared_part(value, part, writable=writable)
             except (KeyError, AttributeError):
-                raise self._missing_error(path[:position], value) from None
+                raise missing_entry(self._declared, path[:position], value) from None
             if writable:
                 value = self._object_for_callback(value)
         return value if writable or getattr(permission, "borrow", False) else self._read_only(value, path)
-
-    def _missing_error(self, path: StatePath, container: Any) -> MissingStateError:
-        label, where, name = self._declared.label, self._declared.where, path[-1]
-        hint = did_you_mean(name, part_names(container))
-        if is_hub(container):
-            return MissingStateError(
-                f"{label} reads `{dotted(path)}`, which has no value yet.{hint}",
-                where=where,
-                why=f"so far, `{dotted(path[:-1])}` has {', '.join(map(repr, part_names(container))) or 'nothing'}",
-                fix=f'check first: `if "{name}" in learner.{dotted(path[:-1])}`',
-            )
-        return MissingStateError(
-            f"{label} reads `{dotted(path)}`, which does not exist.{hint}",
-            where=where,
-            why="an entry exists after a callback's `init`, or an earlier handler, has assigned it",
-            fix="create it in `init` of the callback that writes it",
-        )
 
     def _read_only(self, value: Any, path: StatePath) -> Any:
         return read_only(value, lambda: self._write_error(path))

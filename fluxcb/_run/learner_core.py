@@ -198,7 +198,9 @@ class LearnerCore:
         # initialize, and those that traced handlers use move to the carry afterwards.
         state.cbstate = {**state.cbstate, **in_carry_before}
         train.carry = {**train.carry, "cbstate": {}}
-        plan = Plan(graph, lambda d: backends[d.position], state.meter.wrapper, self.engine.emitter.adapt_call)
+        plan = Plan(
+            graph, lambda d: backends[d.position].naming(d), state.meter.wrapper, self.engine.emitter.adapt_call
+        )
         # In the order of the graph, so that `init` can read entries that another callback's `init` creates.
         for declared in (d for d in graph.init_order() if type(d.callback).init is not Callback.init):
             try:

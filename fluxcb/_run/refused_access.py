@@ -1,14 +1,17 @@
 """Errors and fixes for accesses of host handlers that would be refused even after the access is declared."""
 
+from typing import Any
+
 from fluxcb._declare.access import Append, Permission, Write, dotted, lookup, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, writable_at
-from fluxcb._errors import AccessError
+from fluxcb._errors import AccessError, MissingStateError, did_you_mean
+from fluxcb._run.shared_parts import is_hub, part_names
 from fluxcb._run.state import HostState
 from fluxcb._run.window import Window
 from fluxcb._typing import StatePath
 
-__all__ = ["computed_value_written", "flag_written_late", "refused_step_write", "undeclared_fix"]
+__all__ = ["computed_value_written", "flag_written_late", "missing_entry", "refused_step_write", "undeclared_fix"]
 
 
 def refused_step_write(declared: Declared, path: StatePath, window: Window | None) -> AccessError | None:
@@ -56,6 +59,31 @@ def flag_written_late(declared: Declared, path: StatePath, reason: str) -> Acces
             f"raise `CancelStep` in a host handler of StepBegin, to leave out the whole step{control}",
             f"raise `CancelFitting` in a host handler of StepEnd, to stop the fit{control}",
         ],
+    )
+
+
+def missing_entry(declared: Declared, path: StatePath, container: Any) -> MissingStateError:
+    """Return the error for reading a shared entry, or a part of it, that does not exist.
+
+    Args:
+        declared: The callback.
+        path: The path of the missing entry.
+        container: The object that would contain it.
+    """
+    label, where, name = declared.label, declared.where, path[-1]
+    hint = did_you_mean(name, part_names(container))
+    if is_hub(container):
+        return MissingStateError(
+            f"{label} reads `{dotted(path)}`, which has no value yet.{hint}",
+            where=where,
+            why=f"so far, `{dotted(path[:-1])}` has {', '.join(map(repr, part_names(container))) or 'nothing'}",
+            fix=f'check first: `if "{name}" in learner.{dotted(path[:-1])}`',
+        )
+    return MissingStateError(
+        f"{label} reads `{dotted(path)}`, which does not exist.{hint}",
+        where=where,
+        why="an entry exists after a callback's `init`, or an earlier handler, has assigned it",
+        fix="create it in `init` of the callback that writes it",
     )
 
 

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fluxcb._declare.schedules import positive
 from fluxcb._errors import FluxcbError
 from fluxcb._terminal import escape_block
 from fluxcb._tools import commands
@@ -69,13 +68,11 @@ def _run(chosen: argparse.Namespace) -> int:
         fix = "name a folder, in which the run gets a folder of its own"
         raise UsageError(f"`--out` is the file {out}.\n  fix:   {fix}")
     if chosen.command == "demo":
-        positive(chosen.epochs, "--epochs")
         from fluxcb._tools.demo import run_demo
 
         run_demo(epochs=chosen.epochs, seed=chosen.seed, out=chosen.out)
         return 0
     if chosen.command == "sweep":
-        positive(chosen.epochs, "--epochs")
         from fluxcb._tools.sweep import RATES, run_sweep
 
         rates = chosen.learning_rates or RATES
@@ -180,18 +177,20 @@ def _parser() -> argparse.ArgumentParser:
     ablate.add_argument(
         "names",
         nargs="*",
+        default=(),  # without a default, argparse lists NAME among the missing arguments
         metavar="NAME",
         help="names of callbacks (default: all that can be disabled one by one)",
     )
-    ablate.add_argument("--epochs", type=int, help="length of each training in epochs")
-    ablate.add_argument("--steps", type=int, help="length of each training in steps, instead of epochs")
+    length = ablate.add_mutually_exclusive_group(required=True)
+    length.add_argument("--epochs", type=_positive, help="length of each training in epochs")
+    length.add_argument("--steps", type=_positive, help="length of each training in steps, instead of epochs")
     ablate.add_argument("--seeds", type=int, nargs="+", help="repeat with each seed, which TARGET gets as its argument")
 
     replay = parsers.add_parser("replay", help="train steps of a recorded run again, and compare the results")
     replay.add_argument("run", type=Path, metavar="RUN", help="folder that was passed to Checkpointer")
     which = replay.add_mutually_exclusive_group(required=True)
-    which.add_argument("--steps", metavar="FIRST:LAST", help="the steps to observe, e.g. 800:820")
-    which.add_argument("--bad-step", type=int, metavar="N", help="a skipped step that `BadSteps` has recorded")
+    which.add_argument("--steps", type=_step_range, metavar="FIRST:LAST", help="the steps to observe, e.g. 800:820")
+    which.add_argument("--bad-step", type=_positive, metavar="N", help="a skipped step that `BadSteps` has recorded")
     replay.add_argument(
         "--learner",
         metavar="SET",
@@ -232,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     demo = parsers.add_parser("demo", help="train a small network on handwritten digits, and show the results")
-    demo.add_argument("--epochs", type=int, default=20, help="number of epochs (default 20)")
+    demo.add_argument("--epochs", type=_positive, default=20, help="number of epochs (default 20)")
     demo.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     demo.add_argument("--out", type=Path, default=Path("runs"), help="folder for the results (default runs/)")
 
@@ -240,10 +239,27 @@ def _parser() -> argparse.ArgumentParser:
     sweep.add_argument(
         "--learning-rates", type=float, nargs="+", metavar="RATE", help="default: eight rates from 0.0001 to 0.3"
     )
-    sweep.add_argument("--epochs", type=int, default=10, help="number of epochs (default 10)")
+    sweep.add_argument("--epochs", type=_positive, default=10, help="number of epochs (default 10)")
     sweep.add_argument("--seed", type=int, default=0, help="random seed (default 0)")
     sweep.add_argument("--out", type=Path, default=Path("runs"), help="folder for the results (default runs/)")
     return parser
+
+
+def _positive(text: str) -> int:
+    """Return an option's value if it is a whole number of at least 1."""
+    if not (text.isdecimal() and int(text) >= 1):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, not {text!r}")
+    return int(text)
+
+
+def _step_range(text: str) -> tuple[int, int]:
+    """Return the steps FIRST and LAST of an option FIRST:LAST."""
+    first, _, last = text.partition(":")
+    if not (first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last)):
+        raise argparse.ArgumentTypeError(
+            f"must be FIRST:LAST with 1 <= FIRST <= LAST, not {text!r}; write e.g. --steps 800:820"
+        )
+    return int(first), int(last)
 
 
 def _version() -> str:

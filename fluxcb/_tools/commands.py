@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from fluxcb._errors import DeclarationError, did_you_mean, nearest
 from fluxcb._terminal import escape_block
 from fluxcb._tools.line_filling import filled, line_width
 from fluxcb._tools.project import Project, find_project
-from fluxcb._tools.verifying import Verdict, graph_by_name, learner_by_name, verify
+from fluxcb._tools.verifying import Verdict, graph_by_name, graph_to_json, learner_by_name, verify
 
 if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
@@ -27,6 +28,8 @@ __all__ = ["UsageError", "ablate", "check", "events", "explain", "graph", "list_
 
 
 T = TypeVar("T")
+
+_SET_NAME = re.compile(r"[\w.]+:[\w.]+")  # `module:name`; the name of a callback has no colon, or has brackets as well
 
 
 class UsageError(Exception):
@@ -69,7 +72,7 @@ def graph(
     found = _learner(name).callbacks.graph if costs else _graph(name)
     chosen = _with_usage_errors(lambda: _moment(found, event, phase)) if event or phase else None
     if as_json:
-        _write_json(_as_json(found))
+        _write_json(graph_to_json(found))
     else:
         form = form or (_with_usage_errors(lambda: _form_of(out)) if out is not None else "tree")
         shown_event, shown_phase = chosen or (None, None)
@@ -101,6 +104,13 @@ def explain(a: str | None, b: str | None, name: str | None, *, costs: bool, as_j
         return _explain_costs(a, as_json=as_json)
     if a is None or b is None:
         return _explain_all(a, as_json=as_json)
+    # `explain ClipGradients pkg.train:callbacks` has a set in place of the second callback.
+    if name is None and _SET_NAME.fullmatch(b):
+        raise UsageError(
+            f"`fluxcb explain {a} {b}` names one callback and a callback set, and a second callback is missing.\n"
+            f"  fix:   name another callback: `fluxcb explain {a} OTHER {b}`\n"
+            f"     or: explain the order of all callbacks: `fluxcb explain {b}`"
+        )
     found = _graph(name)
     one, other = _with_usage_errors(lambda: (find_callback(found, a), find_callback(found, b)))
     text = _with_usage_errors(lambda: explain_pair(found, one, other))
@@ -146,7 +156,7 @@ def events(name: str | None, *, as_json: bool) -> int:
     """Show the moments, and the callbacks that run at each moment."""
     found = _graph(name)
     if as_json:
-        _write_json(_as_json(found)["moments"])
+        _write_json(graph_to_json(found)["moments"])
         return _problems(found)
     rows = [
         (
@@ -210,15 +220,17 @@ def ablate(
 
 
 def replay(
-    run: Path, steps: str, name: str | None, watch: Sequence[str], save: Path | None, lineage: str | None = None
+    run: Path,
+    steps: tuple[int, int],
+    name: str | None,
+    watch: Sequence[str],
+    save: Path | None,
+    lineage: str | None = None,
 ) -> int:
     """Replay steps of a run. Return 1 if the replay differs from the run."""
     from fluxcb._declare.wrappers import every
     from fluxcb.callbacks import DumpArrays, PrintArrays
 
-    first, _, last = steps.partition(":")
-    if not (first.isdecimal() and last.isdecimal()):
-        raise UsageError(f"`--steps` is FIRST:LAST, not {steps!r}.\n  fix:   write e.g. `--steps 800:820`")
     if save is not None and not watch:
         raise UsageError("`--save` has no values to write.\n  fix:   name them, e.g. `--watch step.grads`")
     observers: list[Any] = []
@@ -228,7 +240,7 @@ def replay(
         of_step = any(value.split(".")[0] == "step" for value in watch)
         observers.append(observer if of_step else every(observer, steps=1))
     learner = _maker(name or _only_set())()
-    result = learner.replay(run, steps=(int(first), int(last)), callbacks=observers, lineage=lineage)
+    result = learner.replay(run, steps=steps, callbacks=observers, lineage=lineage)
     _write(str(result))
     _name_folder(save)
     return 1 if result.differences else 0
@@ -389,42 +401,6 @@ def _handler_words(found: CallbackGraph, moment: Moment) -> list[str]:
     for entry in words[:-1]:
         entry[-1] += ","
     return [word for entry in words for word in entry]
-
-
-def _as_json(found: CallbackGraph) -> dict[str, Any]:
-    return {
-        "callbacks": [
-            {"label": d.label, "class": f"{d.cls.__module__}.{d.cls.__qualname__}", "where": d.where}
-            for d in found.declared
-        ],
-        "edges": [
-            {
-                "earlier": found.declared[i].label,
-                "later": found.declared[j].label,
-                "reasons": edge.reasons,
-                "moments": [moment_name(moment) for moment in edge.moments],
-            }
-            for (i, j), edge in found.edges.items()
-        ],
-        "moments": [
-            {
-                "event": event.__name__,
-                "phase": phase.__name__,
-                "kind": "traced" if issubclass(event, TracedEvent) else "host",
-                "handlers": [
-                    {
-                        "callback": handler.declared.label,
-                        "handler": handler.name,
-                        "due": [repr(schedule) for schedule in handler.schedules],
-                        "where": handler.where,
-                    }
-                    for handler in found.orders[event, phase]
-                ],
-            }
-            for event, phase in found.moments
-        ],
-        "problems": [f"{type(problem).__name__}: {problem}" for problem in found.problems],
-    }
 
 
 def _count(things: Any, what: str) -> str:

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fluxcb._check.ordering import moment_name
 from fluxcb._check.preflight import unchecked_graph
 from fluxcb._check.source_audit import audit_source
+from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import TrainingPhase, ValidationPhase
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import CheckError, DeclarationError, FluxcbError
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from fluxcb._check.graph import CallbackGraph
     from fluxcb._run.learner import Learner
 
-__all__ = ["Verdict", "graph_by_name", "learner_by_name", "verify"]
+__all__ = ["Verdict", "graph_by_name", "graph_to_json", "learner_by_name", "verify"]
 
 _LIBRARY = Path(__file__).resolve().parents[1]
 
@@ -95,6 +97,43 @@ def graph_by_name(name: str, root: Path) -> CallbackGraph:
         FluxcbError: The set cannot be loaded, or a single declaration is invalid.
     """
     return _graph(load(name, root).get())
+
+
+def graph_to_json(found: CallbackGraph) -> dict[str, Any]:
+    """Return a graph as plain data that `json.dumps` accepts."""
+    return {
+        "callbacks": [
+            {"label": d.label, "class": f"{d.cls.__module__}.{d.cls.__qualname__}", "where": d.where}
+            for d in found.declared
+        ],
+        "edges": [
+            {
+                "earlier": found.declared[i].label,
+                "later": found.declared[j].label,
+                "reasons": edge.reasons,
+                "moments": [moment_name(moment) for moment in edge.moments],
+            }
+            for (i, j), edge in found.edges.items()
+        ],
+        "moments": [
+            {
+                "event": event.__name__,
+                "phase": phase.__name__,
+                "kind": "traced" if issubclass(event, TracedEvent) else "host",
+                "handlers": [
+                    {
+                        "callback": handler.declared.label,
+                        "handler": handler.name,
+                        "due": [repr(schedule) for schedule in handler.schedules],
+                        "where": handler.where,
+                    }
+                    for handler in found.orders[event, phase]
+                ],
+            }
+            for event, phase in found.moments
+        ],
+        "problems": [f"{type(problem).__name__}: {problem}" for problem in found.problems],
+    }
 
 
 def learner_by_name(name: str, root: Path) -> Learner:

@@ -10,7 +10,8 @@ from typing import Any
 from fluxcb._errors import DeclarationError, FluxcbError
 from fluxcb._tracebacks import warn_user
 from fluxcb.logging.backend import LoggerBackend
-from fluxcb.logging.hub import Put
+from fluxcb.logging.hub import Put, article
+from fluxcb.logging.loggables import Loggable
 
 __all__ = ["BackendGroup"]
 
@@ -49,6 +50,7 @@ class BackendGroup:
         _refuse_shared_files(self.backends)
         self._open: set[str] = set()
         self._off: set[str] = set()
+        self._kinds: set[type[Loggable]] = set()  # the types of all values so far, each checked once
         self._states: dict[str, dict[str, Any]] = {}
         self._was_open = False
         self._unfinished_epoch = False
@@ -90,7 +92,24 @@ class BackendGroup:
         """Pass values to each backend, and flush it."""
         if puts:
             self._unfinished_epoch = True
+            if self._open:  # with several processes, those of process 0 only
+                self._warn_of_lost(puts)
             self._each(lambda backend: _send(backend, puts))
+
+    def _warn_of_lost(self, puts: Sequence[Put]) -> None:
+        """Warn once for each type of value that no backend takes, because a log without these values looks complete."""
+        for name, loggable, *_ in puts:
+            kind = type(loggable)
+            if kind in self._kinds:
+                continue
+            self._kinds.add(kind)
+            if not any(issubclass(kind, backend.loggables) for backend in self.backends):
+                backends = ", ".join(backend.name for backend in self.backends)
+                warn_user(
+                    f"`{name}` is {article(kind)}, which no backend takes: {backends}. Values of this type are not "
+                    f"written.\n  fix:   {_how_to_log(kind)}",
+                    UserWarning,
+                )
 
     def end_epoch(self, epoch: int) -> None:
         """Report the end of an epoch to each backend, if values were logged since the last report."""
@@ -142,6 +161,19 @@ class BackendGroup:
             f"{backend.name} failed and is disabled for the rest of the fit: {type(error).__name__}: {error}",
             UserWarning,
         )
+
+
+def _how_to_log(kind: type[Loggable]) -> str:
+    """Return the edit with which a type of value reaches a backend."""
+    import fluxcb.logging as logging
+
+    shipped = [getattr(logging, name) for name in logging.__all__ if name.endswith("Backend")]
+    takers = [cls.__name__ for cls in shipped if issubclass(kind, getattr(cls, "loggables", ()))]
+    if not takers:
+        return f"add a backend of your own to `Monitors`, with {kind.__name__} in its `loggables`"
+    takers.sort(key=lambda name: name != "TensorBoardBackend")  # first the one that needs no account
+    *first, last = [f"`{name}`" for name in takers]
+    return f"add a backend that takes them to `Monitors`: {', '.join(first)}{' or ' if first else ''}{last}"
 
 
 def _send(backend: LoggerBackend, puts: Sequence[Put]) -> None:

@@ -15,7 +15,7 @@ from fluxcb.logging.loggable_state import loggable_of, loggable_state
 from fluxcb.logging.loggables import Histogram, Image, Loggable, Text, Value
 from fluxcb.logging.rows import COUNTERS
 
-__all__ = ["MonitorHub", "Put"]
+__all__ = ["MonitorHub", "Put", "article"]
 
 
 class Put(NamedTuple):
@@ -180,7 +180,7 @@ class MonitorHub(Constructed):
         series = self._found(name)
         if series.kind is not Value:
             raise DeclarationError(
-                f"`{name}` is {_article(series.kind)}; only numbers have a history.", fix=f'`latest("{name}")`'
+                f"`{name}` is {article(series.kind)}; only numbers have a history.", fix=f'`latest("{name}")`'
             )
         return list(zip(series.steps, series.values, strict=True))
 
@@ -397,7 +397,7 @@ def _require_fit(name: Any, loggable: Any, kind: type[Loggable] | None) -> None:
         )
     if kind is not None:
         raise DeclarationError(
-            f"`{name}` is {_article(kind)} so far, and {_article(type(loggable))} now.",
+            f"`{name}` is {article(kind)} so far, and {article(type(loggable))} now.",
             why="backends store values of only one kind under a name",
             fix="use another name",
         )
@@ -413,5 +413,6 @@ def _require_fit(name: Any, loggable: Any, kind: type[Loggable] | None) -> None:
         )
 
 
-def _article(kind: type[Loggable]) -> str:
+def article(kind: type[Loggable]) -> str:
+    """Return the name of a type of value with its article, e.g. `an Image`."""
     return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"

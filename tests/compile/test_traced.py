@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from fluxcb import Append, Callback, Learner, Read, Write, on
 from fluxcb.events import (
@@ -491,3 +492,36 @@ def test_unused_computations_are_removed():
     assert every["loss"] == values["loss"] == np.mean((XS - YS) ** 2)
     assert every["noise"] == jnp.cosh(every["loss"])
     assert "random_fold_in" in jaxpr_computing((), key=True)[0]
+
+
+@pytest.mark.parametrize("steps_per_call", [1, 4])
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.5, np.float32(0.5)),
+        (1, np.int32(1)),
+        (True, np.True_),
+        ([1.0, 2.0], [np.float32(1), np.float32(2)]),
+        ({"a": 1.0}, {"a": np.float32(1)}),
+    ],
+    ids=str,
+)
+def test_python_numbers_are_step_values(value, expected, steps_per_call):
+    seen = []
+
+    class Weight(Callback):
+        def stateaccess(self):
+            return {"step": {"weight": Write()}}
+
+        @on
+        def put(self, event: BackwardEnd, phase: TrainingPhase, learner):
+            learner.step.weight = value
+
+        @on
+        def show(self, event: StepEnd, phase: TrainingPhase, learner):
+            seen.append(learner.step.weight)
+
+    testlearner(Weight(), batches=2, steps_per_call=steps_per_call).fit(1)
+    assert seen == [expected] * 2
+    dtypes = [[leaf.dtype for leaf in jax.tree.leaves(value)] for value in (*seen, expected)]
+    assert dtypes == [dtypes[-1]] * 3

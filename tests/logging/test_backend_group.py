@@ -2,13 +2,18 @@ import errno
 import os
 import warnings
 
+import numpy as np
 import pytest
 
-from fluxcb import DeclarationError
+from fluxcb import Append, Callback, DeclarationError, on
 from fluxcb._declare.extras import library
-from fluxcb.logging import CSVBackend, Image, JSONLinesBackend, LoggerBackend, Text, Value, log_to
+from fluxcb.callbacks import Monitors
+from fluxcb.events import StepEnd
+from fluxcb.logging import CSVBackend, Image, JSONLinesBackend, Loggable, LoggerBackend, Text, Value, log_to
 from fluxcb.logging.backend_group import BackendGroup
 from fluxcb.logging.hub import Put
+from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
 
 
 class Notes(LoggerBackend):
@@ -58,7 +63,8 @@ def test_each_backend_gets_everything_of_its_kinds_in_order():
     group = BackendGroup([one, two])
     group.open(resumes=False)
     group.open(resumes=False)
-    group.send([A, Put("note", Text("x"), 3, 1, 9.5), Put("b", Value(2.0), 4, 1, 10.0)])
+    with pytest.warns(UserWarning, match="^`note` is a Text, which no backend takes: one, two"):
+        group.send([A, Put("note", Text("x"), 3, 1, 9.5), Put("b", Value(2.0), 4, 1, 10.0)])
     group.send([])
     group.end_epoch(1)
     group.end_epoch(1)  # the fit's end: nothing came since
@@ -239,3 +245,63 @@ def test_a_library_that_misses_another_says_so(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
         library("half_there", extra="wandb", owner="WandbBackend")
+
+
+# -- values that no backend takes --------------------------------------------------------------------------------------
+
+
+class Images(Callback):
+    """Log an image after each step."""
+
+    def stateaccess(self):
+        return {"cbstate": {"monitors": Append()}}
+
+    @on
+    def log(self, event: StepEnd, phase: TrainingPhase, learner):
+        learner.cbstate.monitors.put_image("im", np.zeros((4, 4, 3), np.uint8))
+        learner.cbstate.monitors.put_scalar("a", 1.0)
+
+
+def test_image_that_no_backend_takes_is_reported_once(tmp_path):
+    one, two = JSONLinesBackend(tmp_path / "x.jsonl"), CSVBackend(tmp_path / "x.csv")
+    learner = testlearner(Images(), Monitors(one, two), batches=3)
+    with pytest.warns(UserWarning, match="no backend takes") as caught:
+        learner.fit(2)
+    assert [str(warning.message) for warning in caught] == [
+        f"`im` is an Image, which no backend takes: {one.name}, {two.name}. Values of this type are not written.\n"
+        "  fix:   add a backend that takes them to `Monitors`: `TensorBoardBackend`, `CometBackend`, `MLflowBackend` "
+        "or `WandbBackend`"
+    ]
+    learner.fit(1)  # without another warning, which would be an error
+
+
+class ImageBackend(Notes):
+    loggables = (Image,)
+
+
+def test_one_backend_that_takes_images_is_enough(tmp_path):
+    images = ImageBackend("images")
+    learner = testlearner(Images(), Monitors(JSONLinesBackend(tmp_path / "x.jsonl"), images), batches=3)
+    learner.fit(1)  # warnings are errors
+    assert [name for what, name, *_ in (call for call in images.calls if call[0] == "log")] == ["im"] * 3
+
+
+def test_without_backends_nothing_is_reported():
+    testlearner(Images(), Monitors(), batches=3).fit(1)
+
+
+def test_type_of_value_that_only_own_backends_can_take():
+    class Video(Loggable):
+        pass
+
+    group = BackendGroup([Notes("one")])
+    group.open(resumes=False)
+    with pytest.warns(UserWarning, match="with Video in its `loggables`$"):
+        group.send([Put("clip", Video(), 1, 1, 0.0)])
+
+
+def test_processes_that_open_no_backend_report_nothing(monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)
+    group = BackendGroup([Notes("one")])
+    group.open(resumes=False)
+    group.send([Put("text", Text("a"), 1, 1, 0.0)])

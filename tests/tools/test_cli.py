@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
+
 import fluxcb
+from fluxcb._tools.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,9 +34,32 @@ def test_version(tmp_path):
 
 def test_wrong_usage(tmp_path):
     assert cli(tmp_path).returncode == 2
-    run = cli(tmp_path, "demo", "--epochs", "0")
-    assert run.returncode != 0
-    assert "must be a whole number of at least 1" in run.stderr
+
+
+_NUMBER = "must be a whole number of at least 1, not"
+_STEPS = "fluxcb replay: error: argument --steps: must be FIRST:LAST with 1 <= FIRST <= LAST, not"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "last_line"),
+    [
+        ("ablate", "fluxcb ablate: error: the following arguments are required: TARGET"),
+        ("ablate a:b", "fluxcb ablate: error: one of the arguments --epochs --steps is required"),
+        ("ablate a:b --steps 0", f"fluxcb ablate: error: argument --steps: {_NUMBER} '0'"),
+        ("demo --epochs 0", f"fluxcb demo: error: argument --epochs: {_NUMBER} '0'"),
+        ("demo --epochs 1.5", f"fluxcb demo: error: argument --epochs: {_NUMBER} '1.5'"),
+        ("sweep --epochs -1", f"fluxcb sweep: error: argument --epochs: {_NUMBER} '-1'"),
+        ("replay runs/1 --steps 8:5", f"{_STEPS} '8:5'; write e.g. --steps 800:820"),
+        ("replay runs/1 --steps 0:5", f"{_STEPS} '0:5'; write e.g. --steps 800:820"),
+        ("replay runs/1 --steps 7", f"{_STEPS} '7'; write e.g. --steps 800:820"),
+        ("replay runs/1 --bad-step 0", f"fluxcb replay: error: argument --bad-step: {_NUMBER} '0'"),
+    ],
+)
+def test_wrong_arguments_are_wrong_usage(arguments, last_line, capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(arguments.split())
+    assert raised.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1] == last_line
 
 
 def test_unusable_output_is_wrong_usage(tmp_path):

@@ -288,6 +288,17 @@ def test_explain_single_callback(sample):
     assert "`fluxcb explain kit.train:make_learner`" in cli(sample, "explain", "make_learner").stderr
 
 
+def test_explain_one_callback_of_a_set(sample):
+    run = cli(sample, "explain", "ClipGradients", "kit.train:make_learner")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        "`fluxcb explain ClipGradients kit.train:make_learner` names one callback and a callback set, and a second "
+        "callback is missing.\n"
+        "  fix:   name another callback: `fluxcb explain ClipGradients OTHER kit.train:make_learner`\n"
+        "     or: explain the order of all callbacks: `fluxcb explain kit.train:make_learner`\n"
+    )
+
+
 def test_explain_conflict(sample):
     lines = done(cli(sample, "explain", "Decay", "WarmUp", "kit.broken:conflict"), 1)
     assert lines[0] == "WarmUp() and Decay() both write `hyperparams.learning_rate` and no order is declared."

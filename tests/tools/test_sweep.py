@@ -36,8 +36,8 @@ def test_sweep_writes_histories_and_picture(tmp_path):
 
 def test_wrong_number_of_epochs_is_usage_error(tmp_path):
     run = sweep(tmp_path, "--epochs", "0")
-    assert (run.returncode, run.stdout) == (1, "")
-    assert "--epochs" in run.stderr
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.endswith("error: argument --epochs: must be a whole number of at least 1, not '0'\n")
 
 
 @pytest.mark.long
