@@ -70,8 +70,8 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
     found = []
     for handler in handlers:
         code = getattr(handler.function, "__code__", None)
-        numbers = _numbers(getattr(handler.function, "__self__", None)) if code is not None else {}
-        if numbers:
+        numbers = _numbers(getattr(handler.function, "__self__", None))
+        if numbers and isinstance(code, CodeType):
             names = _names_in(code)
             found += [TracedField(handler, name, value) for name, value in numbers.items() if name in names]
     return found

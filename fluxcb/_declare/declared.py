@@ -30,19 +30,13 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import access_declarer
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
-from fluxcb._declare.signatures import example_call, method_place, source_of
+from fluxcb._declare.signatures import method_place, source_of
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
 __all__ = ["BoundHandler", "Declared", "Moment", "declare"]
 
 Moment = tuple[type[Event], type[Phase]]
-
-# How to use a function, which is no callback: `callbacks=[accuracy]` is a common mistake.
-_FUNCTIONS = (
-    "for a metric, write `Metrics(function)`",
-    "for any other function, write `CustomCallback(function, StepEnd)`",
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -275,13 +269,6 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
     ordered: list[tuple[int, int]] = []
 
     def place(callback: Any, *, grouped: bool) -> int:
-        if not isinstance(callback, Callback):
-            hint = example_call(callback) if isinstance(callback, type) and issubclass(callback, Callback) else None
-            shown = f"the class `{callback.__name__}`" if isinstance(callback, type) else repr(callback)
-            raise DeclarationError(
-                f"The callbacks list contains {shown}, which is not a callback instance.",
-                fix=[f"write `{hint}`"] if hint else _how_to_list(callback),
-            )
         check_instance(callback)
         inner = unwrap(callback)
         if id(inner) in positions:
@@ -305,16 +292,6 @@ def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, 
         else:
             ungrouped.add(place(item, grouped=False))
     return flat, ordered
-
-
-def _how_to_list(item: Any) -> Sequence[str]:
-    """Return what to write instead of an item of a callbacks list that is not a callback."""
-    if isinstance(item, list | tuple) and any(isinstance(part, Callback) for part in item):
-        return ["unpack its callbacks into the list: `callbacks=[*group, ...]`"]
-    # By name, because the declarations do not import the library.
-    if any(cls.__name__ == "LoggerBackend" for cls in type(item).__mro__):
-        return ["write `Monitors(backend)`"]
-    return _FUNCTIONS
 
 
 def _declare_one(callback: Callback, position: int, label: str, name: str) -> Declared:

@@ -1,30 +1,47 @@
-"""Checks of one callback instance: its fields, and whether the constructor of its base class ran."""
+"""Checks of one item of a callbacks list: it is a callback, and its fields and constructors are right."""
 
 from __future__ import annotations
 
 import dis
 import inspect
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 from fluxcb._declare.callback import DECLARATIONS, Callback
-from fluxcb._declare.signatures import source_of
+from fluxcb._declare.signatures import example_call, source_of
 from fluxcb._errors import DeclarationError
 
 __all__ = ["check_instance"]
 
+_METHODS = frozenset(("handlers", *DECLARATIONS))
 
-def check_instance(callback: Callback) -> None:
-    """Check that no field hides a method that fluxcb calls, and that the constructors of base classes ran.
+# How to use a function, which is no callback: `callbacks=[accuracy]` is a common mistake.
+_FUNCTIONS = (
+    "for a metric, write `Metrics(function)`",
+    "for any other function, write `CustomCallback(function, StepEnd)`",
+)
+
+
+def check_instance(callback: Any) -> None:
+    """Check an item of a callbacks list.
 
     Raises:
-        DeclarationError: A field has the name of such a method, or a constructor does not call that of its base class.
+        DeclarationError: It is not a callback instance, a field has the name of a method that fluxcb calls, or its
+            constructor does not call that of its base class.
     """
+    if not isinstance(callback, Callback):
+        hint = example_call(callback) if isinstance(callback, type) and issubclass(callback, Callback) else None
+        shown = f"the class `{callback.__name__}`" if isinstance(callback, type) else repr(callback)
+        raise DeclarationError(
+            f"The callbacks list contains {shown}, which is not a callback instance.",
+            fix=[f"write `{hint}`"] if hint else _how_to_list(callback),
+        )
     cls = type(callback)
     fields = vars(callback)
-    for name in ("handlers", *DECLARATIONS):
+    for name in _METHODS.intersection(fields):
         # A function in a field is called like the method, so it works.
-        if name in fields and not callable(fields[name]):
+        if not callable(fields[name]):
             raise DeclarationError(
                 f"A `{cls.__name__}` has a field `{name}`, a {type(fields[name]).__name__}, but `{name}` is a method "
                 "of every callback.",
@@ -48,6 +65,16 @@ def check_instance(callback: Callback) -> None:
                 why=f"only that constructor sets the fields that `{base.__name__}` needs",
                 fix=f"write `super().__init__({required})` in `{first.__name__}.__init__`",
             )
+
+
+def _how_to_list(item: Any) -> Sequence[str]:
+    """Return what to write instead of an item of a callbacks list that is not a callback."""
+    if isinstance(item, list | tuple) and any(isinstance(part, Callback) for part in item):
+        return ["unpack its callbacks into the list: `callbacks=[*group, ...]`"]
+    # By name, because the declarations do not import the library.
+    if any(cls.__name__ == "LoggerBackend" for cls in type(item).__mro__):
+        return ["write `Monitors(backend)`"]
+    return _FUNCTIONS
 
 
 def _fields_set(constructor: Any) -> set[str]:
