@@ -51,7 +51,7 @@ def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: 
     """
     from rich.text import Text
 
-    y = enclosing(value for line in lines for _, value in line.points)
+    y = enclosing([value for line in lines for _, value in line.points] or [0.0, 1.0])
     margin = max(len(f"{level:g}") for level in y.ticks)
     columns = max(8, width - margin - 2)
     cells = [[(" ", "")] * columns for _ in range(height)]

@@ -133,7 +133,10 @@ def show_panels(panels: Sequence[Panel]) -> Picture | None:
 
 
 def print_panels(panels: Sequence[Panel], console: Console) -> None:
-    """Print each panel as a chart, with a common horizontal axis and an empty line between charts."""
+    """Print each panel as a chart, with a common horizontal axis and an empty line between charts.
+
+    A panel in which no point can be drawn has an empty chart.
+    """
     shared = shared_x(panels)
     for number, panel in enumerate(panels):
         if number:
@@ -143,7 +146,7 @@ def print_panels(panels: Sequence[Panel], console: Console) -> None:
 
 def _print_chart(panel: Panel, console: Console) -> None:
     curves = panel.drawable()
-    ys = [y for points in curves.values() for _, y in points]
+    ys = [y for points in curves.values() for _, y in points] or [0.0, 1.0]
     colors = [_TERMINAL_COLORS[number % len(_TERMINAL_COLORS)] for number in range(len(curves) + len(panel.marks))]
     # Without colors, markers distinguish the curves of a chart.
     marked = len(curves) > 1 and console.color_system is None
