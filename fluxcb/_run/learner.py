@@ -273,13 +273,13 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         """Train.
 
         Every epoch runs one epoch of each training phase, in the order of `phases=` and each with its own data, then
-        one epoch of each validation phase that has data, and then emits `Trigger`. The epochs of all these phases have
-        the same number. Training steps are counted across the training phases. The phases of an `InTurn` alternate
-        within one epoch.
+        one epoch of each validation phase that has data, and then emits `Trigger`. All these epochs have the same
+        number. Training steps are counted across the training phases. The phases of an `InTurn` alternate.
 
         SIGTERM and Ctrl-C end a fit after the current window: `FitStopping` and `FitEnd` are emitted. After SIGTERM,
         `fit` returns with `stop_reason` "preempted"; after Ctrl-C, it raises KeyboardInterrupt. A second signal ends
-        the program immediately.
+        the program immediately. If a fit ended within an epoch, for any reason, the next one begins the next epoch,
+        without the remaining batches. With `resume=True` and a Checkpointer, it continues exactly.
 
         Args:
             epochs: Number of epochs to train, in addition to those before.
