@@ -21,7 +21,7 @@ from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
 from fluxcb._run.argument_order import refuse_swapped
-from fluxcb._run.arguments import FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
+from fluxcb._run.arguments import EXPLAIN_FIXES, FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.class_numbers import warn_about_class_numbers
@@ -396,7 +396,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         """The callback graph: an edge goes from the earlier callback to the later one, with `reasons` and `moments`."""
         return self._core.graph.digraph
 
-    @entry_point
+    @entry_point(fixes=EXPLAIN_FIXES)
     def explain(self, *, costs: bool = False) -> str:
         """Return a text that lists the handlers of each moment in order, with the reason for each position.
 
