@@ -190,7 +190,6 @@ NAMES_ELSEWHERE = [
     ("MinSaver('runs', monitor='val_loss')", "MinSaver('runs', metric=\"validation/loss\")"),
     ("DumpArrays('params', dirpath='runs')", "DumpArrays('params', folder=\"runs\")"),
     ("TensorBoardBackend(log_dir='runs')", 'TensorBoardBackend(folder="runs")'),
-    ("LogMetrics(freq=10)", "LogMetrics(steps=10)"),
     ("LogHistograms(every=10)", "LogHistograms(freq=10)"),
     ("PeriodicTrigger(Checkpointer('runs'), epochs=2)", "PeriodicTrigger(Checkpointer('runs'), every_k_epochs=2)"),
     ("ConfusionMatrix(num_classes=3)", "ConfusionMatrix(classes=3)"),

@@ -24,6 +24,7 @@ from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.data.loader import ArrayLoader
 
 __all__ = [
+    "EXPLAIN_FIXES",
     "FIT_FIXES",
     "LEARNER_FIXES",
     "as_key",
@@ -70,6 +71,11 @@ FIT_FIXES = {
     "ckpt_path": "write `resume=True`; the `Checkpointer` among the callbacks knows the folder",
 }
 """The fixes for arguments that `Learner.fit` does not have."""
+
+EXPLAIN_FIXES = {
+    "*": "call it without arguments, which explains all callbacks; the command `fluxcb explain A B` explains a pair"
+}
+"""The fixes for arguments that `Learner.explain` does not have."""
 
 _LONGEST = 60  # maximum length of a value in a message (characters)
 

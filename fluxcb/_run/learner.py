@@ -21,7 +21,7 @@ from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
 from fluxcb._run.argument_order import refuse_swapped
-from fluxcb._run.arguments import FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
+from fluxcb._run.arguments import EXPLAIN_FIXES, FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.class_numbers import warn_about_class_numbers
@@ -273,13 +273,13 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         """Train.
 
         Every epoch runs one epoch of each training phase, in the order of `phases=` and each with its own data, then
-        one epoch of each validation phase that has data, and then emits `Trigger`. The epochs of all these phases have
-        the same number. Training steps are counted across the training phases. The phases of an `InTurn` alternate
-        within one epoch.
+        one epoch of each validation phase that has data, and then emits `Trigger`. All these epochs have the same
+        number. Training steps are counted across the training phases. The phases of an `InTurn` alternate.
 
         SIGTERM and Ctrl-C end a fit after the current window: `FitStopping` and `FitEnd` are emitted. After SIGTERM,
         `fit` returns with `stop_reason` "preempted"; after Ctrl-C, it raises KeyboardInterrupt. A second signal ends
-        the program immediately.
+        the program immediately. If a fit ended within an epoch, for any reason, the next one begins the next epoch,
+        without the remaining batches. With `resume=True` and a Checkpointer, it continues exactly.
 
         Args:
             epochs: Number of epochs to train, in addition to those before.
@@ -396,7 +396,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         """The callback graph: an edge goes from the earlier callback to the later one, with `reasons` and `moments`."""
         return self._core.graph.digraph
 
-    @entry_point
+    @entry_point(fixes=EXPLAIN_FIXES)
     def explain(self, *, costs: bool = False) -> str:
         """Return a text that lists the handlers of each moment in order, with the reason for each position.
 

@@ -124,7 +124,11 @@ class StateProperties:
         @entry_point
         def __getattr__(self, name: str) -> Any:
             if name not in _CALLS:
-                return object.__getattribute__(self, name)  # raises the usual error, or the error of a property
+                if hasattr(type(self), name):
+                    return object.__getattribute__(self, name)  # raises the error of a property
+                # The usual error, raised by a statement, so that its traceback shows only the user's line.
+                usual = f"{type(self).__name__!r} object has no attribute {name!r}"
+                raise AttributeError(usual, name=name, obj=self)
             what = f"A Learner has no attribute `{name}`."
             # Without `obj`, with which Python would add its own suggestion.
             raise AttributeError(str(AccessError(what, fix=_CALLS[name])), name=name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def read_run(path: Path) -> Curves:
         path: The run's folder, which contains `history.json`, JSON lines or CSV, or the path of such a file.
             `history.json` is a file that `fluxcb demo` writes, or the JSON of `History.to_dict()`. Each line or row has
             a counter (`step` or `epoch`) and values by name. The keys of nested mappings are joined by `/`.
+            Values that are NaN or infinite are kept.
 
     Raises:
         DataError: There is no such file, or it contains nothing that can be drawn.
@@ -103,7 +105,7 @@ def _from_history(content: Any) -> Curves:
 
 def _from_to_dict(content: Mapping[str, Any]) -> Curves:
     """Read the result of `History.to_dict`; all epochs are assumed to have the same number of steps."""
-    epochs, steps = _number(content.get("epoch")), _number(content.get("step"))
+    epochs, steps = _counter(content.get("epoch")), _counter(content.get("step"))
     per_epoch = steps / epochs if steps and epochs else 1.0
     curves: Curves = {}
     for part, counter, between, scale in (
@@ -121,7 +123,7 @@ def _from_rows(rows: Iterable[Any]) -> Curves:
     found: dict[str, list[tuple[Any, Any]]] = {}
     for row in rows:
         flat = dict(_flat(row)) if isinstance(row, Mapping) else {}
-        counter = next((flat[name] for name in _COUNTERS if _number(flat.get(name)) is not None), None)
+        counter = next((flat[name] for name in _COUNTERS if _counter(flat.get(name)) is not None), None)
         for name, value in flat.items():
             if name not in _NO_VALUES and counter is not None:
                 found.setdefault(name, []).append((counter, value))
@@ -138,16 +140,25 @@ def _flat(row: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]
 
 
 def _points(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[float, float]]:
-    numbers = ((_number(x), _number(y)) for x, y in pairs)
+    numbers = ((_counter(x), _number(y)) for x, y in pairs)
     return [(x, y) for x, y in numbers if x is not None and y is not None]
 
 
 def _number(value: Any) -> float | None:
-    """Return a value as a number that can be drawn, or None. CSV has text only."""
+    """Return a value as a number, or None if it is none or its magnitude is too large. CSV has text only.
+
+    NaN and infinity are numbers here, because a chart without them would look like that of a healthy run.
+    """
     if isinstance(value, bool):
         return None
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):  # an integer may be too large for a float
         return None
-    return number if abs(number) <= LARGEST else None
+    return number if abs(number) <= LARGEST or not math.isfinite(number) else None
+
+
+def _counter(value: Any) -> float | None:
+    """Return a value as a finite number, or None."""
+    number = _number(value)
+    return number if number is not None and math.isfinite(number) else None

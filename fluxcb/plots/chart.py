@@ -1,4 +1,4 @@
-"""Curves in a terminal, drawn with braille dots."""
+"""Curves in a terminal, drawn with braille dots, or with ASCII characters."""
 
 from __future__ import annotations
 
@@ -32,14 +32,18 @@ class Line:
         style: Its color (a rich style).
         marker: A character that distinguishes the curve from others without colors, or an empty string. It is drawn at
             every point if the curve has few points, and at a few of them otherwise.
+        ascii_path: The character that the curve consists of in a chart of ASCII characters.
     """
 
     points: Points
     style: str = ""
     marker: str = ""
+    ascii_path: str = "."
 
 
-def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: str = "") -> list[Text]:
+def chart(
+    lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: str = "", ascii_only: bool = False
+) -> list[Text]:
     """Return curves over common axes as lines of text.
 
     Args:
@@ -48,10 +52,11 @@ def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: 
         height: Height of the plot (lines).
         x: The horizontal axis.
         x_label: The name of the horizontal axis, which is omitted if there is no room.
+        ascii_only: Whether to draw with ASCII characters.
     """
     from rich.text import Text
 
-    y = enclosing(value for line in lines for _, value in line.points)
+    y = enclosing([value for line in lines for _, value in line.points] or [0.0, 1.0])
     margin = max(len(f"{level:g}") for level in y.ticks)
     columns = max(8, width - margin - 2)
     cells = [[(" ", "")] * columns for _ in range(height)]
@@ -62,7 +67,8 @@ def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: 
         path = list(_joined(places))
         for column, row in path:
             dots[row // 4][column // 2] |= _DOTS[row % 4][column % 2]
-            cells[row // 4][column // 2] = chr(_BLANK + dots[row // 4][column // 2]), line.style
+            braille = chr(_BLANK + dots[row // 4][column // 2])
+            cells[row // 4][column // 2] = line.ascii_path if ascii_only else braille, line.style
         if line.marker:
             few = len(places) <= 2 * _MARKERS
             chosen = [(round(a), round(b)) for a, b in places] if few else _spread(path, number, len(lines))
@@ -72,13 +78,14 @@ def chart(lines: Sequence[Line], *, width: int, height: int, x: Scale, x_label: 
     shown = [*y.ticks[1:-1], y.low, y.high]  # if two labels share a line, the later one is shown
     labels = {round((1 - y.share(level)) * (height - 1)): f"{level:g}" for level in shown}
     texts = []
+    tick, edge, corner, bottom = "+|+-" if ascii_only else "┤│└─"
     for row in range(height):
-        text = Text(f"{labels.get(row, ''):>{margin}} {'┤' if row in labels else '│'}")
+        text = Text(f"{labels.get(row, ''):>{margin}} {tick if row in labels else edge}")
         for character, style in cells[row]:
             text.append(character, style=style)
         text.rstrip()
         texts.append(text)
-    texts.append(Text(f"{'':>{margin}} └{'─' * columns}"))
+    texts.append(Text(f"{'':>{margin}} {corner}{bottom * columns}"))
     texts.append(Text(f"{'':>{margin}}  {_below(x, x_label, columns)}".rstrip()))
     return texts
 

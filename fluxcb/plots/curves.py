@@ -133,7 +133,10 @@ def show_panels(panels: Sequence[Panel]) -> Picture | None:
 
 
 def print_panels(panels: Sequence[Panel], console: Console) -> None:
-    """Print each panel as a chart, with a common horizontal axis and an empty line between charts."""
+    """Print each panel as a chart, with a common horizontal axis and an empty line between charts.
+
+    A panel in which no point can be drawn has an empty chart.
+    """
     shared = shared_x(panels)
     for number, panel in enumerate(panels):
         if number:
@@ -143,43 +146,57 @@ def print_panels(panels: Sequence[Panel], console: Console) -> None:
 
 def _print_chart(panel: Panel, console: Console) -> None:
     curves = panel.drawable()
-    ys = [y for points in curves.values() for _, y in points]
+    ys = [y for points in curves.values() for _, y in points] or [0.0, 1.0]
     colors = [_TERMINAL_COLORS[number % len(_TERMINAL_COLORS)] for number in range(len(curves) + len(panel.marks))]
+    # For example with the encoding ASCII or Latin-1, which have no braille characters.
+    ascii_only = console.options.ascii_only
     # Without colors, markers distinguish the curves of a chart.
     marked = len(curves) > 1 and console.color_system is None
     markers = [_MARKERS[number % len(_MARKERS)] if marked else "" for number in range(len(curves))]
     marks = [
-        Line([(x, min(ys)), (x, max(ys))], color)
+        Line([(x, min(ys)), (x, max(ys))], color, ascii_path="|")
         for x, color in zip(panel.marks.values(), colors[len(curves) :], strict=True)
     ]
     lines = [
-        Line(points, color, marker) for points, color, marker in zip(curves.values(), colors, markers, strict=False)
+        Line(points, color, marker, "." if marked else "*")
+        for points, color, marker in zip(curves.values(), colors, markers, strict=False)
     ]
-    entries = [(marker or "■", name, color) for marker, name, color in zip(markers, curves, colors, strict=False)]
-    entries += [("│", name, line.style) for name, line in zip(panel.marks, marks, strict=True)]
+    curve_sign, mark_sign = "*|" if ascii_only else "■│"
+    entries = [
+        (marker or curve_sign, _shown(name, console), color)
+        for marker, name, color in zip(markers, curves, colors, strict=False)
+    ]
+    entries += [(mark_sign, _shown(name, console), line.style) for name, line in zip(panel.marks, marks, strict=True)]
     texts = chart(
         [*marks, *lines],
         width=min(console.width, _WIDTH),
         height=_HEIGHT,
         x=panel.horizontal,
-        x_label=escape_line(panel.x_label),
+        x_label=_shown(panel.x_label, console),
+        ascii_only=ascii_only,
     )
     for text in [*_legend(entries, console.width), *texts]:
         console.print(text, soft_wrap=True, highlight=False)
 
 
 def _legend(entries: Sequence[tuple[str, str, str]], width: int) -> list[Text]:
-    """Return the entries (a sign, a name and a color) on as many lines as they need."""
+    """Return the entries (a sign, an escaped name and a color) on as many lines as they need."""
     from rich.text import Text
 
     rows: list[Text] = []
     for sign, name, color in entries:
-        entry = Text.assemble((sign, color), f" {escape_line(name)}")
+        entry = Text.assemble((sign, color), f" {name}")
         if rows and rows[-1].cell_len + 3 + entry.cell_len <= width:
             rows[-1].append("   ").append_text(entry)
         else:
             rows.append(entry)
     return rows
+
+
+def _shown(text: str, console: Console) -> str:
+    """Return a text with escapes for control characters, and for characters that the console's encoding lacks."""
+    encoding = console.encoding
+    return escape_line(text).encode(encoding, "backslashreplace").decode(encoding)
 
 
 # -- choosing ----------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ class Panel:
     @property
     def horizontal(self) -> Scale:
         """The horizontal axis."""
-        xs = [x for points in self.drawable().values() for x, _ in points]
+        # A point without a value, such as a NaN at the end of a run, still has a place on this axis.
+        xs = [x for points in self.curves.values() for x, _ in points if self.has_place((x, 0.0))]
         return self.x_scale or spanning([*xs, *self.marks.values()] or [0.0, 1.0], log=self.log_x)
 
 

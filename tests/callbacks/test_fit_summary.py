@@ -1,5 +1,6 @@
 """`FitSummary`: the last lines of a fit show how it ended, where its files are, and what to do next."""
 
+import contextlib
 import io
 import math
 import os
@@ -31,9 +32,10 @@ from fluxcb.testing import testlearner
 
 PARAMS = "Next: `learner.params` has the trained parameters, `learner.fit(n)` trains further."
 TRAINED = "Next: `learner.predict(data)` applies the model, `learner.fit(n)` trains further."
-IN_PROCESS = (
-    "Next: `learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
-    "`learner.fit(..., resume=True)` continues in a new one."
+EXACTLY = "with a `Checkpointer` among the callbacks, `learner.fit(..., resume=True)` continues exactly"
+WITHIN_EPOCH = (
+    "Next: `learner.fit(n)` begins epoch 2 in this process, without the remaining batches of epoch 1; "
+    f"{EXACTLY}, also in a new process."
 )
 RESUMABLE = "Next: `learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process."
 DIVERGED = (
@@ -205,7 +207,10 @@ def test_reading_the_metrics_fetches_nothing():
 def test_a_handler_pauses_the_fit(file):
     pause = raising(PauseFitting("the machine is needed"), StepEnd, lambda learner: learner.progress.step == 3)
     testlearner(pause, FitSummary(file), steps_per_call=1).fit(5)
-    assert lines(file) == ["Training was interrupted in epoch 1 of 5, after step 3: the machine is needed.", IN_PROCESS]
+    assert lines(file) == [
+        "Training was interrupted in epoch 1 of 5, after step 3: the machine is needed.",
+        WITHIN_EPOCH,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -221,8 +226,42 @@ def test_a_signal_ends_the_fit(file, number, shown, outcome):
             learner.fit(5)
     else:
         learner.fit(5)
-    assert lines(file) == [f"Training was interrupted in epoch 1 of 5, after step 0: {shown}.", IN_PROCESS]
+    assert lines(file) == [f"Training was interrupted in epoch 1 of 5, after step 0: {shown}.", WITHIN_EPOCH]
     assert [(seen[0], seen[3]) for seen in ends.seen] == [("interrupted", outcome)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("boom"), PauseFitting("later")])
+def test_next_fit_begins_next_epoch_as_announced(file, error):
+    learner = testlearner(
+        fails := raising(error, StepEnd, lambda learner: learner.progress.step == 2), FitSummary(file)
+    )
+    with contextlib.suppress(KeyboardInterrupt, ValueError):
+        learner.fit(1)
+    assert lines(file)[-1] == WITHIN_EPOCH
+    learner.callbacks.remove(fails)
+    learner.fit(1)
+    assert (learner.epoch, learner.step) == (2, 2 + 4)  # the other two batches of epoch 1 were skipped
+
+
+@pytest.mark.parametrize(("length_is_known", "event"), [(True, EpochEnd), (False, StepEnd)])
+def test_next_fit_after_all_batches_or_an_unknown_number(file, length_is_known, event):
+    batch = np.ones(2, np.float32)
+    learner = fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        lambda params, batch, key: jnp.mean(params["w"] * batch),
+        optax.sgd(0.1),
+        data=[batch] * 2 if length_is_known else (batch for _ in range(2)),
+        callbacks=[raising(ValueError("boom"), event), FitSummary(file)],
+        default_callbacks=False,
+    )
+    with pytest.raises(ValueError, match="boom"):
+        learner.fit(1)
+    known = "continues with epoch 2 in this process"
+    unknown = "begins epoch 2 in this process, without any remaining batches of epoch 1"
+    assert (
+        lines(file)[-1]
+        == f"Next: `learner.fit(n)` {known if length_is_known else unknown}; {EXACTLY}, also in a new process."
+    )
 
 
 def test_a_handler_fails(file, tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ from fluxcb.logging import Histogram, JSONLinesBackend, LoggerBackend, Text
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
+BACKEND = "pass the backend to `Monitors(...)`, and write `LogMetrics()`"
+
 PERIODS = "\n  why:   periods and counts are whole numbers of steps or epochs\n  fix:   pass a positive int"
 FUSING = pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 
@@ -377,3 +379,27 @@ def test_readers_at_trigger_see_the_values_of_the_epoch():
     learner = testlearner(reader, LogMetrics(), Metrics(), Monitors())
     learner.fit(2)
     assert found == [value for _, value in learner.cbstate["metrics_epoch"]["training"]["loss"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "what", "fix"),
+    [
+        ((JSONLinesBackend("log.jsonl"),), {}, "takes no arguments by position, and was given 1.", BACKEND),
+        ((10,), {}, "takes no arguments by position, and was given 1.", "write `every(LogMetrics(), steps=10)`"),
+        ((), {"freq": 10}, "has no argument `freq`.", "write `every(LogMetrics(), steps=10)`"),
+        ((), {"loggers": []}, "has no argument `loggers`.", BACKEND),
+    ],
+)
+def test_log_metrics_with_invalid_arguments_raises(arguments, named, what, fix):
+    with pytest.raises(DeclarationError) as error:
+        LogMetrics(*arguments, **named)
+    assert str(error.value) == f"`LogMetrics` {what}\n  why:   it takes steps\n  fix:   {fix}"
+
+
+@pytest.mark.parametrize(
+    ("steps", "fix"), [(5, "write `every(LogMetrics(), steps=5)`"), (JSONLinesBackend("log.jsonl"), BACKEND)]
+)
+def test_log_metrics_with_steps_that_are_no_bool_raises(steps, fix):
+    with pytest.raises(DeclarationError) as error:
+        LogMetrics(steps=steps)
+    assert str(error.value) == f"`steps` of `LogMetrics` must be True or False, not {steps!r}.\n  fix:   {fix}"

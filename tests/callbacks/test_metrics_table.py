@@ -188,6 +188,12 @@ def test_a_narrow_terminal_continues_rows_on_the_next_line(monkeypatch):
     assert len(table_lines(columns, rows)) == 3  # no terminal has no width
 
 
+def test_a_number_below_a_title_longer_than_the_terminal_stays_in_its_line(monkeypatch):
+    monkeypatch.setattr("fluxcb.callbacks.progress.epoch_table.time.monotonic", lambda: 0.0)
+    lines = table_lines(["train loss", "m" * 50], [(1, [0.5, 0.25])], width=40)
+    assert lines[-3:] == ["    1      0.5000", " " * 34 + "0.2500", "          0.0 s"]
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_the_bar_fits_into_the_terminal(build, width):
     file = io.StringIO()

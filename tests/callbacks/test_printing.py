@@ -1,13 +1,16 @@
 import io
+import itertools
 import re
 
 import jax.numpy as jnp
 import optax
 import pytest
+from rich.console import Console
 
 import fluxcb
 from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, on
 from fluxcb.callbacks import Checkpointer, Metrics, MetricsPrinter, ModelSummary, ProgressBar, accuracy
+from fluxcb.callbacks.progress import bars
 from fluxcb.events import FitBegin, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 
@@ -292,3 +295,32 @@ def test_a_separate_validation_is_shown(build, make_batches):
     learner.run_epoch(ValidationPhase())
     assert file.getvalue() == "validation: compiling the step\n"  # a short one, and no training
     assert learner.cbstate["metrics_epoch"]["validation"].at(0).keys() == {"loss"}
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 60, 72, 80, 120])
+@pytest.mark.parametrize(
+    ("title", "total"), [("epoch 1/2 training", 45), ("epoch 100/200 validation", 12345), ("epoch 3 training", 0)]
+)
+def test_bar_keeps_count_at_any_width(monkeypatch, width, title, total):
+    console = Console(file=(file := io.StringIO()), width=width, force_terminal=True, color_system=None)
+    monkeypatch.setattr(bars.time, "monotonic", itertools.count(step=0.5).__next__)
+    bar = bars.open_display(console, of_fit=True, interval=0.0, rows_follow=False)
+    bar.begin("training", title, total, 0, compiling=True)
+    bar.update(1, 2.5)
+    done = max(25, total // 2)  # without colors, rich draws only the finished part of the bar
+    bar.update(done, 1.4862)
+    line = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", file.getvalue()).replace("\r", "\n").splitlines()[-1]
+    bar.close()
+    assert len(line.rstrip()) <= width
+    count = f"{done:{len(str(total))}}/{total or '?'}"
+    shown = re.fullmatch(
+        rf"(.+?) ([━╸╺ ]*[━╸╺][━╸╺ ]*) {re.escape(count)}(?: (loss 1\.4862))?(?: (\d+ steps/s))?.*", line
+    )
+    assert shown is not None, line
+    assert title.startswith(shown[1].rstrip())
+    assert len(shown[2]) >= 4
+    assert shown[1].rstrip() == title or (shown[3] is None and len(shown[2]) == 4)
+    assert shown[3] or not shown[4]  # the rate goes before the loss
+    if width >= 60 and total == 45:
+        assert shown[3]
+        assert shown[4]

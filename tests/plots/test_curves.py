@@ -89,6 +89,27 @@ def test_mark_is_vertical_line():
     assert set.intersection(*columns)
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_terminal_without_braille(encoding):
+    def drawn(curves, **options):
+        file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)  # refuses other characters
+        plot_curves(curves, x_label="step", y_label="y", ax=Console(file=file, width=24, **options), marks={"µ": 5.0})
+        file.seek(0)
+        return file.read().splitlines()
+
+    name = r"\xb5" if encoding == "ascii" else "µ"
+    head, *rows, axis, steps = drawn({"up": CURVES["up"]})
+    assert head == f"* up   | {name}"
+    assert [rows[0], rows[-1], axis, steps.split()] == [
+        " 10 +         |       **",
+        "  0 +**       |",
+        "    +" + "-" * 19,
+        ["0", "step", "10"],
+    ]
+    assert drawn(CURVES)[0] == f"o up   x down   | {name}"
+    assert drawn({"Größe →": CURVES["up"]})[0].startswith("* Gr" + (r"\xf6\xdfe \u2192" if encoding == "ascii" else ""))
+
+
 def test_points_outside_axes_are_skipped():
     points = [(-1, 3.0), (0, 3.0), (1, 1.0), (10, math.nan), (math.inf, 1.0), (100, 2.0)]
     assert printed({"loss": points}, log_x=True) == printed({"loss": [(1, 1.0), (100, 2.0)]}, log_x=True)

@@ -418,3 +418,14 @@ def test_loss_that_formats_or_counts_a_traced_value_is_a_trace_error(use, reason
         "use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() or numpy, or "
         "format values",
     )
+
+
+def test_explaining_a_pair_names_the_command():
+    with pytest.raises(DeclarationError) as error:
+        testlearner().explain("Metrics", "ClipGradients")
+    assert str(error.value) == (
+        "`Learner.explain` takes no arguments by position, and was given 2.\n"
+        "  why:   it takes costs\n"
+        "  fix:   call it without arguments, which explains all callbacks; "
+        "the command `fluxcb explain A B` explains a pair"
+    )

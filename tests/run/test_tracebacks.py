@@ -185,6 +185,14 @@ def test_fluxcb_errors_show_call():
     assert frames(raised(lambda: learner_of(*clips), CheckError)) == ["raised", "<lambda>", "learner_of"]
 
 
+def test_unknown_attribute_shows_line():
+    error = raised(lambda: learner_of().events, AttributeError)
+    assert frames(error) == ["raised", "<lambda>"]
+    assert str(error) == "'Learner' object has no attribute 'events'"
+    assert not hasattr(error, "__notes__")
+    assert not hasattr(learner_of(), "events")
+
+
 def test_access_error_shows_line_of_handler():
     learner = testlearner(CustomCallback(lambda learner: learner.params, StepEnd))
     assert frames(raised(lambda: learner.fit(1), AccessError)) == ["raised", "<lambda>", "<lambda>"]

@@ -58,7 +58,13 @@ def test_json_lines(tmp_path):
         {"message": "no counter"},
     ]
     (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-    assert read_run(tmp_path) == {"loss": [(10, 2.0), (20, 1.0)], "validation/loss": [(20, 3.0)]}
+    curves = read_run(tmp_path)
+    assert repr(curves) == "{'loss': [(10.0, 2.0), (20.0, 1.0), (30.0, nan)], 'validation/loss': [(20.0, 3.0)]}"
+
+
+def test_counter_is_finite(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": NaN, "epoch": 1, "loss": 2}\n{"step": Infinity, "loss": 1}\n')
+    assert read_run(tmp_path) == {"loss": [(1.0, 2.0)]}
 
 
 def test_commands_of_a_run_are_no_curves(tmp_path):
@@ -180,3 +186,42 @@ def test_wrong_names_and_files_raise(run):
         shown(run, "acuracy")
     with pytest.raises(DeclarationError, match=r"^Plots can only be saved as SVG files, not as .*x\.png\."):
         shown(run, out=run / "x.png")
+
+
+@pytest.mark.parametrize("word", ["NaN", '"NaN"'])  # `History.to_dict` has numbers, and `JSONLinesBackend` has strings
+def test_values_that_are_not_finite_leave_gap(tmp_path, word):
+    losses = ["2", "1", word, "4", "3", word]
+    (tmp_path / "log.jsonl").write_text("".join(f'{{"step": {n}, "loss": {loss}}}\n' for n, loss in enumerate(losses)))
+    head, *_, axis = shown(tmp_path).splitlines()
+    assert head == "■ loss  last nan"
+    assert axis.split() == ["0", "step", "5"]
+    shown(tmp_path, out=tmp_path / "loss.svg")
+    root = ElementTree.parse(tmp_path / "loss.svg").getroot()
+    lines = root.findall("{http://www.w3.org/2000/svg}polyline")
+    assert [len(line.get("points").split()) for line in lines] == [2, 2]
+    right = max(float(line.get("x2")) for line in root.findall("{http://www.w3.org/2000/svg}line"))
+    assert float(lines[-1].get("points").split()[-1].split(",")[0]) < right  # step 4 of 5
+
+
+def test_curve_without_finite_value_beside_others(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "loss": 2, "accuracy": NaN, "val_loss": Infinity}\n')
+    legends = [line for line in shown(tmp_path, "*").splitlines() if "last" in line]
+    assert legends == ["o loss  last 2   x val_loss  last inf", "■ accuracy  last nan"]
+
+
+def test_run_without_finite_value_raises(tmp_path):
+    rows = [
+        '{"step": 1, "loss": NaN, "val_loss": Infinity, "a_loss": NaN}',
+        '{"step": 2, "loss": NaN, "a_loss": -Infinity}',
+    ]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
+    for out in (None, tmp_path / "loss.svg"):
+        with pytest.raises(DataError) as error:
+            shown(tmp_path, out=out)
+        assert str(error.value) == (
+            "The run has no finite value to draw.\n"
+            "  where: `loss` has 2 values, NaN\n"
+            "         `val_loss` has 1 value, infinite\n"
+            "         `a_loss` has 2 values, NaN or infinite\n"
+            "  why:   only finite numbers have a place on an axis"
+        )

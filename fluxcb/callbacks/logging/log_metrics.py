@@ -5,17 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.access import Append, Read
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import EpochEnd, Event, StepEnd
 from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._errors import DeclarationError
 
 __all__ = ["LogMetrics"]
 
 _OF_STEP = {"step": {"metrics": Read()}, "cbstate": {"monitors": Append()}}
 _OF_EPOCH = {"cbstate": {"metrics_epoch": Read(), "monitors": Append()}}
+
+_BACKEND = "pass the backend to `Monitors(...)`, and write `LogMetrics()`"
+_PERIOD = "write `every(LogMetrics(), steps=10)`"
+_FIXES = {
+    "*": _BACKEND,
+    "*numbers": _PERIOD,
+    **dict.fromkeys(("backend", "backends", "logger", "loggers"), _BACKEND),
+    **dict.fromkeys(("freq", "period", "interval", "every", "every_n_steps", "log_every_n_steps"), _PERIOD),
+}
+"""The fixes for arguments that `LogMetrics` does not have."""
 
 
 class LogMetrics(Callback):
@@ -43,6 +55,7 @@ class LogMetrics(Callback):
         windows.
 
     Raises:
+        DeclarationError: `steps` is not a bool.
         MissingStateError: There is no `Monitors` or no `Metrics` (when the Learner is built).
 
     Example:
@@ -57,7 +70,13 @@ class LogMetrics(Callback):
         FluxTraining.jl, `LogMetrics`, which takes the backends as arguments.
     """
 
+    @entry_point(fixes=_FIXES)
     def __init__(self, *, steps: bool = True) -> None:
+        if not isinstance(steps, bool):
+            raise DeclarationError(
+                f"`steps` of `LogMetrics` must be True or False, not {steps!r}.",
+                fix=f"write `every(LogMetrics(), steps={steps})`" if isinstance(steps, int) else _BACKEND,
+            )
         self.steps = steps
 
     def stateaccess(self) -> Mapping[str, Any]:

@@ -15,6 +15,8 @@ __all__ = ["Display", "open_display"]
 
 _PLAIN_SECONDS = 10.0
 _TEXT_WIDTH = 72  # width without the bar (characters); narrower terminals do not show the remaining time
+_BAR_WIDTHS = 4, 8, 40  # of a bar (characters): if nothing else can be left out, in a narrow terminal, and at most
+_TIME_WIDTH = 8  # of the remaining time (characters)
 
 
 def open_display(console: Any, *, of_fit: bool, interval: float, rows_follow: bool) -> Display:
@@ -184,16 +186,19 @@ class _Bar(Display):
 
     def __init__(self, console: Any, of_fit: bool, interval: float) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         super().__init__(console, of_fit)
         self.interval = interval
         texts = [TextColumn("{task.fields[loss]}"), TextColumn("{task.fields[rate]}")]
+        self._bar = BarColumn()
+        self._shows_time = console.width >= _TEXT_WIDTH
         self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=min(40, max(8, console.width - _TEXT_WIDTH))),
-            MofNCompleteColumn(),
+            TextColumn("{task.description}", markup=False),
+            self._bar,
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             *texts,
-            *([TimeRemainingColumn()] if console.width >= _TEXT_WIDTH else []),
+            *([TimeRemainingColumn()] if self._shows_time else []),
             console=console,
             transient=True,
             auto_refresh=False,  # no thread: the handler updates the bar, at most once per interval
@@ -209,7 +214,8 @@ class _Bar(Display):
             self._progress.remove_task(self._task)
         # Before the first loss, show the loss of the phase's previous epoch. Otherwise, short epochs never show a loss.
         loss = "compiling" if compiling else self._losses.get(name, "")
-        self._task = self._progress.add_task(title, total=total or None, completed=done, loss=loss, rate="")
+        title, loss, rate = self._fitting(done, loss, "")
+        self._task = self._progress.add_task(title, total=total or None, completed=done, loss=loss, rate=rate)
 
     def show(self, steps: int) -> None:
         if self.loss is not None:
@@ -218,11 +224,37 @@ class _Bar(Display):
         if now - self._drawn < self.interval:  # for epochs of milliseconds, drawing would take longer than training
             return
         self._drawn = now
-        loss, rate = self._losses.get(self.name, ""), _per_second(self.rate(steps, now))
-        self._progress.update(self._task, completed=steps, loss=loss, rate=rate, refresh=True)
+        title, loss, rate = self._fitting(steps, self._losses.get(self.name, ""), _per_second(self.rate(steps, now)))
+        self._progress.update(self._task, description=title, completed=steps, loss=loss, rate=rate, refresh=True)
 
     def close(self) -> None:
         self._progress.stop()
+
+    def _fitting(self, steps: int, loss: str, rate: str) -> tuple[str, str, str]:
+        """Set the width of the bar, and return the title, the loss and the rate as far as the line has room for them.
+
+        Without this, rich would shorten all columns alike, and the number of steps would become unreadable. The rate is
+        left out first, then the loss, then a part of the bar, and then the end of the title.
+        """
+        from rich.cells import cell_len, set_cell_size
+
+        least, narrow, most = _BAR_WIDTHS
+        width = self.console.width
+        count = len(f"{steps:{len(str(self.total))}}/{self.total or '?'}")
+        # A space follows each of the 5 columns, even if the column is empty.
+        room = width - count - 5 - (_TIME_WIDTH if self._shows_time else 0)
+        bar = min(most, max(narrow, width - _TEXT_WIDTH))
+        used = cell_len(self.title) + bar
+        if used > room:
+            bar = max(least, room - cell_len(self.title))
+            used = room
+        if used + cell_len(loss) > room:
+            loss = rate = ""
+        elif used + cell_len(loss) + cell_len(rate) > room:
+            rate = ""
+        self._bar.bar_width = bar
+        title = self.title if cell_len(self.title) + bar <= room else set_cell_size(self.title, max(0, room - bar))
+        return title, loss, rate
 
 
 class _NotebookBar(Display):

@@ -101,6 +101,8 @@ class EpochTable(ABC):
             width: Maximum length of a line (characters). A longer row continues on the next lines.
         """
         widths = [self._epoch_width, *(max(len(title), _NUMBER_WIDTH) for title in self.columns), _TIME_WIDTH]
+        # A title that is longer than a line must not move the number below it beyond the line.
+        widths = [int(min(of, max(_NUMBER_WIDTH, width - self._epoch_width - 2))) for of in widths]
         lines = [" " * self._epoch_width]
         for cell, of in list(zip(cells, widths, strict=True))[1:]:
             if len(lines[-1]) + 2 + of > width and lines[-1].strip():

@@ -180,9 +180,21 @@ def _advice(event: FitEnd, learner: LearnerView) -> str:
         if saves:
             return "`learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process"
         return (
-            "`learner.fit(n)` continues in this process; with a `Checkpointer` among the callbacks, "
-            "`learner.fit(..., resume=True)` continues in a new one"
+            f"{_next_fit(learner.progress)}; with a `Checkpointer` among the callbacks, "
+            "`learner.fit(..., resume=True)` continues exactly, also in a new process"
         )
     if learner.model is None:  # built with `Learner.from_loss`
         return "`learner.params` has the trained parameters, `learner.fit(n)` trains further"
     return "`learner.predict(data)` applies the model, `learner.fit(n)` trains further"
+
+
+def _next_fit(progress: Any) -> str:
+    """Return what a fit without `resume=True` does after an interruption, as a clause without a period."""
+    epoch, expected = progress.epoch, progress.steps_in_epoch
+    if epoch == 0:
+        return "`learner.fit(n)` continues in this process"
+    if 0 < expected <= progress.step_in_epoch:
+        return f"`learner.fit(n)` continues with epoch {epoch + 1} in this process"
+    # Data without a length may have ended.
+    remaining = "the remaining batches" if expected else "any remaining batches"
+    return f"`learner.fit(n)` begins epoch {epoch + 1} in this process, without {remaining} of epoch {epoch}"
