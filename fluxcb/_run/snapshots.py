@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import platform
 from collections.abc import Callable, Collection, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
-from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.traced import COUNTERS
-from fluxcb._declare.callback import unwrap
 from fluxcb._declare.described import Description, describe_value
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError, FluxcbError, ResumeError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.averages import averages_by_name, validated_average
-from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.encoding import Decoder, Encoder, state_of_callback
 from fluxcb._run.fit_record import Position
 from fluxcb._run.restore_undo import RestoreUndo
 from fluxcb._run.run_changes import Change, allows, check_allowed_names, find_changes
+from fluxcb._run.run_description import SnapshotSource, describe_run
 from fluxcb._run.snapshot_arrays import host_copies, placed_like
-from fluxcb._run.state import HostState
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.snapshot import Snapshot, text_of
-from fluxcb.data.sources import length_of
 
 __all__ = ["Saver", "Snapshots"]
 
 _FIT = ("epoch", "step", "ended", "rewinds", "rewound_to")
 _TREES = ("params", "model_state", "opt_state")
-_PACKAGES = ("fluxcb", "jax", "jaxlib", "numpy", "optax")
 
 Saver = Callable[[Snapshot], None]
 IsSaved = Callable[[tuple[Any, ...]], bool]
@@ -45,28 +38,6 @@ class _Request(NamedTuple):
 
     is_saved: IsSaved | None
     prepare: Callable[[], None] | None
-
-
-class SnapshotSource(Protocol):
-    """The parts of a Learner that a snapshot contains; `LearnerCore` has them."""
-
-    state: HostState
-    graph: CallbackGraph
-    streams: dict[str, BatchStream]
-    phases: tuple[Phase, ...]
-    switching: frozenset[str] | None
-
-    def program_kinds(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the kind of program that each phase's steps run in, by the name of the phase."""
-        ...
-
-    def adopt_kinds(self, recorded: Mapping[str, str]) -> None:
-        """Run the kinds of programs that a restored checkpoint has recorded, where a measurement chooses them."""
-        ...
-
-    def schedule_of_phases(self) -> list[str]:
-        """Return the training phases in the order in which an epoch runs them."""
-        ...
 
 
 class Snapshots:
@@ -198,36 +169,13 @@ class Snapshots:
         return Snapshot(progress.step, progress.epoch, trees, host, encoder.arrays, self.about(), average, averages)
 
     def about(self) -> dict[str, Any]:
-        """Return a description of the run: callbacks, optimizer, data, phases, programs, versions, and devices."""
-        declared = self._core.graph.declared
-        arguments = {d.name: getattr(d.callback, "_fluxcb_arguments", None) for d in declared}
-        return {
-            "callbacks": {d.name: _class_of(d.callback) for d in declared},
-            # Copies of callbacks do not know the arguments with which the original was constructed.
-            "arguments": {name: found for name, found in arguments.items() if found is not None},
-            "optimizer": self._optimizer,
-            "hyperparams": dict(self._core.state.train.given_hyperparams),
-            "data": {name: {"batches": length_of(stream.source)} for name, stream in self._core.streams.items()},
-            "phases": self._core.schedule_of_phases(),
-            "programs": self._core.program_kinds(),
-            "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
-            "devices": [self._platform(), jax.device_count(), platform.machine(), self._mesh()],
-        }
+        """Return a description of the run; see `describe_run`."""
+        return describe_run(self._core, self._optimizer)
 
     @functools.cached_property
     def _optimizer(self) -> Description:
         found = describe_value(self._core.state.optimizer, "optimizer")
         return {path.removeprefix("optimizer").removeprefix("."): text for path, text in found.items()}
-
-    def _platform(self) -> str:
-        return self._core.state.train.platform
-
-    def _mesh(self) -> str:
-        placement, count = self._core.state.train.placement, jax.process_count()
-        if placement is None:
-            return "none"
-        axes = ", ".join(f"{name}={size}" for name, size in placement.mesh.shape.items())
-        return f"{axes} ({count} {'process' if count == 1 else 'processes'})"
 
     def trees(self) -> dict[str, PyTree]:
         """Return the pytrees of a snapshot as live arrays."""
@@ -433,18 +381,3 @@ def _changes(what: str, then: Mapping[str, Any], now: Mapping[str, Any], allow: 
     lines |= {name: f"({now[name]}) is new" for name in now if name not in then}
     lines |= {n: f"was {then[n]}, and is {now[n]} now" for n in then if n in now and then[n] != now[n]}
     return [f"{what}: {name} {line}" for name, line in lines.items() if not allows(allow, f"{what}.{name}")]
-
-
-def _class_of(callback: Any) -> str:
-    cls = type(unwrap(callback))
-    # Files of the library can move between versions, but the public name stays.
-    module = "fluxcb.callbacks" if cls.__module__.startswith("fluxcb.callbacks.") else cls.__module__
-    return f"{module}.{cls.__qualname__}"
-
-
-@functools.cache  # reads files
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
