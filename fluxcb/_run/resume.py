@@ -247,11 +247,22 @@ def _put_back(
     # These differences are warnings and not errors: a run must be able to continue after an upgrade or on another
     # machine. An allowed difference is no surprise.
     unexpected = [change for change in changes if not allows(allow, change.path)]
+    lines = [line for line in lines if not _expects_note(allow, line.partition(": ")[0])]
     if lines or unexpected:
         text = f"The run resumes from {checkpoint} with differences:"
         text += f" {escape_line('; '.join(lines))}" if lines else ""
         text += f"\n{explained(unexpected)}" if unexpected else ""
         warn_user(text, ResumeWarning)
+
+
+def _expects_note(allow: Collection[str], path: str) -> bool:
+    """Return whether the user allows a difference that explains a note about a callback, e.g. of one of its arguments.
+
+    Notes about data are shown in any case, because reading a source again can take long.
+    """
+    if not path.startswith("callbacks."):
+        return False
+    return allows(allow, path) or any(name.startswith(f"{path}.") for name in allow)
 
 
 def _compared(

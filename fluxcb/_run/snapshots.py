@@ -247,7 +247,8 @@ class Snapshots:
             adopt: Whether arrays that lie in the right place are used without a copy. Training overwrites them.
 
         Returns:
-            A line for each data source that had to be read from its start to reach the position.
+            A line for each data source that had to be read from its start to reach the position, and for each callback
+            that has not restored a part of its state.
 
         Raises:
             FluxcbError: A callback or a data source cannot restore its state. Nothing has changed then.
@@ -303,15 +304,17 @@ class Snapshots:
         for name in state.cbstate:
             if name in host["cbstate"]:
                 state.cbstate[name] = _entry(decoder, host["cbstate"][name], state.cbstate[name], f"`cbstate.{name}`")
+        lines = []
         for declared in self._core.graph.declared:
             if declared.name in host["callbacks"]:
-                self._load(declared.callback, declared.label, host["callbacks"][declared.name], decoder)
+                note = self._load(declared.callback, declared.label, host["callbacks"][declared.name], decoder)
+                if isinstance(note, str):  # a callback of a user may return something else, as PyTorch does
+                    lines.append(f"callbacks.{declared.name}: {note}")
         for name in _FIT:
             setattr(state.fit, name, fit[name])
         state.fit.at = Position(*at) if at is not None else None
         state.fit.restored = True
         # Last, because finding a position can take long: some sources are read again from the start.
-        lines = []
         for name, position in data.items():
             replayed = self._core.streams[name].seek(position)
             if replayed:
@@ -333,10 +336,10 @@ class Snapshots:
             new = train.hyperparams.put(train.live(("opt_state",)), name, train.given_hyperparams[name])
             train.replace(("opt_state",), new)
 
-    def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> None:
+    def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> Any:
         saved = decoder.decode(encoded, callback.state_dict(), f"the state of {label}")
         try:
-            callback.load_state_dict(saved)
+            return callback.load_state_dict(saved)
         except Exception as error:
             if is_interruption(error) or (isinstance(error, FluxcbError) and not isinstance(error, DeclarationError)):
                 error.add_note(f"raised in `load_state_dict` of {label}")

@@ -27,6 +27,7 @@ __all__ = [
     "count",
     "counter",
     "mapping",
+    "optional",
     "position",
     "sums_of",
     "wrong_field",
@@ -57,6 +58,8 @@ class Manifest:
         about: What the run consists of; see `Snapshot.about`.
         files: For each file, its size (bytes) and its SHA-256.
         format: Version of this format.
+        metric: Name of the metric whose value `value` is, e.g. `validation/loss`, or None. Checkpoints of earlier
+            versions lack it.
     """
 
     run: str
@@ -71,6 +74,7 @@ class Manifest:
     about: Mapping[str, Any]
     files: Mapping[str, list[Any]]
     format: int = FORMAT
+    metric: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write the manifest to the folder of a checkpoint."""
@@ -218,22 +222,36 @@ def _sum_of_content(content: Mapping[str, Any]) -> str:
 # -- validation of the JSON, because someone who changes a file can recompute its checksum -----------------------------
 
 
+@dataclass(frozen=True)
+class optional:  # noqa: N801  # used like a type in a specification
+    """The specification of a field that may be missing, for example in the files of earlier versions."""
+
+    kind: Any
+
+
 def wrong_field(content: Any, fields: Mapping[str, Any]) -> str | None:
     """Return the name of a field of JSON that is missing, unknown or invalid, or None.
 
     Args:
         content: The JSON.
         fields: For each field, the specification of its value: a type, None, a function that returns whether the value
-            is valid, a tuple of alternatives, a list with the specification of each item, or a mapping of fields.
+            is valid, a tuple of alternatives, a list with the specification of each item, a mapping of fields, or one
+            of these in `optional`.
     """
     if not isinstance(content, dict):
         return "the top level"
-    wrong = [name for name, kind in fields.items() if name not in content or not _fits(content[name], kind)]
+    wrong = [
+        name
+        for name, kind in fields.items()
+        if not (_fits(content[name], kind) if name in content else isinstance(kind, optional))
+    ]
     wrong += [name for name in content if name not in fields]
     return wrong[0] if wrong else None
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, optional):
+        return _fits(value, kind.kind)
     if isinstance(kind, Mapping):
         return wrong_field(value, kind) is None
     if isinstance(kind, tuple):
@@ -317,4 +335,5 @@ _FIELDS: Mapping[str, Any] = {
     },
     "files": _files,
     "format": count,
+    "metric": optional((str, None)),
 }

@@ -56,6 +56,7 @@ def save(
     *,
     run: str,
     value: float | None,
+    metric: str | None = None,
     how_to_continue: str = "",
     agreement: Agreement | None = None,
 ) -> Entry | None:
@@ -69,6 +70,7 @@ def save(
         snapshot: The state to save.
         run: Identifier of the run.
         value: The value that decides which checkpoints are the best, or None.
+        metric: The name of the metric whose value it is, or None.
         how_to_continue: The call that continues the run from a checkpoint in the directory, for the error message.
         agreement: How the processes agree; required on a background thread.
 
@@ -110,7 +112,7 @@ def save(
                 ocp.PyTreeCheckpointHandler().finalize(epath.Path(path / part))
         write_host(path, snapshot)
         manifest = make_manifest(snapshot, run, value, path)
-        replace(manifest, files={**manifest.files, **sums}).write(path)
+        replace(manifest, metric=metric, files={**manifest.files, **sums}).write(path)
         entry = folder.commit(path, snapshot.step)
 
     def attempt(action: Callable[..., T], *args: Any) -> tuple[str, T | None]:

@@ -53,7 +53,7 @@ def test_the_kept_checkpoints_follow_the_rules(saves, last, best, every, mode):
         number = 0 if passed or not saved else number + 1  # two saves of one step: within the epoch, and behind it
         step += passed
         saved.append((step, value))
-        kept.append((Entry(step, number, Path(f"{len(saved) - 1}")), SimpleNamespace(value=value)))
+        kept.append((Entry(step, number, Path(f"{len(saved) - 1}")), SimpleNamespace(value=value, metric=None)))
         gone = set(saver.to_delete(kept))
         kept = [(entry, manifest) for entry, manifest in kept if entry not in gone]
         found = [int(entry.path.name) for entry, _ in kept]
