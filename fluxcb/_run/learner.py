@@ -368,9 +368,10 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         Args:
             path: The directory of a run, whose newest good checkpoint is restored, or the directory of one checkpoint.
             allow: Paths at which this program differs from the saved run on purpose. "hyperparams.learning_rate": use
-                the value of the program instead of the saved one. "callbacks.ParameterEMA": the callback is new and
-                keeps its initial state, or is missing and its state is ignored. "data.training": the data has another
-                number of batches. "hyperparams", "callbacks" and "data" allow all differences of this kind.
+                the value of the program instead of the saved one. "key": the same for the random key.
+                "callbacks.ParameterEMA": the callback is new and keeps its initial state, or is missing and its state
+                is ignored. "data.training": the data has another number of batches. "hyperparams", "callbacks" and
+                "data" allow all differences of this kind.
 
         Warns:
             ResumeWarning: The program differs from the saved run in another way. A table shows the differences.

@@ -238,9 +238,10 @@ def _put_back(
     switches = restored_switches(core, snapshot.host) if not core.fitting else None
     names = [c.path.removeprefix("hyperparams.") for c in changes if c.path.startswith("hyperparams.")]
     changed = [name for name in names if allows(allow, f"hyperparams.{name}")]
+    key = allows(allow, "key") and any(change.path == "key" for change in changes)
     # Other checkpoints may keep the arrays that they return.
     owned = isinstance(checkpoint, FolderCheckpoint)
-    lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed)
+    lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed, changed_key=key)
     if switches is not None:
         disabled, core.switching = switches
         set_disabled(core, disabled)

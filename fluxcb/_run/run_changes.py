@@ -21,7 +21,7 @@ __all__ = [
     "find_changes",
 ]
 
-DIFFERENCES = ("callbacks", "data", "hyperparams")
+DIFFERENCES = ("callbacks", "data", "hyperparams", "key")
 """The parts of a run that `allow` names, alone or with the name of a part: `hyperparams.learning_rate`."""
 
 About = Mapping[str, Any]
@@ -98,6 +98,10 @@ def check_allowed_names(allow: Collection[str], saved: About, program: About) ->
     """
     for path in allow:
         kind, _, name = path.partition(".")
+        if kind == "key":
+            if name:
+                raise DeclarationError(f"`allow` names `{path}`, but `key` has no parts.", fix='write "key"')
+            continue
         known = dict.fromkeys([*saved[kind], *program[kind]])
         # A group of hyperparameters, or an argument of a callback, also has a name.
         if name and not any(f"{n}.".startswith(f"{name}.") or f"{name}.".startswith(f"{n}.") for n in known):
@@ -122,6 +126,9 @@ def find_changes(saved: About, program: About, programs: Mapping[str, str], allo
         if (now := program["hyperparams"].get(name, then)) != then
         for used in ["program" if allows(allow, f"hyperparams.{name}") else "saved"]
     ]
+    # Checkpoints of earlier versions do not contain the key with which the run began.
+    if (then := saved.get("key", program["key"])) != program["key"]:
+        changes.append(Change("key", then, program["key"], "program" if allows(allow, "key") else "saved"))
     changes += _rows("callbacks.", saved["callbacks"], program["callbacks"])
     # Other versions have other bytecode. The row of the version is enough then.
     compares_code = saved["versions"] == program["versions"]
@@ -161,6 +168,9 @@ def explained(changes: Collection[Change]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
     kept = [change.path for change in changes if change.used == "saved"]
+    if "key" in kept:
+        kept.remove("key")
+        lines.append("To use the program's key from here on, pass `allow=('key',)`.")
     if kept:
         lines.append(f"To use the program's value of a hyperparameter, pass e.g. `allow=({kept[0]!r},)`.")
     return "\n".join(f"  {line.rstrip()}" for line in lines)

@@ -60,6 +60,7 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
         "arguments": {name: found for name, found in arguments.items() if found is not None},
         "optimizer": optimizer,
         "hyperparams": dict(train.given_hyperparams),
+        "key": train.given_key_text,
         "data": {name: {"batches": length_of(stream.source)} for name, stream in core.streams.items()},
         "phases": core.schedule_of_phases(),
         "programs": core.program_kinds(),

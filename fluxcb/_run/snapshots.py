@@ -21,6 +21,7 @@ from fluxcb._run.restore_undo import RestoreUndo
 from fluxcb._run.run_changes import Change, allows, check_allowed_names, find_changes
 from fluxcb._run.run_description import SnapshotSource, describe_run
 from fluxcb._run.snapshot_arrays import host_copies, placed_like
+from fluxcb._run.train_state import key_text
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.snapshot import Snapshot, text_of
 
@@ -237,12 +238,14 @@ class Snapshots:
         *,
         adopt: bool = False,
         changed_hyperparams: Collection[str] = (),
+        changed_key: bool = False,
     ) -> list[str]:
         """Restore a snapshot.
 
         Args:
             snapshot: A snapshot of a run with the same parts, whose trees have the structure of this run.
             changed_hyperparams: Names of the hyperparameters that get the values of this program instead.
+            changed_key: Whether the run continues with the random key of this program instead.
             staying: Names of data sources that keep their position.
             adopt: Whether arrays that lie in the right place are used without a copy. Training overwrites them.
 
@@ -256,8 +259,11 @@ class Snapshots:
         # A restore that fails leaves the Learner as it was, so that `fit` can continue without it.
         before = RestoreUndo(self._core, snapshot.host, staying)
         try:
-            lines = self._replace_all(snapshot, staying, adopt)
+            lines = self._replace_all(snapshot, staying, adopt, changed_key)
             self._keep_hyperparams(snapshot.about["hyperparams"], changed_hyperparams)
+            if not changed_key:  # the next resume reports the difference again; earlier versions saved no such text
+                train = self._core.state.train
+                train.given_key_text = snapshot.about.get("key", key_text(train.run_key))
             # Checks that the restored state can be saved again, because a class may accept a state that it cannot
             # encode.
             RestoreUndo(self._core, snapshot.host, staying)
@@ -273,13 +279,15 @@ class Snapshots:
             ) from error
         return lines
 
-    def _replace_all(self, snapshot: Snapshot, staying: Collection[str], adopt: bool) -> list[str]:
+    def _replace_all(self, snapshot: Snapshot, staying: Collection[str], adopt: bool, changed_key: bool) -> list[str]:
         """Replace everything. Whatever can be checked without replacing anything comes first."""
         state, host = self._core.state, snapshot.host
         decoder = Decoder(snapshot.arrays)
         progress, fit, at = host["progress"], host["fit"], host["at"]
         # Everything that can fail without changing the Learner is decoded first.
-        run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
+        run_key = state.train.given_key
+        if not changed_key:
+            run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
         data = {
             name: decoder.decode(host["data"][name], None, f"the position of `data.{name}`")
             for name in self._core.streams

@@ -327,6 +327,7 @@ _FIELDS: Mapping[str, Any] = {
         "arguments": mapping(mapping(str)),
         "optimizer": mapping(str),
         "hyperparams": mapping(list),
+        "key": optional(str),
         "data": mapping({"batches": (int, None)}),
         "phases": [str],
         "programs": mapping(str),

@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,6 +12,7 @@ import pytest
 import fluxcb
 from fluxcb import Callback, DeclarationError, EverySteps, Learner, every
 from fluxcb._declare.described import describe_value
+from fluxcb._run.run_description import describe_run
 from fluxcb.callbacks import (
     Checkpointer,
     EarlyStopping,
@@ -123,6 +125,76 @@ def test_rates_of_groups_are_compared_one_by_one(tmp_path):
     assert dict(learner.hyperparams) == {"first.learning_rate": 1.0, "second.learning_rate": 0.25}
 
 
+def noisy(key, *callbacks):
+    """Return a Learner whose gradient is a random number."""
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: params["w"] * jax.random.normal(key) + 0 * jnp.sum(batch),
+        optax.sgd(1.0),
+        data=[np.zeros(1, np.float32)] * STEPS,
+        callbacks=callbacks,
+        default_callbacks=False,
+        key=key,
+    )
+
+
+def test_another_key_is_reported_and_saved_one_kept(tmp_path):
+    straight = noisy(0)
+    straight.fit(2)
+    noisy(0, Checkpointer(tmp_path)).fit(1)
+    assert warned_by(lambda: noisy(jax.random.key(0), Checkpointer(tmp_path)).fit(1, resume=True)) == []
+    learner = noisy(1, Checkpointer(tmp_path))
+    (warned,) = warned_by(lambda: learner.fit(1, resume=True))  # also if the run is complete
+    assert warned == (
+        f"The run resumes from {tmp_path / '4'} with differences:\n"
+        "  path  saved  program  used\n"
+        "  key   0      1        saved\n"
+        "  To use the program's key from here on, pass `allow=('key',)`."
+    )
+    (warned,) = warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True))
+    assert rows_of(warned) == {"key": ("0", "1", "saved")}
+    # The checkpoint of step 8 belongs to a run that has begun with the key 0.
+    learner = noisy(jnp.array([5, 6], jnp.uint32), Checkpointer(tmp_path))
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True))
+    assert rows_of(warned) == {"key": ("0", "[5, 6]", "saved")}
+    assert float(learner.params["w"]) == float(straight.params["w"])
+
+
+def test_allowed_key_is_used(tmp_path):
+    first, other = noisy(0, Checkpointer(tmp_path)), noisy(1)
+    first.fit(1)
+    other.state = {**first.state, "key": jax.random.key(1)}
+    other.fit(1)
+    learner = noisy(1, Checkpointer(tmp_path))
+    assert warned_by(lambda: learner.fit(2, resume=True, allow=("key",))) == []
+    assert float(learner.params["w"]) == float(other.params["w"])
+    again = noisy(1, Checkpointer(tmp_path))
+    assert warned_by(lambda: again.fit(3, resume=True)) == []  # the run has now begun with the key 1
+    (warned,) = warned_by(lambda: noisy(0, Checkpointer(tmp_path)).fit(3, resume=True))
+    assert rows_of(warned) == {"key": ("1", "0", "saved")}
+
+
+def test_key_of_another_implementation_can_be_allowed(tmp_path):
+    noisy(0, Checkpointer(tmp_path)).fit(1)
+    learner = noisy(jax.random.key(0, impl="rbg"), Checkpointer(tmp_path))
+    learner.fit(2, resume=True, allow=("key",))
+    assert str(jax.random.key_impl(learner.key)) == "rbg"
+
+
+def test_checkpoint_without_a_key_shows_no_row(tmp_path, monkeypatch):
+    def without_key(*args):
+        about = describe_run(*args)
+        del about["key"]
+        return about
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fluxcb._run.snapshots.describe_run", without_key)
+        noisy(0, Checkpointer(tmp_path)).fit(1)
+    assert warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True)) == []
+    (warned,) = warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True))
+    assert rows_of(warned) == {"key": ("0", "1", "saved")}
+
+
 CHANGES = {
     "argument": (
         lambda n: [Metrics(), EarlyStopping(n, metric="loss", phase=fluxcb.phases.TrainingPhase)],
@@ -228,13 +300,17 @@ WRONG = {
     ),
     "another part": (
         ("optimizer",),
-        "`allow` takes some of ('callbacks', 'data', 'hyperparams'), or parts of them such as "
+        "`allow` takes some of ('callbacks', 'data', 'hyperparams', 'key'), or parts of them such as "
         "'hyperparams.learning_rate', not ('optimizer',).\n"
         '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
     ),
+    "a part of the key": (
+        ("key.seed",),
+        '`allow` names `key.seed`, but `key` has no parts.\n  fix:   write "key"',
+    ),
     "a text": (
         "hyperparams",
-        "`allow` takes some of ('callbacks', 'data', 'hyperparams'), or parts of them such as "
+        "`allow` takes some of ('callbacks', 'data', 'hyperparams', 'key'), or parts of them such as "
         "'hyperparams.learning_rate', not 'hyperparams'.\n"
         '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
     ),
