@@ -329,12 +329,14 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
             warn_about_class_numbers(core)
             warn_about_wide_integers(core)
         try:
+            state.fit.steps_per_epoch = str(steps_per_epoch)
             if resume:
                 resume_run(core, allow=allow)
             else:
                 lock_run(core)
             self._fit(phases, length, resumes=resume and state.fit.restored)
         finally:
+            state.fit.steps_per_epoch = None
             # Also after an error, so that another process can resume the run.
             unlock_run(core)
         return self.history

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fluxcb._declare.callback import unwrap
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError, ResumeError
 from fluxcb._run.learner_core import LearnerCore
-from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained
+from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained, reordered
 from fluxcb._run.switches import restored_switches, set_disabled
 from fluxcb._terminal import escape_line
 from fluxcb._tracebacks import warn_user
@@ -22,6 +22,11 @@ from fluxcb.checkpoints.snapshot import Snapshot
 __all__ = ["lock_run", "restore_checkpoint", "restore_run", "resume_run", "run_savers", "unlock_run"]
 
 T = TypeVar("T")
+
+_IN_ANOTHER_ORDER = (
+    "The run resumes within an epoch. The rest of it has the program's order, so that the epoch can have some examples "
+    "twice, and others not at all."
+)
 
 
 def _in_fit(allow: tuple[str, ...]) -> str:
@@ -245,6 +250,7 @@ def _put_back(
     if switches is not None:
         disabled, core.switching = switches
         set_disabled(core, disabled)
+    at = core.state.fit.at
     # These differences are warnings and not errors: a run must be able to continue after an upgrade or on another
     # machine. An allowed difference is no surprise.
     unexpected = [change for change in changes if not allows(allow, change.path)]
@@ -253,6 +259,7 @@ def _put_back(
         text = f"The run resumes from {checkpoint} with differences:"
         text += f" {escape_line('; '.join(lines))}" if lines else ""
         text += f"\n{explained(unexpected)}" if unexpected else ""
+        text += f"\n  {_IN_ANOTHER_ORDER}" if at is not None and reordered(unexpected, at.phases) else ""
         warn_user(text, ResumeWarning)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "check_resume",
     "explained",
     "find_changes",
+    "reordered",
 ]
 
 DIFFERENCES = ("callbacks", "data", "hyperparams", "key")
@@ -139,11 +140,25 @@ def find_changes(saved: About, program: About, programs: Mapping[str, str], allo
     changes += _rows("optimizer.", saved["optimizer"], program["optimizer"], compares_code=compares_code)
     lengths = ({name: str(data["batches"]) for name, data in of["data"].items()} for of in (saved, program))
     changes += _rows("data.", *lengths)
+    for name, data in saved["data"].items():
+        then, now = data.get("order", {}), program["data"].get(name, {}).get("order", {})
+        changes += _rows(f"data.{name}.", *_known_in_both(then, now))
+    changes += _rows("fit.", *_known_in_both(saved.get("fit", {}), program.get("fit", {})))
     changes += _rows("programs.", saved["programs"], programs)
     changes += _rows("versions.", saved["versions"], program["versions"])
     (*devices, mesh), (*devices_now, mesh_now) = saved["devices"], program["devices"]
     changes += _rows("", {"devices": str(devices), "mesh": mesh}, {"devices": str(devices_now), "mesh": mesh_now})
     return changes
+
+
+def reordered(changes: Iterable[Change], phases: Collection[str]) -> bool:
+    """Return whether the batches of one of these phases have other examples than in the saved run."""
+    return any(change.path.startswith(f"data.{phase}.") for change in changes for phase in phases)
+
+
+def _known_in_both(*parts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the entries that are in all mappings. Earlier versions, and other kinds of sources, lack some of them."""
+    return [{name: text for name, text in part.items() if all(name in of for of in parts)} for part in parts]
 
 
 def _rows(

@@ -16,7 +16,7 @@ from fluxcb._declare.described import Description
 from fluxcb._declare.phases import Phase
 from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.state import HostState
-from fluxcb.data.sources import length_of
+from fluxcb.data.sources import length_of, order_of
 
 __all__ = ["SnapshotSource", "describe_run"]
 
@@ -54,19 +54,27 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
     """
     declared, train = core.graph.declared, core.state.train
     arguments = {d.name: getattr(d.callback, "_fluxcb_arguments", None) for d in declared}
-    return {
+    about = {
         "callbacks": {d.name: _class_of(d.callback) for d in declared},
         # Copies of callbacks do not know the arguments with which the original was constructed.
         "arguments": {name: found for name, found in arguments.items() if found is not None},
         "optimizer": optimizer,
         "hyperparams": dict(train.given_hyperparams),
         "key": train.given_key_text,
-        "data": {name: {"batches": length_of(stream.source)} for name, stream in core.streams.items()},
+        "data": {name: _data(stream.source) for name, stream in core.streams.items()},
         "phases": core.schedule_of_phases(),
         "programs": core.program_kinds(),
         "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         "devices": [train.platform, jax.device_count(), platform.machine(), _mesh(train.placement)],
     }
+    # Not known between two fits, and in a loop of the user.
+    fit = core.state.fit
+    return about if fit.steps_per_epoch is None else {**about, "fit": {"steps_per_epoch": fit.steps_per_epoch}}
+
+
+def _data(source: Any) -> dict[str, Any]:
+    batches, order = length_of(source), order_of(source)
+    return {"batches": batches, "order": order} if order else {"batches": batches}
 
 
 def _mesh(placement: Any) -> str:

@@ -23,6 +23,7 @@ from fluxcb.callbacks import (
     Scheduler,
 )
 from fluxcb.checkpoints import ResumeWarning
+from fluxcb.data import ArrayLoader
 
 STEPS = 4  # of an epoch
 
@@ -193,6 +194,83 @@ def test_checkpoint_without_a_key_shows_no_row(tmp_path, monkeypatch):
     assert warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True)) == []
     (warned,) = warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True))
     assert rows_of(warned) == {"key": ("0", "1", "saved")}
+
+
+def loading(*callbacks, wrap=lambda source: source, validation=None, **order):
+    """Return a Learner that trains on 8 numbers."""
+    source = wrap(ArrayLoader(np.arange(8, dtype=np.float32), **{"batch_size": 2, **order}))
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch: params["w"] * jnp.mean(batch),
+        optax.sgd(1.0),
+        data=source if validation is None else (source, validation),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+ORDERS = [
+    ({"shuffle": False}, {"data.training.shuffle": ("True", "False", "program")}),
+    ({"seed": 3}, {"data.training.seed": ("0", "3", "program")}),
+    ({"batch_size": 3, "drop_last": False}, None),  # another number of batches is an error
+    ({}, {}),
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: fluxcb.data.map(lambda x: x, s)], ids=["plain", "mapped"])
+@pytest.mark.parametrize(("order", "expected"), ORDERS)
+def test_another_order_of_data_is_reported(tmp_path, order, expected, wrap):
+    loading(Checkpointer(tmp_path), wrap=wrap).fit(1)
+    learner = loading(Checkpointer(tmp_path), wrap=wrap, **order)
+    if expected is None:
+        with pytest.raises(fluxcb.ResumeError, match="a different run"):
+            learner.fit(2, resume=True)
+        return
+    warned = warned_by(lambda: learner.fit(2, resume=True))
+    assert [rows_of(text) for text in warned] == ([expected] if expected else [])
+    assert all("within an epoch" not in text for text in warned)
+    again = loading(Checkpointer(tmp_path), wrap=wrap, **order)
+    assert warned_by(lambda: again.fit(3, resume=True)) == []
+
+
+def test_other_sizes_of_batches_and_data_are_reported(tmp_path):
+    validation = [ArrayLoader(np.zeros(n, np.float32), b, shuffle=False) for n, b in [(4, 2), (3, 2), (4, 3)]]
+    loading(Checkpointer(tmp_path), validation=validation[0]).fit(1)
+    found = []
+    for source in validation[1:]:
+        learner = loading(Checkpointer(tmp_path), validation=source)
+        found += [rows_of(text) for text in warned_by(lambda learner=learner: learner.restore(tmp_path))]
+    assert found == [
+        {"data.validation.examples": ("4", "3", "program")},
+        {"data.validation.batch_size": ("2", "3", "program")},
+    ]
+
+
+def test_another_order_within_an_epoch_is_explained(tmp_path):
+    loading(Checkpointer(tmp_path, steps=3)).fit(1)
+    learner = loading(Checkpointer(tmp_path, steps=3), shuffle=False)
+    (warned,) = warned_by(lambda: learner.restore(tmp_path / "3"))
+    assert warned.splitlines()[-1] == (
+        "  The run resumes within an epoch. The rest of it has the program's order, so that the epoch can have some "
+        "examples twice, and others not at all."
+    )
+    learner.callbacks.remove(Checkpointer)
+    learner.fit(1)
+    shuffled = np.random.default_rng((0, 1)).permutation(8)  # of the first pass
+    assert float(learner.params["w"]) == -sum(shuffled[:6]) / 2 - (6 + 7) / 2
+    learner = loading(Checkpointer(tmp_path, steps=3), shuffle=False)
+    assert warned_by(lambda: learner.restore(tmp_path / "3", allow=("data.training.shuffle",))) == []
+
+
+@pytest.mark.parametrize("now", [3, None])
+def test_another_length_of_an_epoch_is_reported(tmp_path, now):
+    loading(Checkpointer(tmp_path)).fit(2, steps_per_epoch=2)
+    learner = loading(Checkpointer(tmp_path))
+    (warned,) = warned_by(lambda: learner.fit(3, steps_per_epoch=now, resume=True))
+    assert rows_of(warned) == {"fit.steps_per_epoch": ("2", str(now), "program")}
+    assert learner.step == 4 + (now or 4)
+    assert warned_by(lambda: loading(Checkpointer(tmp_path)).restore(tmp_path)) == []  # not known before `fit`
+    assert warned_by(lambda: loading(Checkpointer(tmp_path)).fit(3, steps_per_epoch=now, resume=True)) == []
 
 
 CHANGES = {
