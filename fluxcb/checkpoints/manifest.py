@@ -120,13 +120,13 @@ class Manifest:
             )
         return cls(**content)
 
-    def verify(self, folder: Path, part: int = 0, parts: int = 1) -> None:
+    def verify(self, folder: Path, part: int | None = 0, parts: int = 1) -> None:
         """Compare every file of a checkpoint with the manifest.
 
         Args:
             folder: The folder of the checkpoint.
-            part: The number of the part of the files whose checksums are computed. Names and sizes of all files are
-                compared in any case.
+            part: The number of the part of the files whose checksums are computed, or None for no file. Names and sizes
+                of all files are compared in any case.
             parts: The number of parts, which have about the same size.
 
         Raises:
@@ -140,10 +140,14 @@ class Manifest:
             if why:
                 raise CheckpointCorruptError(f"{folder / name} {why}.", where=str(folder / name))
         existing.pop(MANIFEST, None)
-        if existing:  # an additional file could change what Orbax reads
-            name = min(existing)
+        unexpected = [name for name, path in existing.items() if not _is_never_read(name, path)]
+        if unexpected:
+            name = min(unexpected)
             raise CheckpointCorruptError(
-                f"{folder / name} does not belong to the checkpoint.", where=str(existing[name])
+                f"{folder / name} does not belong to the checkpoint.",
+                where=str(existing[name]),
+                why="an additional file can change what Orbax reads",
+                fix=f"delete the file {str(existing[name])!r}",
             )
 
 
@@ -193,6 +197,18 @@ def _links(base: str, folders: list[str]) -> list[str]:
 
 def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
+
+
+# Orbax 0.12 reads arrays by their names, and searches some folders for files. In the folder of the checkpoint, it reads
+# the file `_CHECKPOINT_METADATA` and lists folders. The hidden files that Zarr reads begin with `.z`.
+def _is_never_read(name: str, path: Path) -> bool:
+    """Return whether neither fluxcb nor Orbax reads an additional file: `.DS_Store`, `.nfs0001`, or your own notes."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    *folders, last = PurePosixPath(name).parts
+    if last.startswith("."):
+        return not last.startswith(".z")
+    return not folders and not last.startswith(("_", "commit_success", "host.")) and last not in TREES
 
 
 def _difference(path: Path, size: int, digest: str | None) -> str:

@@ -237,7 +237,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
         """
         from fluxcb.checkpoints.reading import FolderCheckpoint  # imported here, because it imports JAX
 
-        found = newest_good(self.folder, together=True)
+        found = newest_good(self.folder, together=True, damaged=self._files.damaged)
         return FolderCheckpoint(found[0].path, found[1]) if found is not None else None
 
     def resumed_from(self, checkpoint: StoredCheckpoint) -> None:

@@ -273,7 +273,8 @@ class SnapshotSaver(Callback, RunLock):
         )
         if is_chief():
             # Delete only when the new checkpoint is on disk, so that at least one exists if the run is killed.
-            for entry in self.to_delete(self._files.kept()[0]):
+            # A damaged checkpoint must not take the place of one to which the run can go back.
+            for entry in self.to_delete(self._files.undamaged()):
                 try:
                     self._files.remove(entry)
                 except OSError as error:
