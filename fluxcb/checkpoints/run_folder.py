@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from fluxcb._errors import CheckpointCorruptError, CheckpointError
 from fluxcb._terminal import escape_line
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
+from fluxcb.checkpoints.failures import fix_of
 from fluxcb.checkpoints.manifest import HOST_JSON, MANIFEST, Manifest
 
 __all__ = [
@@ -170,10 +172,17 @@ class RunFolder:
         _locked.add(self)
 
     def _not_writable(self, error: OSError) -> CheckpointError:
+        lock = self.path / LOCK
+        if error.errno == errno.EISDIR and lock.is_dir():
+            fix = f"delete the directory {str(lock)!r}, where fluxcb writes a file"
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            fix = fix_of(error, self.path)
+        else:
+            fix = "use a directory that is writable and has free space"
         return CheckpointError(
             f"Cannot write checkpoints to {self.path}: {error.strerror or error}.",
             why="otherwise the first save would fail, possibly hours later",
-            fix="use a directory that is writable and has free space",
+            fix=fix,
         )
 
     def require_lock(self) -> None:
@@ -187,7 +196,10 @@ class RunFolder:
         except OSError:
             locked = False
         if not locked:
-            raise CheckpointError(f"The directory, or {LOCK} in it, was removed or replaced during the run.")
+            moved = (
+                f"if the directory was moved or renamed, move it back to {self.path}; otherwise, use another directory"
+            )
+            raise CheckpointError(f"The directory, or {LOCK} in it, was removed or replaced during the run.", fix=moved)
 
     def unlock(self) -> None:
         """Allow other runs to write to the directory."""
