@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,8 @@ def check_allowed(allow: Any, call: str) -> None:
     fits = isinstance(allow, Collection) and not isinstance(allow, str | bytes)
     if fits and all(isinstance(name, str) and name.partition(".")[0] in DIFFERENCES for name in allow):
         return
+    if isinstance(allow, str) and allow.partition(".")[0] in DIFFERENCES:  # the comma of the tuple is missing
+        call = re.sub(r"allow=\(.*?\)", lambda _: f'allow=("{allow}",)', call)
     raise DeclarationError(
         f"`allow` takes some of {DIFFERENCES}, or parts of them such as 'hyperparams.learning_rate', not {allow!r}.",
         fix=f"write e.g. `{call}`",

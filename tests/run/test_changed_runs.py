@@ -390,9 +390,21 @@ WRONG = {
         "hyperparams",
         "`allow` takes some of ('callbacks', 'data', 'hyperparams', 'key'), or parts of them such as "
         "'hyperparams.learning_rate', not 'hyperparams'.\n"
-        '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
+        '  fix:   write e.g. `learner.fit(10, resume=True, allow=("hyperparams",))`',
     ),
 }
+
+
+def test_text_with_a_valid_name_is_shown_as_a_tuple(tmp_path):
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+    calls = [(learner.fit, "learner.fit(10, resume=True"), (learner.restore, "learner.restore(path")]
+    for function, call in calls:
+        with pytest.raises(DeclarationError) as raised:
+            function(tmp_path if function == learner.restore else 2, allow="callbacks.ClipGradients")
+        assert raised.value.fix == (f'write e.g. `{call}, allow=("callbacks.ClipGradients",))`',)
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(2, resume=True, allow="optimizer.b1")
+    assert raised.value.fix == ('write e.g. `learner.fit(10, resume=True, allow=("data",))`',)
 
 
 @pytest.mark.parametrize("case", list(WRONG))
