@@ -142,8 +142,12 @@ class Callback(Constructed):
         """Return the callback's own fields that a checkpoint must save (arrays, numbers, strings, containers)."""
         return {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the fields that `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Restore the fields that `state_dict` returned.
+
+        Returns:
+            What was not restored and why, to show in the `ResumeWarning`, or None.
+        """
         if state:
             raise DeclarationError(
                 f"`{type(self).__name__}` was given a saved state but has no `load_state_dict`.",

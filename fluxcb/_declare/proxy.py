@@ -121,9 +121,9 @@ class ProxyCallback(Callback):
         """Return the wrapped callback's state."""
         return self.callback.state_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Restore the wrapped callback's state."""
-        self.callback.load_state_dict(state)
+        return self.callback.load_state_dict(state)
 
     def output_locations(self) -> Iterable[Path | str]:
         """Return the locations that the wrapped callback writes to."""

@@ -131,16 +131,16 @@ class OnSchedule(Scheduled):
         }
         return {"callback": state, "answers": answers}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Restore the wrapped callback's state and the predicate's results for the epochs that have begun."""
         if not isinstance(self.schedule, Predicate):
-            super().load_state_dict(state)
-            return
-        super().load_state_dict(state["callback"])
+            return super().load_state_dict(state)
+        note = super().load_state_dict(state["callback"])
         for phase, results in state["answers"].items():
             answers = self._answers.setdefault(phase, {})
             answers.clear()
             answers.update({(*moment,): answer for *moment, answer in results})
+        return note
 
     def _handles(self, *events: type[Event], phase: type[Phase]) -> bool:
         handlers, cls = self.callback.handlers(), type(self.callback)

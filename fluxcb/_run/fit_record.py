@@ -30,6 +30,11 @@ class Position:
         """Finished steps of the epoch, including the other phases of an `InTurn`."""
         return self.step_in_epoch + sum(self.in_turn.values())
 
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The names of the phases that are within an epoch."""
+        return self.phase, *self.in_turn
+
     def as_list(self) -> list[Any]:
         """Return the position in the form that checkpoints store and `Position(*position)` accepts."""
         # The last item is optional, so checkpoints of runs without an `InTurn` keep the format of earlier versions.
@@ -50,6 +55,7 @@ class FitRecord:
         at: The position in an epoch at which the next fit continues; None between two epochs.
         restored: Whether this record comes from a checkpoint and no fit has begun since.
         replays: Whether the fit replays steps of a recorded run.
+        steps_per_epoch: The argument of the running `fit` as a text, or None if none runs.
         rewinds: Number of times that the run has gone back to an earlier checkpoint.
         rewound_to: The step of the checkpoint to which the run last went back, or None.
     """
@@ -60,5 +66,6 @@ class FitRecord:
     at: Position | None = None
     restored: bool = False
     replays: bool = False
+    steps_per_epoch: str | None = None
     rewinds: int = 0
     rewound_to: int | None = None

@@ -329,12 +329,14 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
             warn_about_class_numbers(core)
             warn_about_wide_integers(core)
         try:
+            state.fit.steps_per_epoch = str(steps_per_epoch)
             if resume:
                 resume_run(core, allow=allow)
             else:
                 lock_run(core)
             self._fit(phases, length, resumes=resume and state.fit.restored)
         finally:
+            state.fit.steps_per_epoch = None
             # Also after an error, so that another process can resume the run.
             unlock_run(core)
         return self.history
@@ -368,9 +370,10 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         Args:
             path: The directory of a run, whose newest good checkpoint is restored, or the directory of one checkpoint.
             allow: Paths at which this program differs from the saved run on purpose. "hyperparams.learning_rate": use
-                the value of the program instead of the saved one. "callbacks.ParameterEMA": the callback is new and
-                keeps its initial state, or is missing and its state is ignored. "data.training": the data has another
-                number of batches. "hyperparams", "callbacks" and "data" allow all differences of this kind.
+                the value of the program instead of the saved one. "key": the same for the random key.
+                "callbacks.ParameterEMA": the callback is new and keeps its initial state, or is missing and its state
+                is ignored. "data.training": the data has another number of batches. "hyperparams", "callbacks" and
+                "data" allow all differences of this kind.
 
         Warns:
             ResumeWarning: The program differs from the saved run in another way. A table shows the differences.

@@ -44,6 +44,7 @@ class RestoreUndo:
         self._carry = state.train.carry
         self._counters = {name: getattr(state.progress, name) for name in _COUNTERS}
         self._run_key = state.train.run_key
+        self._given_key_text = state.train.given_key_text
         self._given_hyperparams = dict(state.train.given_hyperparams)
         self._fit = dataclasses.replace(state.fit)
         self._cbstate = dict(state.cbstate)
@@ -76,6 +77,7 @@ class RestoreUndo:
         state, decoder = self._state, Decoder(self._arrays)
         state.train.carry = self._carry
         state.train.run_key = self._run_key
+        state.train.given_key_text = self._given_key_text
         state.train.given_hyperparams = self._given_hyperparams
         state.progress.replace(**self._counters)
         # In place, because the engine holds references to the record.

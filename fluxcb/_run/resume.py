@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from fluxcb._declare.callback import unwrap
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError, ResumeError
 from fluxcb._run.learner_core import LearnerCore
-from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained
+from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained, reordered
 from fluxcb._run.switches import restored_switches, set_disabled
 from fluxcb._terminal import escape_line
 from fluxcb._tracebacks import warn_user
@@ -22,6 +22,11 @@ from fluxcb.checkpoints.snapshot import Snapshot
 __all__ = ["lock_run", "restore_checkpoint", "restore_run", "resume_run", "run_savers", "unlock_run"]
 
 T = TypeVar("T")
+
+_IN_ANOTHER_ORDER = (
+    "The run resumes within an epoch. The rest of it has the program's order, so that the epoch can have some examples "
+    "twice, and others not at all."
+)
 
 
 def _in_fit(allow: tuple[str, ...]) -> str:
@@ -238,20 +243,34 @@ def _put_back(
     switches = restored_switches(core, snapshot.host) if not core.fitting else None
     names = [c.path.removeprefix("hyperparams.") for c in changes if c.path.startswith("hyperparams.")]
     changed = [name for name in names if allows(allow, f"hyperparams.{name}")]
+    key = allows(allow, "key") and any(change.path == "key" for change in changes)
     # Other checkpoints may keep the arrays that they return.
     owned = isinstance(checkpoint, FolderCheckpoint)
-    lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed)
+    lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed, changed_key=key)
     if switches is not None:
         disabled, core.switching = switches
         set_disabled(core, disabled)
+    at = core.state.fit.at
     # These differences are warnings and not errors: a run must be able to continue after an upgrade or on another
     # machine. An allowed difference is no surprise.
     unexpected = [change for change in changes if not allows(allow, change.path)]
+    lines = [line for line in lines if not _expects_note(allow, line.partition(": ")[0])]
     if lines or unexpected:
         text = f"The run resumes from {checkpoint} with differences:"
         text += f" {escape_line('; '.join(lines))}" if lines else ""
         text += f"\n{explained(unexpected)}" if unexpected else ""
+        text += f"\n  {_IN_ANOTHER_ORDER}" if at is not None and reordered(unexpected, at.phases) else ""
         warn_user(text, ResumeWarning)
+
+
+def _expects_note(allow: Collection[str], path: str) -> bool:
+    """Return whether the user allows a difference that explains a note about a callback, e.g. of one of its arguments.
+
+    Notes about data are shown in any case, because reading a source again can take long.
+    """
+    if not path.startswith("callbacks."):
+        return False
+    return allows(allow, path) or any(name.startswith(f"{path}.") for name in allow)
 
 
 def _compared(

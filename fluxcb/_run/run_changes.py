@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,10 @@ __all__ = [
     "check_resume",
     "explained",
     "find_changes",
+    "reordered",
 ]
 
-DIFFERENCES = ("callbacks", "data", "hyperparams")
+DIFFERENCES = ("callbacks", "data", "hyperparams", "key")
 """The parts of a run that `allow` names, alone or with the name of a part: `hyperparams.learning_rate`."""
 
 About = Mapping[str, Any]
@@ -63,6 +65,8 @@ def check_allowed(allow: Any, call: str) -> None:
     fits = isinstance(allow, Collection) and not isinstance(allow, str | bytes)
     if fits and all(isinstance(name, str) and name.partition(".")[0] in DIFFERENCES for name in allow):
         return
+    if isinstance(allow, str) and allow.partition(".")[0] in DIFFERENCES:  # the comma of the tuple is missing
+        call = re.sub(r"allow=\(.*?\)", lambda _: f'allow=("{allow}",)', call)
     raise DeclarationError(
         f"`allow` takes some of {DIFFERENCES}, or parts of them such as 'hyperparams.learning_rate', not {allow!r}.",
         fix=f"write e.g. `{call}`",
@@ -98,6 +102,10 @@ def check_allowed_names(allow: Collection[str], saved: About, program: About) ->
     """
     for path in allow:
         kind, _, name = path.partition(".")
+        if kind == "key":
+            if name:
+                raise DeclarationError(f"`allow` names `{path}`, but `key` has no parts.", fix='write "key"')
+            continue
         known = dict.fromkeys([*saved[kind], *program[kind]])
         # A group of hyperparameters, or an argument of a callback, also has a name.
         if name and not any(f"{n}.".startswith(f"{name}.") or f"{name}.".startswith(f"{n}.") for n in known):
@@ -122,6 +130,9 @@ def find_changes(saved: About, program: About, programs: Mapping[str, str], allo
         if (now := program["hyperparams"].get(name, then)) != then
         for used in ["program" if allows(allow, f"hyperparams.{name}") else "saved"]
     ]
+    # Checkpoints of earlier versions do not contain the key with which the run began.
+    if (then := saved.get("key", program["key"])) != program["key"]:
+        changes.append(Change("key", then, program["key"], "program" if allows(allow, "key") else "saved"))
     changes += _rows("callbacks.", saved["callbacks"], program["callbacks"])
     # Other versions have other bytecode. The row of the version is enough then.
     compares_code = saved["versions"] == program["versions"]
@@ -132,11 +143,25 @@ def find_changes(saved: About, program: About, programs: Mapping[str, str], allo
     changes += _rows("optimizer.", saved["optimizer"], program["optimizer"], compares_code=compares_code)
     lengths = ({name: str(data["batches"]) for name, data in of["data"].items()} for of in (saved, program))
     changes += _rows("data.", *lengths)
+    for name, data in saved["data"].items():
+        then, now = data.get("order", {}), program["data"].get(name, {}).get("order", {})
+        changes += _rows(f"data.{name}.", *_known_in_both(then, now))
+    changes += _rows("fit.", *_known_in_both(saved.get("fit", {}), program.get("fit", {})))
     changes += _rows("programs.", saved["programs"], programs)
     changes += _rows("versions.", saved["versions"], program["versions"])
     (*devices, mesh), (*devices_now, mesh_now) = saved["devices"], program["devices"]
     changes += _rows("", {"devices": str(devices), "mesh": mesh}, {"devices": str(devices_now), "mesh": mesh_now})
     return changes
+
+
+def reordered(changes: Iterable[Change], phases: Collection[str]) -> bool:
+    """Return whether the batches of one of these phases have other examples than in the saved run."""
+    return any(change.path.startswith(f"data.{phase}.") for change in changes for phase in phases)
+
+
+def _known_in_both(*parts: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the entries that are in all mappings. Earlier versions, and other kinds of sources, lack some of them."""
+    return [{name: text for name, text in part.items() if all(name in of for of in parts)} for part in parts]
 
 
 def _rows(
@@ -161,6 +186,9 @@ def explained(changes: Collection[Change]) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
     kept = [change.path for change in changes if change.used == "saved"]
+    if "key" in kept:
+        kept.remove("key")
+        lines.append("To use the program's key from here on, pass `allow=('key',)`.")
     if kept:
         lines.append(f"To use the program's value of a hyperparameter, pass e.g. `allow=({kept[0]!r},)`.")
     return "\n".join(f"  {line.rstrip()}" for line in lines)

@@ -4,37 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import platform
 from collections.abc import Callable, Collection, Mapping
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 
-from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.traced import COUNTERS
-from fluxcb._declare.callback import unwrap
 from fluxcb._declare.described import Description, describe_value
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError, FluxcbError, ResumeError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.averages import averages_by_name, validated_average
-from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.encoding import Decoder, Encoder, state_of_callback
 from fluxcb._run.fit_record import Position
 from fluxcb._run.restore_undo import RestoreUndo
 from fluxcb._run.run_changes import Change, allows, check_allowed_names, find_changes
+from fluxcb._run.run_description import SnapshotSource, describe_run
 from fluxcb._run.snapshot_arrays import host_copies, placed_like
-from fluxcb._run.state import HostState
+from fluxcb._run.train_state import key_text
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.snapshot import Snapshot, text_of
-from fluxcb.data.sources import length_of
 
 __all__ = ["Saver", "Snapshots"]
 
 _FIT = ("epoch", "step", "ended", "rewinds", "rewound_to")
 _TREES = ("params", "model_state", "opt_state")
-_PACKAGES = ("fluxcb", "jax", "jaxlib", "numpy", "optax")
 
 Saver = Callable[[Snapshot], None]
 IsSaved = Callable[[tuple[Any, ...]], bool]
@@ -45,28 +39,6 @@ class _Request(NamedTuple):
 
     is_saved: IsSaved | None
     prepare: Callable[[], None] | None
-
-
-class SnapshotSource(Protocol):
-    """The parts of a Learner that a snapshot contains; `LearnerCore` has them."""
-
-    state: HostState
-    graph: CallbackGraph
-    streams: dict[str, BatchStream]
-    phases: tuple[Phase, ...]
-    switching: frozenset[str] | None
-
-    def program_kinds(self, recorded: Mapping[str, str] | None = None) -> dict[str, str]:
-        """Return the kind of program that each phase's steps run in, by the name of the phase."""
-        ...
-
-    def adopt_kinds(self, recorded: Mapping[str, str]) -> None:
-        """Run the kinds of programs that a restored checkpoint has recorded, where a measurement chooses them."""
-        ...
-
-    def schedule_of_phases(self) -> list[str]:
-        """Return the training phases in the order in which an epoch runs them."""
-        ...
 
 
 class Snapshots:
@@ -198,36 +170,13 @@ class Snapshots:
         return Snapshot(progress.step, progress.epoch, trees, host, encoder.arrays, self.about(), average, averages)
 
     def about(self) -> dict[str, Any]:
-        """Return a description of the run: callbacks, optimizer, data, phases, programs, versions, and devices."""
-        declared = self._core.graph.declared
-        arguments = {d.name: getattr(d.callback, "_fluxcb_arguments", None) for d in declared}
-        return {
-            "callbacks": {d.name: _class_of(d.callback) for d in declared},
-            # Copies of callbacks do not know the arguments with which the original was constructed.
-            "arguments": {name: found for name, found in arguments.items() if found is not None},
-            "optimizer": self._optimizer,
-            "hyperparams": dict(self._core.state.train.given_hyperparams),
-            "data": {name: {"batches": length_of(stream.source)} for name, stream in self._core.streams.items()},
-            "phases": self._core.schedule_of_phases(),
-            "programs": self._core.program_kinds(),
-            "versions": {name: _version(name) for name in _PACKAGES} | {"python": platform.python_version()},
-            "devices": [self._platform(), jax.device_count(), platform.machine(), self._mesh()],
-        }
+        """Return a description of the run; see `describe_run`."""
+        return describe_run(self._core, self._optimizer)
 
     @functools.cached_property
     def _optimizer(self) -> Description:
         found = describe_value(self._core.state.optimizer, "optimizer")
         return {path.removeprefix("optimizer").removeprefix("."): text for path, text in found.items()}
-
-    def _platform(self) -> str:
-        return self._core.state.train.platform
-
-    def _mesh(self) -> str:
-        placement, count = self._core.state.train.placement, jax.process_count()
-        if placement is None:
-            return "none"
-        axes = ", ".join(f"{name}={size}" for name, size in placement.mesh.shape.items())
-        return f"{axes} ({count} {'process' if count == 1 else 'processes'})"
 
     def trees(self) -> dict[str, PyTree]:
         """Return the pytrees of a snapshot as live arrays."""
@@ -289,17 +238,20 @@ class Snapshots:
         *,
         adopt: bool = False,
         changed_hyperparams: Collection[str] = (),
+        changed_key: bool = False,
     ) -> list[str]:
         """Restore a snapshot.
 
         Args:
             snapshot: A snapshot of a run with the same parts, whose trees have the structure of this run.
             changed_hyperparams: Names of the hyperparameters that get the values of this program instead.
+            changed_key: Whether the run continues with the random key of this program instead.
             staying: Names of data sources that keep their position.
             adopt: Whether arrays that lie in the right place are used without a copy. Training overwrites them.
 
         Returns:
-            A line for each data source that had to be read from its start to reach the position.
+            A line for each data source that had to be read from its start to reach the position, and for each callback
+            that has not restored a part of its state.
 
         Raises:
             FluxcbError: A callback or a data source cannot restore its state. Nothing has changed then.
@@ -307,8 +259,11 @@ class Snapshots:
         # A restore that fails leaves the Learner as it was, so that `fit` can continue without it.
         before = RestoreUndo(self._core, snapshot.host, staying)
         try:
-            lines = self._replace_all(snapshot, staying, adopt)
+            lines = self._replace_all(snapshot, staying, adopt, changed_key)
             self._keep_hyperparams(snapshot.about["hyperparams"], changed_hyperparams)
+            if not changed_key:  # the next resume reports the difference again; earlier versions saved no such text
+                train = self._core.state.train
+                train.given_key_text = snapshot.about.get("key", key_text(train.run_key))
             # Checks that the restored state can be saved again, because a class may accept a state that it cannot
             # encode.
             RestoreUndo(self._core, snapshot.host, staying)
@@ -324,13 +279,15 @@ class Snapshots:
             ) from error
         return lines
 
-    def _replace_all(self, snapshot: Snapshot, staying: Collection[str], adopt: bool) -> list[str]:
+    def _replace_all(self, snapshot: Snapshot, staying: Collection[str], adopt: bool, changed_key: bool) -> list[str]:
         """Replace everything. Whatever can be checked without replacing anything comes first."""
         state, host = self._core.state, snapshot.host
         decoder = Decoder(snapshot.arrays)
         progress, fit, at = host["progress"], host["fit"], host["at"]
         # Everything that can fail without changing the Learner is decoded first.
-        run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
+        run_key = state.train.given_key
+        if not changed_key:
+            run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
         data = {
             name: decoder.decode(host["data"][name], None, f"the position of `data.{name}`")
             for name in self._core.streams
@@ -355,15 +312,17 @@ class Snapshots:
         for name in state.cbstate:
             if name in host["cbstate"]:
                 state.cbstate[name] = _entry(decoder, host["cbstate"][name], state.cbstate[name], f"`cbstate.{name}`")
+        lines = []
         for declared in self._core.graph.declared:
             if declared.name in host["callbacks"]:
-                self._load(declared.callback, declared.label, host["callbacks"][declared.name], decoder)
+                note = self._load(declared.callback, declared.label, host["callbacks"][declared.name], decoder)
+                if isinstance(note, str):  # a callback of a user may return something else, as PyTorch does
+                    lines.append(f"callbacks.{declared.name}: {note}")
         for name in _FIT:
             setattr(state.fit, name, fit[name])
         state.fit.at = Position(*at) if at is not None else None
         state.fit.restored = True
         # Last, because finding a position can take long: some sources are read again from the start.
-        lines = []
         for name, position in data.items():
             replayed = self._core.streams[name].seek(position)
             if replayed:
@@ -385,10 +344,10 @@ class Snapshots:
             new = train.hyperparams.put(train.live(("opt_state",)), name, train.given_hyperparams[name])
             train.replace(("opt_state",), new)
 
-    def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> None:
+    def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> Any:
         saved = decoder.decode(encoded, callback.state_dict(), f"the state of {label}")
         try:
-            callback.load_state_dict(saved)
+            return callback.load_state_dict(saved)
         except Exception as error:
             if is_interruption(error) or (isinstance(error, FluxcbError) and not isinstance(error, DeclarationError)):
                 error.add_note(f"raised in `load_state_dict` of {label}")
@@ -433,18 +392,3 @@ def _changes(what: str, then: Mapping[str, Any], now: Mapping[str, Any], allow: 
     lines |= {name: f"({now[name]}) is new" for name in now if name not in then}
     lines |= {n: f"was {then[n]}, and is {now[n]} now" for n in then if n in now and then[n] != now[n]}
     return [f"{what}: {name} {line}" for name, line in lines.items() if not allows(allow, f"{what}.{name}")]
-
-
-def _class_of(callback: Any) -> str:
-    cls = type(unwrap(callback))
-    # Files of the library can move between versions, but the public name stays.
-    module = "fluxcb.callbacks" if cls.__module__.startswith("fluxcb.callbacks.") else cls.__module__
-    return f"{module}.{cls.__qualname__}"
-
-
-@functools.cache  # reads files
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

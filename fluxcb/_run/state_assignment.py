@@ -57,6 +57,8 @@ def set_key(state: HostState, key: Any) -> None:
             fix=f"assign `jax.random.key(seed, impl={str(old)!r})`",
         )
     state.train.run_key = key
+    if state.progress.step == 0:  # the program assigns it before it trains or resumes, so the run begins with it
+        state.train.give_key(key)
     # Programs take the key from the carry, where its words are in the array of the counters.
     if state.train.built:
         state.train.set_counters(state.progress)

@@ -23,6 +23,15 @@ from fluxcb._typing import PyTree, StatePath
 __all__ = ["TrainState"]
 
 
+def key_text(key: Any) -> str:
+    """Return a typed random key as a short text: its seed if it is that of a seed of 32 bits, otherwise its words."""
+    words, impl = np.asarray(jax.random.key_data(key)).tolist(), str(jax.random.key_impl(key))
+    # `jax.random.key(seed)` has the words 0 and `seed`, which some implementations repeat.
+    of_seed = len(words) % 2 == 0 and words == [0, words[1]] * (len(words) // 2)
+    text = str(words[1] if of_seed else words)
+    return text if impl == "threefry2x32" else f"{text} ({impl})"
+
+
 class TrainState:
     """The train state: parameters, model state, optimizer state, carried `cbstate` entries, counters and random key.
 
@@ -38,6 +47,8 @@ class TrainState:
 
     Attributes:
         hyperparams: The places of the injected hyperparameters in the optimizer state.
+        given_key: The key with which the program began (typed).
+        given_key_text: The key with which the run began, which a resumed run keeps; see `key_text`.
         given_hyperparams: The values with which the program began, by name; see `HyperparamIndex.numbers`.
         copies: Copies of parts of the carry, shared by the handlers of a moment.
         placement: The shardings of the carry, or None without a mesh.
@@ -48,6 +59,7 @@ class TrainState:
     def __init__(self, key: Any) -> None:
         self.placement: Placement | None = None
         self.run_key = key
+        self.give_key(key)
         self.switches: tuple[int, ...] = ()
         self.hyperparams = HyperparamIndex({})
         self.given_hyperparams: dict[str, list[Any]] = {}
@@ -217,6 +229,10 @@ class TrainState:
         self._run_key = key
         # Converted once, because `_counters` runs at every epoch.
         self._key_words = np.asarray(jax.random.key_data(key)).view(np.int32).tolist()
+
+    def give_key(self, key: Any) -> None:
+        """Record the key with which the program begins a run."""
+        self.given_key, self.given_key_text = key, key_text(key)
 
     def model_key(self) -> Any:
         """Return the random key (typed) that a model is initialized with.

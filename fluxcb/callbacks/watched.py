@@ -11,7 +11,15 @@ from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["Watched", "is_metric_name", "phase_name", "requested_mode", "resolved_mode", "warn_if_contradictory"]
+__all__ = [
+    "Watched",
+    "is_metric_name",
+    "note_of_changed_metric",
+    "phase_name",
+    "requested_mode",
+    "resolved_mode",
+    "warn_if_contradictory",
+]
 
 # "score" is in neither list, because a low Brier score or FID score is good.
 _HIGH_IS_GOOD = frozenset(
@@ -266,6 +274,18 @@ def resolved_mode(mode: Any, watched: Watched) -> Literal["min", "max"]:
     requested = requested_mode(mode, watched.owner)
     warn_if_contradictory(watched, requested)
     return requested or watched.default_mode
+
+
+def note_of_changed_metric(saved: str | None, now: str, restarts: str) -> str | None:
+    """Return what `load_state_dict` reports if the saved values are those of another metric or mode, otherwise None.
+
+    Args:
+        saved: The metric and the mode of the saved values, such as `validation/loss (min)`. It is None in checkpoints
+            of versions that did not save it, whose values are then used.
+        now: The metric and the mode of this callback.
+        restarts: What starts over.
+    """
+    return None if saved in (None, now) else f"{saved} became {now}, so {restarts} over"
 
 
 def _no_name(text: Any, owner: str) -> DeclarationError:

@@ -27,6 +27,7 @@ __all__ = [
     "count",
     "counter",
     "mapping",
+    "optional",
     "position",
     "sums_of",
     "wrong_field",
@@ -57,6 +58,8 @@ class Manifest:
         about: What the run consists of; see `Snapshot.about`.
         files: For each file, its size (bytes) and its SHA-256.
         format: Version of this format.
+        metric: Name of the metric whose value `value` is, e.g. `validation/loss`, or None. Checkpoints of earlier
+            versions lack it.
     """
 
     run: str
@@ -71,6 +74,7 @@ class Manifest:
     about: Mapping[str, Any]
     files: Mapping[str, list[Any]]
     format: int = FORMAT
+    metric: str | None = None
 
     def write(self, folder: Path) -> None:
         """Write the manifest to the folder of a checkpoint."""
@@ -116,13 +120,13 @@ class Manifest:
             )
         return cls(**content)
 
-    def verify(self, folder: Path, part: int = 0, parts: int = 1) -> None:
+    def verify(self, folder: Path, part: int | None = 0, parts: int = 1) -> None:
         """Compare every file of a checkpoint with the manifest.
 
         Args:
             folder: The folder of the checkpoint.
-            part: The number of the part of the files whose checksums are computed. Names and sizes of all files are
-                compared in any case.
+            part: The number of the part of the files whose checksums are computed, or None for no file. Names and sizes
+                of all files are compared in any case.
             parts: The number of parts, which have about the same size.
 
         Raises:
@@ -136,10 +140,14 @@ class Manifest:
             if why:
                 raise CheckpointCorruptError(f"{folder / name} {why}.", where=str(folder / name))
         existing.pop(MANIFEST, None)
-        if existing:  # an additional file could change what Orbax reads
-            name = min(existing)
+        unexpected = [name for name, path in existing.items() if not _is_never_read(name, path)]
+        if unexpected:
+            name = min(unexpected)
             raise CheckpointCorruptError(
-                f"{folder / name} does not belong to the checkpoint.", where=str(existing[name])
+                f"{folder / name} does not belong to the checkpoint.",
+                where=str(existing[name]),
+                why="an additional file can change what Orbax reads",
+                fix=f"delete the file {str(existing[name])!r}",
             )
 
 
@@ -191,6 +199,18 @@ def _relative(path: Path, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
 
 
+# Orbax 0.12 reads arrays by their names, and searches some folders for files. In the folder of the checkpoint, it reads
+# the file `_CHECKPOINT_METADATA` and lists folders. The hidden files that Zarr reads begin with `.z`.
+def _is_never_read(name: str, path: Path) -> bool:
+    """Return whether neither fluxcb nor Orbax reads an additional file: `.DS_Store`, `.nfs0001`, or your own notes."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return False
+    *folders, last = PurePosixPath(name).parts
+    if last.startswith("."):
+        return not last.startswith(".z")
+    return not folders and not last.startswith(("_", "commit_success", "host.")) and last not in TREES
+
+
 def _difference(path: Path, size: int, digest: str | None) -> str:
     try:
         info = path.lstat()  # compare the size first, because hashing a large file takes seconds
@@ -218,22 +238,36 @@ def _sum_of_content(content: Mapping[str, Any]) -> str:
 # -- validation of the JSON, because someone who changes a file can recompute its checksum -----------------------------
 
 
+@dataclass(frozen=True)
+class optional:  # noqa: N801  # used like a type in a specification
+    """The specification of a field that may be missing, for example in the files of earlier versions."""
+
+    kind: Any
+
+
 def wrong_field(content: Any, fields: Mapping[str, Any]) -> str | None:
     """Return the name of a field of JSON that is missing, unknown or invalid, or None.
 
     Args:
         content: The JSON.
         fields: For each field, the specification of its value: a type, None, a function that returns whether the value
-            is valid, a tuple of alternatives, a list with the specification of each item, or a mapping of fields.
+            is valid, a tuple of alternatives, a list with the specification of each item, a mapping of fields, or one
+            of these in `optional`.
     """
     if not isinstance(content, dict):
         return "the top level"
-    wrong = [name for name, kind in fields.items() if name not in content or not _fits(content[name], kind)]
+    wrong = [
+        name
+        for name, kind in fields.items()
+        if not (_fits(content[name], kind) if name in content else isinstance(kind, optional))
+    ]
     wrong += [name for name in content if name not in fields]
     return wrong[0] if wrong else None
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, optional):
+        return _fits(value, kind.kind)
     if isinstance(kind, Mapping):
         return wrong_field(value, kind) is None
     if isinstance(kind, tuple):
@@ -309,7 +343,9 @@ _FIELDS: Mapping[str, Any] = {
         "arguments": mapping(mapping(str)),
         "optimizer": mapping(str),
         "hyperparams": mapping(list),
-        "data": mapping({"batches": (int, None)}),
+        "key": optional(str),
+        "data": mapping({"batches": (int, None), "order": optional(mapping(str))}),
+        "fit": optional(mapping(str)),
         "phases": [str],
         "programs": mapping(str),
         "versions": mapping(str),
@@ -317,4 +353,5 @@ _FIELDS: Mapping[str, Any] = {
     },
     "files": _files,
     "format": count,
+    "metric": optional((str, None)),
 }

@@ -73,7 +73,12 @@ def resolve_checkpoint(path: str | os.PathLike[str], *, together: bool = False) 
     """
     folder = _folder(path)
     if is_checkpoint(folder):
-        return folder, verify_checkpoint(folder, together=together)
+        try:
+            return folder, verify_checkpoint(folder, together=together)
+        except CheckpointCorruptError as error:
+            if not error.fix:
+                error.fix = _instead_of(folder)
+            raise
     found = newest_good(folder, together=together)
     if found is None and folder.is_file():
         parent = next((parent for parent in folder.parents if is_checkpoint(parent)), None)
@@ -97,6 +102,15 @@ def resolve_checkpoint(path: str | os.PathLike[str], *, together: bool = False) 
             ],
         )
     return found[0].path, found[1]
+
+
+def _instead_of(folder: Path) -> tuple[str, ...]:
+    """Return the fixes for a damaged checkpoint."""
+    copy = f"copy the checkpoint to {folder} again, if it is a copy or if you have one"
+    run = folder.parent
+    if len(entries_of(run)) < 2:
+        return (copy,)
+    return f"use the newest valid checkpoint of the run: pass the directory {str(run)!r}", copy
 
 
 def _folder(path: Any) -> Path:

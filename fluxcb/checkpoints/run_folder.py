@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from fluxcb._errors import CheckpointCorruptError, CheckpointError
 from fluxcb._terminal import escape_line
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
+from fluxcb.checkpoints.failures import fix_of
 from fluxcb.checkpoints.manifest import HOST_JSON, MANIFEST, Manifest
 
 __all__ = [
@@ -77,6 +79,7 @@ class RunFolder:
 
     Attributes:
         found: The newest checkpoint of the step at which the fit began, with its manifest, until the first save.
+        damaged: The folders of checkpoints that were found to be damaged.
         last: Position of the last requested save, or None. It prevents a second checkpoint of the same state.
     """
 
@@ -84,6 +87,7 @@ class RunFolder:
         self.path = path
         self.found: tuple[Entry, Manifest] | None = None
         self.last: tuple[Any, ...] | None = None
+        self.damaged: set[Path] = set()
         self._lock: int | None = None
 
     def entries(self) -> list[Entry]:
@@ -99,6 +103,21 @@ class RunFolder:
             except CheckpointCorruptError as error:
                 damaged.append(f"{entry.path.name}: {error.what}")
         return kept, damaged
+
+    def undamaged(self) -> list[tuple[Entry, Manifest]]:
+        """Return the checkpoints to which a run could go back, oldest first.
+
+        Checksums are not computed, because reading all files after each save would take too long. A checkpoint whose
+        checksums differ is left out if it was found before, for example when the run resumed.
+        """
+        found = []
+        for entry, manifest in self.kept()[0]:
+            if entry.path in self.damaged:
+                continue
+            with contextlib.suppress(CheckpointCorruptError):
+                manifest.verify(entry.path, part=None)
+                found.append((entry, manifest))
+        return found
 
     # -- locking ----------------------------------------------------------------------------
 
@@ -153,10 +172,17 @@ class RunFolder:
         _locked.add(self)
 
     def _not_writable(self, error: OSError) -> CheckpointError:
+        lock = self.path / LOCK
+        if error.errno == errno.EISDIR and lock.is_dir():
+            fix = f"delete the directory {str(lock)!r}, where fluxcb writes a file"
+        elif error.errno in (errno.EMFILE, errno.ENFILE):
+            fix = fix_of(error, self.path)
+        else:
+            fix = "use a directory that is writable and has free space"
         return CheckpointError(
             f"Cannot write checkpoints to {self.path}: {error.strerror or error}.",
             why="otherwise the first save would fail, possibly hours later",
-            fix="use a directory that is writable and has free space",
+            fix=fix,
         )
 
     def require_lock(self) -> None:
@@ -170,7 +196,10 @@ class RunFolder:
         except OSError:
             locked = False
         if not locked:
-            raise CheckpointError(f"The directory, or {LOCK} in it, was removed or replaced during the run.")
+            moved = (
+                f"if the directory was moved or renamed, move it back to {self.path}; otherwise, use another directory"
+            )
+            raise CheckpointError(f"The directory, or {LOCK} in it, was removed or replaced during the run.", fix=moved)
 
     def unlock(self) -> None:
         """Allow other runs to write to the directory."""
@@ -257,13 +286,16 @@ def entries_of(folder: Path) -> list[Entry]:
     return sorted(entries)
 
 
-def newest_good(folder: Path, *, together: bool = False) -> tuple[Entry, Manifest] | None:
+def newest_good(
+    folder: Path, *, together: bool = False, damaged: set[Path] | None = None
+) -> tuple[Entry, Manifest] | None:
     """Return the newest undamaged checkpoint, and warn about newer ones that are damaged, which are not changed.
 
     Args:
         folder: The directory of the run.
         together: Whether all processes call the function. They then use the checkpoint that process 0 finds, because a
             shared file system may be out of date on another host. Each of them verifies a part of the files.
+        damaged: A set to which the folders of damaged checkpoints are added.
 
     Returns:
         The checkpoint and its verified manifest, or None if there are no checkpoints.
@@ -273,14 +305,18 @@ def newest_good(folder: Path, *, together: bool = False) -> tuple[Entry, Manifes
     """
     of_first = Agreement().of_first if together else _called
     skipped: list[str] = []
+    fixes: dict[str, None] = {}
     for step, number in of_first(lambda: [(entry.step, entry.number) for entry in reversed(entries_of(folder))]):
         entry = Entry(step, number, folder / name_of(step, number))
         try:
             manifest = verify_checkpoint(entry.path, together=together)
         except CheckpointCorruptError as error:
             if not of_first(entry.path.is_dir):  # deleted by a running fit, which has written a newer one before that
-                return newest_good(folder, together=together)
+                return newest_good(folder, together=together, damaged=damaged)
             skipped.append(f"{entry.path.name}: {error.what}")
+            fixes.update(dict.fromkeys(error.fix))
+            if damaged is not None:
+                damaged.add(entry.path)
             continue
         if skipped:
             warn_user(
@@ -295,7 +331,7 @@ def newest_good(folder: Path, *, together: bool = False) -> tuple[Entry, Manifes
         f"All checkpoints in {folder} are damaged ({len(skipped)} in total). No files were deleted.",
         where=skipped,
         why="starting a new run instead would silently discard the earlier training",
-        fix=["restore valid checkpoints from a copy", "start a new run in another directory"],
+        fix=[*fixes, "restore valid checkpoints from a copy", "start a new run in another directory"],
     )
 
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
-import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,9 +15,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from fluxcb._errors import CheckpointError, FluxcbError
+from fluxcb._errors import CheckpointError
 from fluxcb._memory import release_freed_memory
 from fluxcb.checkpoints.agreement import Agreement
+from fluxcb.checkpoints.failures import fix_of, quiet_orbax, reason_of
 from fluxcb.checkpoints.host_file import write_host
 from fluxcb.checkpoints.manifest import Manifest, sums_of
 from fluxcb.checkpoints.naming import named, nested, sequences
@@ -56,6 +54,7 @@ def save(
     *,
     run: str,
     value: float | None,
+    metric: str | None = None,
     how_to_continue: str = "",
     agreement: Agreement | None = None,
 ) -> Entry | None:
@@ -69,6 +68,7 @@ def save(
         snapshot: The state to save.
         run: Identifier of the run.
         value: The value that decides which checkpoints are the best, or None.
+        metric: The name of the metric whose value it is, or None.
         how_to_continue: The call that continues the run from a checkpoint in the directory, for the error message.
         agreement: How the processes agree; required on a background thread.
 
@@ -95,7 +95,8 @@ def save(
                     (path / part).mkdir()
 
     def write() -> dict[str, list[Any]]:
-        _write_arrays(path, trees)
+        with quiet_orbax():  # the error of `save` names the cause
+            _write_arrays(path, trees)
         if chief:
             return {}  # process 0 also writes the index of all files, which it can do only after the others
         sums = sums_of(path, jax.process_index())
@@ -110,7 +111,7 @@ def save(
                 ocp.PyTreeCheckpointHandler().finalize(epath.Path(path / part))
         write_host(path, snapshot)
         manifest = make_manifest(snapshot, run, value, path)
-        replace(manifest, files={**manifest.files, **sums}).write(path)
+        replace(manifest, metric=metric, files={**manifest.files, **sums}).write(path)
         entry = folder.commit(path, snapshot.step)
 
     def attempt(action: Callable[..., T], *args: Any) -> tuple[str, T | None]:
@@ -120,7 +121,7 @@ def save(
             return "", action(*args)
         except Exception as error:
             failure = error
-            return _summary(error, folder.path), None
+            return reason_of(error, folder.path), None
 
     def end(texts: list[str]) -> str:
         reports = [json.loads(text) for text in texts]
@@ -137,8 +138,8 @@ def save(
     except CheckpointError as error:  # the agreement was abandoned
         problem, failure = error.what.removesuffix("."), error
     if problem:
-        problem = _summary(failure, folder.path) if failure is not None else problem
-        fix = ["free some space, or use another directory"]
+        problem = reason_of(failure, folder.path) if failure is not None else problem
+        fix = [fix_of(failure, folder.path)]
         with contextlib.suppress(CheckpointError):  # the directory cannot be read
             if how_to_continue and folder.entries():
                 fix.append(f"continue later from the newest checkpoint: {how_to_continue}")
@@ -255,20 +256,3 @@ def _is_finite(part: Any) -> bool:
     numbers = np.asarray(part).reshape(-1)
     # In pieces, because `np.isfinite` returns an array of a quarter of the size.
     return all(np.isfinite(numbers[at : at + _PIECE]).all() for at in range(0, numbers.size, _PIECE))
-
-
-def _summary(error: BaseException, folder: Path) -> str:
-    """Return a one-line description of an error. Orbax reports a full disk within the text of a long ValueError."""
-    if isinstance(error, FluxcbError):
-        return error.what.removesuffix(".")
-    code = getattr(error, "errno", None)
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    if code is None and found is not None:
-        code = int(found[1])
-    if code is None:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    description = os.strerror(code)
-    if code == errno.ENOSPC:
-        space = os.statvfs(folder)
-        description += f" ({space.f_bavail * space.f_frsize / 2**20:.1f} MiB free)"
-    return description

@@ -95,17 +95,17 @@ class ArrayLoader(Constructed):
         with_paths, self._structure = jax.tree.flatten_with_path(arrays)
         self._leaves = [leaf for _, leaf in with_paths]
         names = [f"arrays{jax.tree_util.keystr(path)}" for path, _ in with_paths]
-        self._examples = _common_length(names, self._leaves)
+        self.examples = _common_length(names, self._leaves)
         if device:
             self._leaves = [_on_device(name, leaf) for name, leaf in zip(names, self._leaves, strict=True)]
         self._arrays = self._structure.unflatten(self._leaves)
         self._epoch = 0
         if len(self) == 0:
             raise DataError(
-                f"An epoch would have no batches: {self._examples} examples do not fill a batch of {self.batch_size}.",
+                f"An epoch would have no batches: {self.examples} examples do not fill a batch of {self.batch_size}.",
                 where=_WHERE,
                 why="`drop_last=True` drops the only batch, because it is smaller than the batch size",
-                fix=[f"use a `batch_size` of at most {self._examples}", "remove `drop_last`"],
+                fix=[f"use a `batch_size` of at most {self.examples}", "remove `drop_last`"],
             )
 
     @entry_point
@@ -116,8 +116,8 @@ class ArrayLoader(Constructed):
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         if self.drop_last:
-            return self._examples // self.batch_size
-        return math.ceil(self._examples / self.batch_size)
+            return self.examples // self.batch_size
+        return math.ceil(self.examples / self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """Start the next epoch."""
@@ -134,7 +134,7 @@ class ArrayLoader(Constructed):
         """The shapes and dtypes of one full batch in the step, as a pytree of `jax.ShapeDtypeStruct`."""
         import jax
 
-        rows = min(self.batch_size, self._examples)
+        rows = min(self.batch_size, self.examples)
         specs = [
             # On the device, float64 arrays become float32 unless `jax_enable_x64` is set.
             jax.ShapeDtypeStruct(
@@ -147,18 +147,18 @@ class ArrayLoader(Constructed):
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The different numbers of examples that batches have."""
-        rest = self._examples % self.batch_size
-        full = (self.batch_size,) if self._examples >= self.batch_size else ()
+        rest = self.examples % self.batch_size
+        full = (self.batch_size,) if self.examples >= self.batch_size else ()
         return full if self.drop_last or not rest else (*full, rest)
 
     def __repr__(self) -> str:
         """Return the sizes of the arrays and the options."""
-        return f"ArrayLoader({self._examples} examples, batch_size={self.batch_size}, seed={self.seed})"
+        return f"ArrayLoader({self.examples} examples, batch_size={self.batch_size}, seed={self.seed})"
 
     def _order(self, epoch: int) -> np.ndarray:
         if self.shuffle:
-            return np.random.default_rng((self.seed, epoch)).permutation(self._examples)
-        return np.arange(self._examples)
+            return np.random.default_rng((self.seed, epoch)).permutation(self.examples)
+        return np.arange(self.examples)
 
     def _next_epoch(self) -> int:
         """Return the number of the epoch that the next call of `iter` starts, and advance it."""

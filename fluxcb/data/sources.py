@@ -11,8 +11,9 @@ from fluxcb._calls import entry_point
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._interruptions import is_interruption
 from fluxcb._typing import Batch
+from fluxcb.data.loader import ArrayLoader
 
-__all__ = ["FunctionSource", "MappedSource", "PlacedSource", "length_of", "map", "place"]
+__all__ = ["FunctionSource", "MappedSource", "PlacedSource", "length_of", "map", "order_of", "place"]
 
 
 @entry_point
@@ -242,6 +243,17 @@ def length_of(source: Any) -> int | None:
         if is_interruption(error):
             raise
         return None
+
+
+def order_of(source: Any) -> dict[str, str]:
+    """Return what decides which examples the batches of a source have, as texts; `{}` if it is not known."""
+    while isinstance(source, _WrappedSource):
+        source = source.source
+    if not isinstance(source, ArrayLoader):
+        return {}
+    order = {"shuffle": str(source.shuffle), "batch_size": str(source.batch_size), "examples": str(source.examples)}
+    # Without a shuffle, the seed has no effect.
+    return {**order, "seed": str(source.seed)} if source.shuffle else order
 
 
 def _require_iterable(source: Any, where: str) -> None:

@@ -218,7 +218,7 @@ def joined(cores: Sequence[LearnerCore], steps: Sequence[Any], labels: Sequence[
 def _changes(first: LearnerCore, core: LearnerCore) -> list[str]:
     """Return the arguments of callbacks and of the optimizer in which two members differ."""
     lines, changes = core.snapshots.differences(first.snapshots.about(), ())
-    return [*lines, *[_shown(change) for change in changes if not change.path.startswith("hyperparams.")]]
+    return [*lines, *[_shown(change) for change in changes if not change.path.startswith(("hyperparams.", "key"))]]
 
 
 def _shown(change: Change) -> str:

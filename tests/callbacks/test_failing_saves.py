@@ -1,6 +1,7 @@
 """A save that fails in the background raises its error at the next event, names the step, and is never lost."""
 
 import errno
+import logging
 import os
 import signal
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, on
 from fluxcb.callbacks import Checkpointer, CustomCallback, Metrics, MinSaver
+from fluxcb.checkpoints.failures import fix_of, quiet_orbax
 from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
 from fluxcb.checkpoints.saving import make_manifest
 from fluxcb.events import FitEnd, StepEnd
@@ -251,3 +253,60 @@ def test_outside_a_fit_the_error_is_raised_immediately(tmp_path, monkeypatch):
         learner.trigger()
     assert raised.value.what == message(tmp_path, 0)
     assert os.listdir(tmp_path) == ["fluxcb.lock"]
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (OSError(errno.ENOSPC, "full"), "free some space, or use another directory"),
+        (
+            OSError(errno.EMFILE, "files"),
+            "raise the limit of open files of the process: `ulimit -n 4096` before the program starts",
+        ),
+        (ValueError("os_error_code='13'"), "make the directory writable, or use another directory"),
+    ],
+)
+def test_fix_follows_from_the_cause(tmp_path, error, fix):
+    assert fix_of(error, tmp_path) == fix
+
+
+def test_fix_of_a_renamed_directory_works(tmp_path):
+    folder, other = tmp_path / "run", tmp_path / "other"
+    moves = Bounds(lambda step: folder.rename(other) if step == 2 else None)
+    with pytest.raises(CheckpointError) as raised:
+        training(Checkpointer(folder, steps=3), moves).fit(steps=4)
+    fix = f"if the directory was moved or renamed, move it back to {folder}; otherwise, use another directory"
+    assert raised.value.fix == (fix,)
+    other.rename(folder)
+    learner = training(Checkpointer(folder, steps=3))
+    learner.fit(steps=4, resume=True, allow=("callbacks",))  # without `moves`
+    assert learner.step == 4
+
+
+def test_fix_of_a_directory_in_place_of_the_lock_works(tmp_path):
+    (tmp_path / "fluxcb.lock").mkdir()
+    with pytest.raises(CheckpointError) as raised:
+        training(Checkpointer(tmp_path)).fit(1)
+    lock = tmp_path / "fluxcb.lock"
+    assert raised.value.fix == (f"delete the directory {str(lock)!r}, where fluxcb writes a file",)
+    lock.rmdir()
+    training(Checkpointer(tmp_path)).fit(1)
+
+
+def test_log_records_of_orbax_are_dropped_while_a_checkpoint_is_written(caplog, monkeypatch):
+    logger = logging.getLogger("absl")
+    monkeypatch.setattr(logger, "propagate", False)
+
+    def log():
+        for path in ("/lib/orbax/checkpoint/future.py", "/lib/other.py"):
+            logger.handle(logger.makeRecord("absl", logging.ERROR, path, 1, path, (), None))
+
+    logger.addHandler(caplog.handler)
+    try:
+        with quiet_orbax():
+            log()
+        assert [record.message for record in caplog.records] == ["/lib/other.py"]
+        log()
+        assert len(caplog.records) == 3
+    finally:
+        logger.removeHandler(caplog.handler)

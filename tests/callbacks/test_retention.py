@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fluxcb import Callback, DeclarationError, Learner, MissingStateError, Write, every, on
+from fluxcb import Callback, CheckpointCorruptError, DeclarationError, Learner, MissingStateError, Write, every, on
 from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver
-from fluxcb.checkpoints import load_params
+from fluxcb.checkpoints import ResumeWarning, load_params
 from fluxcb.checkpoints.run_folder import Entry, entries_of, verify_checkpoint
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
@@ -53,7 +53,7 @@ def test_the_kept_checkpoints_follow_the_rules(saves, last, best, every, mode):
         number = 0 if passed or not saved else number + 1  # two saves of one step: within the epoch, and behind it
         step += passed
         saved.append((step, value))
-        kept.append((Entry(step, number, Path(f"{len(saved) - 1}")), SimpleNamespace(value=value)))
+        kept.append((Entry(step, number, Path(f"{len(saved) - 1}")), SimpleNamespace(value=value, metric=None)))
         gone = set(saver.to_delete(kept))
         kept = [(entry, manifest) for entry, manifest in kept if entry not in gone]
         found = [int(entry.path.name) for entry, _ in kept]
@@ -221,3 +221,23 @@ def test_a_metric_that_no_callback_provides_is_an_error_at_construction(tmp_path
     assert raised.value.what == (
         f"Checkpointer({str(tmp_path)!r}) watches `validation/loss`, but the Learner has no data for validation."
     )
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter", "flipped"])
+def test_damaged_checkpoints_do_not_count(tmp_path, damage):
+    def made():
+        return training(Checkpointer(tmp_path, keep_last=2))
+
+    made().fit(2)
+    assert steps_in(tmp_path) == [2, 4]
+    file = tmp_path / "4" / "host.json"
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-1] + (b"" if damage == "shorter" else b" "))
+    with pytest.warns(ResumeWarning, match="newer ones are damaged"):
+        made().fit(3, resume=True)
+    assert [entry.path.name for entry in entries_of(tmp_path)] == ["4", "4.1", "6"]
+    with pytest.raises(CheckpointCorruptError):
+        verify_checkpoint(tmp_path / "4")

@@ -103,7 +103,7 @@ def test_run_whose_first_save_failed_can_be_restarted(program, run, tmp_path):
     assert (tmp_path / "refused.txt").read_text() == (
         f"Cannot write the checkpoint of step 0 to {tmp_path / 'run'}: File too large.\n"
         "  why:   older checkpoints are unchanged\n"
-        "  fix:   free some space, or use another directory"
+        "  fix:   raise the limit of the size of files: `ulimit -f unlimited`, or use another file system"
     )
     (tmp_path / "refused.txt").unlink()
     assert {path.name for path in tmp_path.iterdir()} <= FILES

@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,6 +12,7 @@ import pytest
 import fluxcb
 from fluxcb import Callback, DeclarationError, EverySteps, Learner, every
 from fluxcb._declare.described import describe_value
+from fluxcb._run.run_description import describe_run
 from fluxcb.callbacks import (
     Checkpointer,
     EarlyStopping,
@@ -21,6 +23,7 @@ from fluxcb.callbacks import (
     Scheduler,
 )
 from fluxcb.checkpoints import ResumeWarning
+from fluxcb.data import ArrayLoader
 
 STEPS = 4  # of an epoch
 
@@ -121,6 +124,153 @@ def test_rates_of_groups_are_compared_one_by_one(tmp_path):
     (warned,) = warned_by(lambda: learner.fit(2, resume=True, allow=allow))
     assert rows_of(warned) == {"hyperparams.first.learning_rate": ("1", "2", "saved")}
     assert dict(learner.hyperparams) == {"first.learning_rate": 1.0, "second.learning_rate": 0.25}
+
+
+def noisy(key, *callbacks):
+    """Return a Learner whose gradient is a random number."""
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch, key: params["w"] * jax.random.normal(key) + 0 * jnp.sum(batch),
+        optax.sgd(1.0),
+        data=[np.zeros(1, np.float32)] * STEPS,
+        callbacks=callbacks,
+        default_callbacks=False,
+        key=key,
+    )
+
+
+def test_another_key_is_reported_and_saved_one_kept(tmp_path):
+    straight = noisy(0)
+    straight.fit(2)
+    noisy(0, Checkpointer(tmp_path)).fit(1)
+    assert warned_by(lambda: noisy(jax.random.key(0), Checkpointer(tmp_path)).fit(1, resume=True)) == []
+    learner = noisy(1, Checkpointer(tmp_path))
+    (warned,) = warned_by(lambda: learner.fit(1, resume=True))  # also if the run is complete
+    assert warned == (
+        f"The run resumes from {tmp_path / '4'} with differences:\n"
+        "  path  saved  program  used\n"
+        "  key   0      1        saved\n"
+        "  To use the program's key from here on, pass `allow=('key',)`."
+    )
+    (warned,) = warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True))
+    assert rows_of(warned) == {"key": ("0", "1", "saved")}
+    # The checkpoint of step 8 belongs to a run that has begun with the key 0.
+    learner = noisy(jnp.array([5, 6], jnp.uint32), Checkpointer(tmp_path))
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True))
+    assert rows_of(warned) == {"key": ("0", "[5, 6]", "saved")}
+    assert float(learner.params["w"]) == float(straight.params["w"])
+
+
+def test_allowed_key_is_used(tmp_path):
+    first, other = noisy(0, Checkpointer(tmp_path)), noisy(1)
+    first.fit(1)
+    other.state = {**first.state, "key": jax.random.key(1)}
+    other.fit(1)
+    learner = noisy(1, Checkpointer(tmp_path))
+    assert warned_by(lambda: learner.fit(2, resume=True, allow=("key",))) == []
+    assert float(learner.params["w"]) == float(other.params["w"])
+    again = noisy(1, Checkpointer(tmp_path))
+    assert warned_by(lambda: again.fit(3, resume=True)) == []  # the run has now begun with the key 1
+    (warned,) = warned_by(lambda: noisy(0, Checkpointer(tmp_path)).fit(3, resume=True))
+    assert rows_of(warned) == {"key": ("1", "0", "saved")}
+
+
+def test_key_of_another_implementation_can_be_allowed(tmp_path):
+    noisy(0, Checkpointer(tmp_path)).fit(1)
+    learner = noisy(jax.random.key(0, impl="rbg"), Checkpointer(tmp_path))
+    learner.fit(2, resume=True, allow=("key",))
+    assert str(jax.random.key_impl(learner.key)) == "rbg"
+
+
+def test_checkpoint_without_a_key_shows_no_row(tmp_path, monkeypatch):
+    def without_key(*args):
+        about = describe_run(*args)
+        del about["key"]
+        return about
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fluxcb._run.snapshots.describe_run", without_key)
+        noisy(0, Checkpointer(tmp_path)).fit(1)
+    assert warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True)) == []
+    (warned,) = warned_by(lambda: noisy(1, Checkpointer(tmp_path)).fit(2, resume=True))
+    assert rows_of(warned) == {"key": ("0", "1", "saved")}
+
+
+def loading(*callbacks, wrap=lambda source: source, validation=None, **order):
+    """Return a Learner that trains on 8 numbers."""
+    source = wrap(ArrayLoader(np.arange(8, dtype=np.float32), **{"batch_size": 2, **order}))
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch: params["w"] * jnp.mean(batch),
+        optax.sgd(1.0),
+        data=source if validation is None else (source, validation),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+ORDERS = [
+    ({"shuffle": False}, {"data.training.shuffle": ("True", "False", "program")}),
+    ({"seed": 3}, {"data.training.seed": ("0", "3", "program")}),
+    ({"batch_size": 3, "drop_last": False}, None),  # another number of batches is an error
+    ({}, {}),
+]
+
+
+@pytest.mark.parametrize("wrap", [lambda s: s, lambda s: fluxcb.data.map(lambda x: x, s)], ids=["plain", "mapped"])
+@pytest.mark.parametrize(("order", "expected"), ORDERS)
+def test_another_order_of_data_is_reported(tmp_path, order, expected, wrap):
+    loading(Checkpointer(tmp_path), wrap=wrap).fit(1)
+    learner = loading(Checkpointer(tmp_path), wrap=wrap, **order)
+    if expected is None:
+        with pytest.raises(fluxcb.ResumeError, match="a different run"):
+            learner.fit(2, resume=True)
+        return
+    warned = warned_by(lambda: learner.fit(2, resume=True))
+    assert [rows_of(text) for text in warned] == ([expected] if expected else [])
+    assert all("within an epoch" not in text for text in warned)
+    again = loading(Checkpointer(tmp_path), wrap=wrap, **order)
+    assert warned_by(lambda: again.fit(3, resume=True)) == []
+
+
+def test_other_sizes_of_batches_and_data_are_reported(tmp_path):
+    validation = [ArrayLoader(np.zeros(n, np.float32), b, shuffle=False) for n, b in [(4, 2), (3, 2), (4, 3)]]
+    loading(Checkpointer(tmp_path), validation=validation[0]).fit(1)
+    found = []
+    for source in validation[1:]:
+        learner = loading(Checkpointer(tmp_path), validation=source)
+        found += [rows_of(text) for text in warned_by(lambda learner=learner: learner.restore(tmp_path))]
+    assert found == [
+        {"data.validation.examples": ("4", "3", "program")},
+        {"data.validation.batch_size": ("2", "3", "program")},
+    ]
+
+
+def test_another_order_within_an_epoch_is_explained(tmp_path):
+    loading(Checkpointer(tmp_path, steps=3)).fit(1)
+    learner = loading(Checkpointer(tmp_path, steps=3), shuffle=False)
+    (warned,) = warned_by(lambda: learner.restore(tmp_path / "3"))
+    assert warned.splitlines()[-1] == (
+        "  The run resumes within an epoch. The rest of it has the program's order, so that the epoch can have some "
+        "examples twice, and others not at all."
+    )
+    learner.callbacks.remove(Checkpointer)
+    learner.fit(1)
+    shuffled = np.random.default_rng((0, 1)).permutation(8)  # of the first pass
+    assert float(learner.params["w"]) == -sum(shuffled[:6]) / 2 - (6 + 7) / 2
+    learner = loading(Checkpointer(tmp_path, steps=3), shuffle=False)
+    assert warned_by(lambda: learner.restore(tmp_path / "3", allow=("data.training.shuffle",))) == []
+
+
+@pytest.mark.parametrize("now", [3, None])
+def test_another_length_of_an_epoch_is_reported(tmp_path, now):
+    loading(Checkpointer(tmp_path)).fit(2, steps_per_epoch=2)
+    learner = loading(Checkpointer(tmp_path))
+    (warned,) = warned_by(lambda: learner.fit(3, steps_per_epoch=now, resume=True))
+    assert rows_of(warned) == {"fit.steps_per_epoch": ("2", str(now), "program")}
+    assert learner.step == 4 + (now or 4)
+    assert warned_by(lambda: loading(Checkpointer(tmp_path)).restore(tmp_path)) == []  # not known before `fit`
+    assert warned_by(lambda: loading(Checkpointer(tmp_path)).fit(3, steps_per_epoch=now, resume=True)) == []
 
 
 CHANGES = {
@@ -228,17 +378,33 @@ WRONG = {
     ),
     "another part": (
         ("optimizer",),
-        "`allow` takes some of ('callbacks', 'data', 'hyperparams'), or parts of them such as "
+        "`allow` takes some of ('callbacks', 'data', 'hyperparams', 'key'), or parts of them such as "
         "'hyperparams.learning_rate', not ('optimizer',).\n"
         '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
     ),
+    "a part of the key": (
+        ("key.seed",),
+        '`allow` names `key.seed`, but `key` has no parts.\n  fix:   write "key"',
+    ),
     "a text": (
         "hyperparams",
-        "`allow` takes some of ('callbacks', 'data', 'hyperparams'), or parts of them such as "
+        "`allow` takes some of ('callbacks', 'data', 'hyperparams', 'key'), or parts of them such as "
         "'hyperparams.learning_rate', not 'hyperparams'.\n"
-        '  fix:   write e.g. `learner.fit(10, resume=True, allow=("data",))`',
+        '  fix:   write e.g. `learner.fit(10, resume=True, allow=("hyperparams",))`',
     ),
 }
+
+
+def test_text_with_a_valid_name_is_shown_as_a_tuple(tmp_path):
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+    calls = [(learner.fit, "learner.fit(10, resume=True"), (learner.restore, "learner.restore(path")]
+    for function, call in calls:
+        with pytest.raises(DeclarationError) as raised:
+            function(tmp_path if function == learner.restore else 2, allow="callbacks.ClipGradients")
+        assert raised.value.fix == (f'write e.g. `{call}, allow=("callbacks.ClipGradients",))`',)
+    with pytest.raises(DeclarationError) as raised:
+        learner.fit(2, resume=True, allow="optimizer.b1")
+    assert raised.value.fix == ('write e.g. `learner.fit(10, resume=True, allow=("data",))`',)
 
 
 @pytest.mark.parametrize("case", list(WRONG))

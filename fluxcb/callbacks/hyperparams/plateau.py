@@ -14,7 +14,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import choice, finite_number, whole_number
-from fluxcb.callbacks.watched import Watched, resolved_mode
+from fluxcb.callbacks.watched import Watched, note_of_changed_metric, resolved_mode
 
 __all__ = ["ReduceLROnPlateau"]
 
@@ -112,12 +112,18 @@ class ReduceLROnPlateau(Callback):
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, the count of epochs without an improvement, and the rest of the cooldown."""
-        return {"best": self.best, "bad_epochs": self.bad_epochs, "cooling": self.cooling}
+        """Return the best value, the count of epochs without an improvement, the cooldown's rest, and the metric."""
+        counts = {"best": self.best, "bad_epochs": self.bad_epochs, "cooling": self.cooling}
+        return {**counts, "watched": f"{self._watched} ({self.mode})"}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Restore what `state_dict` returned. The best value and the count start over for another metric or mode."""
         self.best, self.bad_epochs, self.cooling = state["best"], state["bad_epochs"], state["cooling"]
+        now = f"{self._watched} ({self.mode})"
+        note = note_of_changed_metric(state.get("watched"), now, "the best value and the count start")
+        if note is not None:  # the rest of the cooldown follows from the last reduction, whatever the metric was
+            self.best, self.bad_epochs = None, 0
+        return note
 
     @on(Trigger, AbstractTrainingPhase)
     def look(self, event: Event, phase: Phase, learner: LearnerView) -> None:

@@ -59,7 +59,7 @@ class TriggerSetter(Callback):
         """Return the value of an attribute. The value of a hyperparameter is part of the train state."""
         return {"value": self.param.value} if isinstance(self.param, ObjAttrParam) else {}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Set an attribute to its saved value."""
         if isinstance(self.param, ObjAttrParam):
             self.param.value = state["value"]

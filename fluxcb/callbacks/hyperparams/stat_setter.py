@@ -14,7 +14,7 @@ from fluxcb._declare.schedules import positive
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import finite_number, function_of
 from fluxcb.callbacks.hyperparams.setters import TriggerSetter
-from fluxcb.callbacks.watched import Watched
+from fluxcb.callbacks.watched import Watched, note_of_changed_metric
 
 __all__ = ["StatMonitorParamSetter"]
 
@@ -108,15 +108,19 @@ class StatMonitorParamSetter(TriggerSetter):
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the recorded values and the epoch of the last one."""
-        return {**super().state_dict(), "values": list(self.values), "epoch": self._epoch}
+        """Return the recorded values, the epoch of the last one, and the metric."""
+        recorded = {"values": list(self.values), "epoch": self._epoch, "watched": str(self._watched)}
+        return {**super().state_dict(), **recorded}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Restore what `state_dict` returned, without the values of another metric."""
         super().load_state_dict(state)
         self.values.clear()
-        self.values.extend(state["values"])
+        note = note_of_changed_metric(state.get("watched"), str(self._watched), "its values start")
+        if note is None:
+            self.values.extend(state["values"])
         self._epoch = state["epoch"]
+        return note
 
     def next_value(self, learner: LearnerView) -> Any:
         """Record the epoch's value, and return a new value for the hyperparameter if the metric has not improved."""

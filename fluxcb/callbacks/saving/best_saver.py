@@ -16,7 +16,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better
-from fluxcb.callbacks.watched import Watched, is_metric_name
+from fluxcb.callbacks.watched import Watched, is_metric_name, note_of_changed_metric
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.run_folder import Entry
 from fluxcb.checkpoints.snapshot import Snapshot
@@ -61,6 +61,7 @@ class BestSaver(SnapshotSaver):
             )
         subdirectory = name if name is not None else f"{self.mode}-{self._watched}"
         self.folder = self._files.path = self.folder / re.sub(r"[^\w.-]+", "-", subdirectory)
+        self._metric = str(self._watched)
         self.best: tuple[int, float] | None = None
 
     def stateaccess(self) -> dict[str, Any]:
@@ -73,14 +74,17 @@ class BestSaver(SnapshotSaver):
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value so far and its step."""
+        """Return the best value so far, its step, and the metric."""
         self.wait()  # no other checkpoint may refer to a best checkpoint that is not on disk
-        return {**super().state_dict(), "best": list(self.best) if self.best is not None else None}
+        best = list(self.best) if self.best is not None else None
+        return {**super().state_dict(), "best": best, "watched": self._metric}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best value and its step."""
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Restore the best value and its step, unless they are those of another metric."""
         super().load_state_dict(state)
-        self.best = (state["best"][0], state["best"][1]) if state["best"] is not None else None
+        note = note_of_changed_metric(state.get("watched"), str(self._watched), "the best value starts")
+        self.best = (state["best"][0], state["best"][1]) if state["best"] is not None and note is None else None
+        return note
 
     def prepare_fit(self, learner: LearnerView, kept: list[tuple[Entry, Manifest]]) -> None:
         """Save the current state if it is the best one, but its checkpoint is missing because the run was killed."""
@@ -105,7 +109,7 @@ class BestSaver(SnapshotSaver):
     def forget_unsaved(self) -> None:
         """Reset the best value to that of the checkpoint on disk."""
         super().forget_unsaved()
-        saved = [(manifest.step, manifest.value) for _, manifest in self._files.kept()[0] if manifest.value is not None]
+        saved = [(entry.step, value) for entry, value in self.values_of(self._files.kept()[0])]
         self.best = saved[-1] if saved else None
 
     def to_delete(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:

@@ -146,6 +146,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
                 fix=[f"pass the number of best checkpoints to keep: `{call}`", f"remove {names}"],
             )
         warn_if_contradictory(self._watched, requested)
+        self._metric = str(self._watched) if keep_best else None
         self._value: float | None = None
         self._verified: Path | None = None
 
@@ -236,7 +237,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
         """
         from fluxcb.checkpoints.reading import FolderCheckpoint  # imported here, because it imports JAX
 
-        found = newest_good(self.folder, together=True)
+        found = newest_good(self.folder, together=True, damaged=self._files.damaged)
         return FolderCheckpoint(found[0].path, found[1]) if found is not None else None
 
     def resumed_from(self, checkpoint: StoredCheckpoint) -> None:
@@ -264,10 +265,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
     def to_delete(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:
         """Return the checkpoints that `keep_last`, `keep_best` and `keep_every` do not keep."""
         keep = {entry for entry, _ in kept[-self.keep_last :]}
-        best: list[tuple[Entry, float]] = []
-        for entry, manifest in kept:
-            if manifest.value is not None and better(manifest.value, None, self.mode):
-                best.append((entry, manifest.value))
+        best = [(entry, value) for entry, value in self.values_of(kept) if better(value, None, self.mode)]
         best.sort(
             key=lambda pair: pair[1] if self.mode == "min" else -pair[1]
         )  # stable, so ties go to the earlier step

@@ -83,6 +83,7 @@ class SnapshotSaver(Callback, RunLock):
                 f"`{owner}` writes to a directory, but {self.folder} is a file.",
                 fix="use a separate directory for this run",
             )
+        self._metric: str | None = None  # the metric whose values `write` gets
         self._run = uuid.uuid4().hex  # a directory holds one run, and a restored saver continues its run
         self._fitting = False
         self._resumed = False
@@ -100,7 +101,7 @@ class SnapshotSaver(Callback, RunLock):
         """Return the identifier of the run."""
         return {"run": self._run}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Continue the run of the saved state."""
         self._run, self._resumed = state["run"], True
 
@@ -266,12 +267,14 @@ class SnapshotSaver(Callback, RunLock):
             snapshot,
             run=self._run,
             value=value,
+            metric=self._metric,
             how_to_continue=self.how_to_continue(),
             agreement=agreement,
         )
         if is_chief():
             # Delete only when the new checkpoint is on disk, so that at least one exists if the run is killed.
-            for entry in self.to_delete(self._files.kept()[0]):
+            # A damaged checkpoint must not take the place of one to which the run can go back.
+            for entry in self.to_delete(self._files.undamaged()):
                 try:
                     self._files.remove(entry)
                 except OSError as error:
@@ -305,6 +308,17 @@ class SnapshotSaver(Callback, RunLock):
     def entries(self) -> list[Entry]:
         """Return the checkpoints in the directory, oldest first, without verifying them."""
         return self._files.entries()
+
+    def values_of(self, kept: Iterable[tuple[Entry, Manifest]]) -> list[tuple[Entry, float]]:
+        """Return the checkpoints that have a value of this saver's metric, with the value.
+
+        A resumed run can have another metric than before. Checkpoints of earlier versions do not name their metric.
+        """
+        return [
+            (entry, manifest.value)
+            for entry, manifest in kept
+            if manifest.value is not None and manifest.metric in (None, self._metric)
+        ]
 
     @abstractmethod
     def to_delete(self, kept: list[tuple[Entry, Manifest]]) -> Iterable[Entry]:

@@ -14,8 +14,8 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb._errors import DeclarationError
-from fluxcb.callbacks.watched import Watched, phase_name, requested_mode, warn_if_contradictory
-from fluxcb.stopping.criterion import Criterion, Mode
+from fluxcb.callbacks.watched import Watched, note_of_changed_metric, phase_name, requested_mode, warn_if_contradictory
+from fluxcb.stopping.criterion import Criterion, Disjunction, Mode
 from fluxcb.stopping.progress import NumberSinceBest
 
 __all__ = ["EarlyStopping"]
@@ -163,11 +163,11 @@ class EarlyStopping(Callback):
         return (*self._watched, *needed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each criterion, over all fits and for the current fit alone."""
-        return {"states": list(self.states), "of_fit": list(self._of_fit)}
+        """Return the state of each criterion, over all fits and for the current fit alone, and what it has seen."""
+        return {"states": list(self.states), "of_fit": list(self._of_fit), "watched": self._described()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of each criterion.
+    def load_state_dict(self, state: dict[str, Any]) -> str | None:
+        """Restore the state of each criterion. Criteria that get another metric or direction now start over.
 
         Raises:
             DeclarationError: The state is that of another number of criteria.
@@ -178,6 +178,22 @@ class EarlyStopping(Callback):
                 fix="construct `EarlyStopping` with the same criteria as in the run that saved the state",
             )
         self.states, self._of_fit = list(state["states"]), list(state["of_fit"])
+        notes = []
+        saved = state.get("watched", [None] * len(self.criteria))
+        for i, (then, now) in enumerate(zip(saved, self._described(), strict=True)):
+            note = note_of_changed_metric(then, now, "its criterion starts")
+            if note is not None:  # the best value of another metric would count as one of this metric
+                self.states[i] = self._of_fit[i] = None
+                notes.append(note)
+        return "; ".join(notes) or None
+
+    def _described(self) -> list[str]:
+        """Return the metric of each criterion, and what makes its state differ from that of another criterion."""
+        described = []
+        for criterion, watched, training in zip(self.criteria, self._watched, self._training, strict=True):
+            metrics = f"{watched} and {training}" if criterion.needs_training else str(watched)
+            described.append(f"{metrics} ({_kind(criterion)})")
+        return described
 
     @on(FitBegin, Phase, access={})
     def start(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
@@ -229,6 +245,14 @@ def _training(watched: Watched, metric: str | None, phase: Any) -> Watched | Non
     else:
         training = Watched.named(metric, phase, watched.owner, default=TrainingPhase)
     return None if training.phase == watched.phase else training
+
+
+def _kind(criterion: Criterion) -> str:
+    """Return the class and the mode of a criterion. Its numbers, such as the patience, can change in a run."""
+    if isinstance(criterion, Disjunction):
+        return " | ".join(map(_kind, criterion.criteria))
+    mode = getattr(criterion, "mode", None)
+    return type(criterion).__name__ if mode is None else f"{type(criterion).__name__}, {mode}"
 
 
 def _is_pair(criterion: Any) -> TypeGuard[tuple[str, Any]]:
