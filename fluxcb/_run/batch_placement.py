@@ -35,6 +35,7 @@ class BatchPlacement:
         self._name = name
         self._ragged = placement.sharding.ragged
         self._processes = placement.processes
+        self._divides = False  # whether a batch has been divided
         self._rows = 0  # of the first batch, to which `pad` fills up the others
         self._shardings: dict[Any, PyTree] = {}
 
@@ -48,7 +49,8 @@ class BatchPlacement:
         if self._uneven(batch):
             if self._ragged == "drop":
                 return None
-            raise self._ragged_error(_rows_of(batch))
+            raise self._ragged_error(_rows_of(batch), of_all=not self._divides)
+        self._divides = True
         return self._placed(batch)
 
     def place_one(self, batch: Batch) -> Batch:
@@ -59,7 +61,7 @@ class BatchPlacement:
         """
         placed = self.place(batch)
         if placed is None:
-            raise self._ragged_error(_rows_of(batch))
+            raise self._ragged_error(_rows_of(batch), of_all=True)
         return placed
 
     def place_any(self, batch: Batch) -> tuple[Batch, PyTree]:
@@ -115,7 +117,7 @@ class BatchPlacement:
             mask = jax.ShapeDtypeStruct((self._padded_rows(_rows_of(spec)),), np.float32)
             spec = self._with_mask(jax.tree.map(lambda s: _with_rows(s, mask.shape[0]), spec), mask)
         if self._uneven(spec):
-            raise self._ragged_error(_rows_of(spec))
+            raise self._ragged_error(_rows_of(spec), of_all=True)
         return self._of_all_processes(spec_of(spec))
 
     def check_source(self, source: Any) -> int:
@@ -127,9 +129,10 @@ class BatchPlacement:
         Raises:
             DataError: One cannot be divided evenly, and `ragged` is "error".
         """
-        uneven = [rows for rows in _known_sizes(source) if self._is_uneven(rows)]
+        sizes = _known_sizes(source)
+        uneven = [rows for rows in sizes if self._is_uneven(rows)]
         if uneven and self._ragged == "error":
-            raise self._ragged_error(uneven[0])
+            raise self._ragged_error(uneven[0], of_all=self._is_uneven(sizes[0]))
         return len(uneven) if self._ragged == "drop" else 0
 
     def _placed(self, batch: Batch) -> Batch:
@@ -199,18 +202,26 @@ class BatchPlacement:
             )
         return made
 
-    def _ragged_error(self, rows: int) -> DataError:
+    def _ragged_error(self, rows: int, *, of_all: bool) -> DataError:
+        """Return the error for a batch that cannot be divided.
+
+        Args:
+            rows: Its number of examples.
+            of_all: Whether it is the first batch. The others then have probably the same size, and leaving out such
+                batches would leave none.
+        """
         parts = self._divisor
         each = "" if self._processes == 1 else " of this process"
+        drop = (
+            "leave such batches out: `sharding=fluxcb.Sharding(..., ragged='drop')`, or `drop_last=True` in the loader"
+        )
+        pad = "fill them up: `sharding=fluxcb.Sharding(..., ragged='pad')`, with a loss that uses `batch.mask`"
+        sizes = [size for size in (rows // parts * parts, self._divisible(rows)) if size]
+        size = f"use batches of {' or '.join(map(str, sizes))} examples"
         return DataError(
             f"A batch of `{self._name}` has {rows} examples, which the {parts} devices{each} cannot divide evenly.",
             why=f"{rows} is not a multiple of {parts}",
-            fix=[
-                "leave such batches out: `sharding=fluxcb.Sharding(..., ragged='drop')`, or `drop_last=True` in the "
-                "loader",
-                "fill them up: `sharding=fluxcb.Sharding(..., ragged='pad')`, with a loss that uses `batch.mask`",
-                f"use batches of a multiple of {parts} examples",
-            ],
+            fix=[size, pad] if of_all else [drop, pad, f"use batches of a multiple of {parts} examples"],
         )
 
 

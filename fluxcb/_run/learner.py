@@ -41,6 +41,7 @@ from fluxcb._run.programs import StepsPerCall
 from fluxcb._run.replay import Replaying
 from fluxcb._run.resume import lock_run, restore_run, resume_run, unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
+from fluxcb._run.same_program import check_same_program
 from fluxcb._run.sharding_table import ShardingTable
 from fluxcb._run.state_properties import StateProperties
 from fluxcb._run.wide_integers import warn_about_wide_integers
@@ -325,6 +326,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
             )
         # A checkpoint can be restored only into a train state that exists.
         core.ensure_built(phases[0])
+        check_same_program(core)
         if state.progress.step == 0:
             warn_about_class_numbers(core)
             warn_about_wide_integers(core)

@@ -37,6 +37,7 @@ from fluxcb._run.evaluation import Evaluator
 from fluxcb._run.initial_state import initialized
 from fluxcb._run.new_state import in_place, new_opt_state, params_of_model, params_of_user, with_other_model
 from fluxcb._run.phase_set import PhaseSet
+from fluxcb._run.process_differences import check_same_key
 from fluxcb._run.returned_copies import ReturnedCopies, read_ahead, used_while_running
 from fluxcb._run.services import Services
 from fluxcb._run.snapshots import Snapshots
@@ -107,6 +108,7 @@ class LearnerCore:
         self.placement = state.train.placement = placement
         if placement is not None:
             check_padding(placement, state.loss_fn, adapter)
+            check_same_key(placement, state.train.run_key)
         # Such a loss function computes its outputs itself, so the phase must pass it the batch.
         of_batch = adapter is None or takes_model(state.loss_fn)
         self.phase_set = PhaseSet(phases, of_batch=of_batch)

@@ -172,6 +172,11 @@ class SynchronizedEmitter(Emitter):
         with self._peers.watch(lambda: self._local_interrupt, lambda: self._agreed_interrupt), super().threads():
             yield
 
+    def before_fit(self, function: Callable[[], T]) -> T:
+        """Call a function in which all processes take part, before a fit begins, and watch the other processes."""
+        with self._peers.watch(lambda: self._local_interrupt, lambda: self._agreed_interrupt):
+            return self._peers.collective(function)
+
     def wait_for(self, array: Any) -> None:
         """Wait until an array has been computed, for which all processes are needed."""
         self._peers.wait_until(array.is_ready, self._train.lose)

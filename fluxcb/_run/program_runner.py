@@ -63,7 +63,14 @@ def _explained(error: BaseException) -> BaseException:
 
     JAX raises a private exception in compiled programs, which `jax.jit` catches to run the function again without
     `jit`. It has no text, and the step has donated its arguments, so it cannot run again.
+
+    The error of JAX's transfer guard gets a note, because calls of the step transfer NumPy batches. An explicit
+    `device_put` of each batch, which the guard would allow, takes longer.
     """
+    if isinstance(error, jax.errors.JaxRuntimeError) and "Disallowed host-to-device transfer" in str(error):
+        note = "call `fit` under `with jax.transfer_guard_host_to_device('allow'):`, because its calls transfer batches"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
     if type(error).__name__ != "InternalFloatingPointError":
         return error
     return FloatingPointError(

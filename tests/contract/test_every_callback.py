@@ -1,7 +1,9 @@
 """Every public callback passes `fluxcb.testing.check_callback`."""
 
 import sys
+import warnings
 
+import jax
 import pytest
 
 import fluxcb.callbacks as library
@@ -35,6 +37,15 @@ def test_public_callback_passes_audit_with_default_callbacks(name):
     learner = how.get("learner", testlearner)
     audit = audit_learner(lambda: learner(*(make() for make in makers), default_callbacks=True))
     assert [str(problem) for problem in audit.problems] == []
+
+
+@pytest.mark.parametrize("name", found())
+def test_public_callback_trains_without_implicit_promotion(name):
+    how = HOW.get(name, {})
+    makers = [*how.get("needs", ()), how.get("make", getattr(library, name))]
+    with jax.numpy_dtype_promotion("strict"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the fit may be too short for the callback
+        how.get("learner", testlearner)(*(make() for make in makers), default_callbacks=False).fit(1)
 
 
 def test_test_data_covers_only_public_callbacks():

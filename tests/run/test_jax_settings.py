@@ -25,6 +25,19 @@ def test_disable_jit_is_explained_and_the_fix_works():
     assert learner.step == 4
 
 
+def test_disallowed_transfer_of_a_batch_is_explained_and_the_fix_works():
+    learner = testlearner()
+    with jax.transfer_guard("disallow"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer") as caught:
+            learner.fit(1)
+        assert caught.value.__notes__[0] == (
+            "call `fit` under `with jax.transfer_guard_host_to_device('allow'):`, because its calls transfer batches"
+        )
+        with jax.transfer_guard_host_to_device("allow"):
+            learner.fit(1)
+    assert learner.step == 4
+
+
 @pytest.mark.parametrize("steps_per_call", [1, 2])
 def test_a_nan_that_debug_nans_finds_is_explained_and_the_fix_works(steps_per_call):
     def learner(*callbacks):

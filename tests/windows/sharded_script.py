@@ -464,10 +464,29 @@ def errors() -> list[str]:
         batches = [(np.zeros((size, 256), np.float32), np.zeros((size, 8), np.float32)) for size in sizes]
         return learner("dp", data=batches, **options)
 
+    def padded() -> None:
+        def loss_fn(params: Any, batch: Any) -> jax.Array:
+            return jnp.sum((batch[0] @ params["w"]) ** 2 * batch.mask) / jnp.sum(batch.mask)
+
+        fluxcb.Learner.from_loss(
+            {"w": jnp.ones(256)},
+            loss_fn,
+            optax.sgd(0.1),
+            data=[(np.zeros((30, 256), np.float32), np.zeros((30, 8), np.float32))] * 2,
+            mesh=fluxcb.mesh(),
+            sharding=fluxcb.Sharding(ragged="pad"),
+            default_callbacks=False,
+        ).fit(1)
+
     three = fluxcb.mesh(devices=jax.devices()[:3])
     programs = [
         lambda: from_sizes(16, 16, 12),
         lambda: from_sizes(16).run_step(TrainingPhase(), (np.zeros((3, 256)), np.zeros((3, 8)))),
+        lambda: from_sizes(30, 30),
+        lambda: from_sizes(30, 30, sharding=fluxcb.Sharding(ragged="drop")),
+        lambda: from_sizes(24, 24).fit(1),
+        lambda: from_sizes(32, 32).fit(1),
+        padded,
         lambda: learner("dp", sharding="fsdp"),
         lambda: from_sizes(15, sharding=fluxcb.Sharding(params={"down": P(None, "data")}), mesh=three),
         lambda: fluxcb.mesh(data=3),

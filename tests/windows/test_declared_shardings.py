@@ -173,10 +173,16 @@ def test_messages():
         "DataError: A batch of `run_step(TrainingPhase(), batch)` has 3 examples, which the 8 devices cannot divide "
         "evenly.\n"
         "  why:   3 is not a multiple of 8\n"
-        "  fix:   leave such batches out: `sharding=fluxcb.Sharding(..., ragged='drop')`, or `drop_last=True` in the "
-        "loader\n"
-        "     or: fill them up: `sharding=fluxcb.Sharding(..., ragged='pad')`, with a loss that uses `batch.mask`\n"
-        "     or: use batches of a multiple of 8 examples",
+        "  fix:   use batches of 8 examples\n"
+        "     or: fill them up: `sharding=fluxcb.Sharding(..., ragged='pad')`, with a loss that uses `batch.mask`",
+        *[
+            "DataError: A batch of `data.training` has 30 examples, which the 8 devices cannot divide evenly.\n"
+            "  why:   30 is not a multiple of 8\n"
+            "  fix:   use batches of 24 or 32 examples\n"
+            "     or: fill them up: `sharding=fluxcb.Sharding(..., ragged='pad')`, with a loss that uses `batch.mask`",
+        ]
+        * 2,
+        *["no error"] * 3,
         "DeclarationError: `fsdp(axis='data', min_bytes=4194304)` divides no parameter over the 8 devices of the axis "
         "`data`.\n"
         "  where: the largest parameter is `up` of shape (256, 1024), 1,048,576 bytes\n"

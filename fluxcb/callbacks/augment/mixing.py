@@ -220,7 +220,7 @@ class CutMix(_BatchMixing):
             # The positions along this axis, shaped to broadcast against `x`.
             index = jax.lax.broadcasted_iota(jnp.int32, [size if a == axis else 1 for a in range(x.ndim)], axis)
             outside = outside | (index < low) | (index >= high)
-            area = area * (high - low) / size
+            area = area * (high - low).astype(jnp.float32) / size
         return jnp.where(outside, x, others), 1 - area
 
     def __repr__(self) -> str:

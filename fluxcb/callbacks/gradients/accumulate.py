@@ -127,7 +127,7 @@ class AccumulateGradients(Callback):
         learner.step.hold = ~complete
         learner.cbstate.accumulation = {
             **jax.tree.map(lambda x: jnp.where(complete, jnp.zeros_like(x), x), new),
-            "updates": old["updates"] + complete,
+            "updates": old["updates"] + complete.astype(jnp.int32),
         }
 
     @on(FitEnd, Phase, access={"cbstate": {"accumulation": {"steps": Read(), "updates": Read()}}})

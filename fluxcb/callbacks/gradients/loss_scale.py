@@ -129,7 +129,7 @@ class DynamicLossScale(Callback):
         learner.cbstate.loss_scale = {
             "scale": jnp.where(finite, grown, lower),
             "good_steps": jnp.where(due, 0, good_steps),
-            "overflows": old["overflows"] + ~finite,
+            "overflows": old["overflows"] + (~finite).astype(jnp.int32),
         }
         learner.step.grads = grads
         learner.step.skip = ~finite

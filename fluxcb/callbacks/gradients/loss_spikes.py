@@ -143,8 +143,8 @@ class LossSpikeGuard(Callback):
         in_a_row = jnp.where(spike, old["in_a_row"] + 1, 0)
         learner.cbstate.loss_spikes = {
             "losses": jnp.where(finite, losses.at[seen % self.window].set(loss), losses),
-            "seen": seen + finite,
-            "skipped": old["skipped"] + spike,
+            "seen": seen + finite.astype(jnp.int32),
+            "skipped": old["skipped"] + spike.astype(jnp.int32),
             "in_a_row": in_a_row,
         }
         learner.step.skip = spike

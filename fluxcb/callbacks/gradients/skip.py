@@ -130,7 +130,7 @@ class SkipNonFinite(StopOnNaNLoss):
             bad, old = bad | learner.step["non_finite"]["found"], learner.step["non_finite"]["before"]
         learner.step["non_finite"] = {"found": bad, "before": old}
         in_a_row = jnp.where(bad, old["in_a_row"] + 1, 0)
-        learner.cbstate.non_finite = {"skipped": old["skipped"] + bad, "in_a_row": in_a_row}
+        learner.cbstate.non_finite = {"skipped": old["skipped"] + bad.astype(jnp.int32), "in_a_row": in_a_row}
         learner.step.skip = bad
         learner.step.stop = in_a_row >= self.limit
 
