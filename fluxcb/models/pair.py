@@ -10,7 +10,7 @@ import jax
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import accepted_keywords, fits_call
+from fluxcb.models._keywords import accepted_keywords, fits_call, key_means_training
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
@@ -20,9 +20,10 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     """Adapt two functions to the training step.
 
     If `apply` has a parameter named `key`, it receives the PRNG key of the step. If it has a parameter named `train`,
-    it receives whether the step trains. Without these parameters, it is called with the two arrays only, so the
-    functions of other libraries can be used: `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku, and
-    `pair(lambda key, xs: init(key, xs.shape)[1], apply)` for stax.
+    it receives whether the step trains. If it has `key=None` but not `train`, evaluation passes no key. Without these
+    parameters, it is called with the two arrays only, so the functions of other libraries can be used:
+    `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku, and `pair(lambda key, xs: init(key, xs.shape)[1], apply)`
+    for stax.
 
     Args:
         init: `init(key, xs) -> params`, where `xs` is an example of the input.
@@ -87,6 +88,7 @@ class PairAdapter:
         self._apply = apply
         self._stateful = stateful
         self._accepted = accepted_keywords(apply) & {"key", "train"}
+        self._key_means_training = key_means_training(apply)
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)` for inputs like `xs`. The state of a stateless pair is `{}`."""
@@ -105,6 +107,12 @@ class PairAdapter:
 
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
+        return self.called(params, model_state, xs, train=train, key=self._key(train, key))
+
+    def called(
+        self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any
+    ) -> tuple[PyTree, PyTree]:
+        """Return the same as `apply`, and pass the key to a function that would otherwise have none in evaluation."""
         keywords = {name: value for name, value in (("key", key), ("train", train)) if name in self._accepted}
         if not self._stateful:
             return self._apply(params, xs, **keywords), model_state
@@ -113,12 +121,17 @@ class PairAdapter:
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
         """Return a callable with these arrays for a loss function. `model(xs, ...)` passes its arguments to `apply`."""
-        model = BoundPair(self._apply, params, model_state, self._stateful, {"key": key, "train": train})
+        defaults = {"key": self._key(train, key), "train": train}
+        model = BoundPair(self._apply, params, model_state, self._stateful, defaults)
         return BoundModel(model, lambda _: model.model_state)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> "PairModel":
         """Return a callable `model(xs)` that holds these arrays."""
         return PairModel(params, model_state, self)
+
+    def _key(self, train: bool, key: Any) -> Any:
+        # With a key, a function that uses dropout "if key is not None" would use it in evaluation.
+        return None if self._key_means_training and not train else key
 
     def holding(self, params: PyTree, model_state: PyTree) -> "PairAdapter":
         """Return an adapter for the same functions whose `init` returns these arrays."""
@@ -176,7 +189,7 @@ class PairModel:
 
     def __call__(self, xs: PyTree, *, key: Any = None) -> PyTree:
         """Return the outputs for a batch of inputs. `key` is passed to `apply` if `apply` takes a key."""
-        return self.adapter.apply(self.params, self.model_state, xs, train=False, key=key)[0]
+        return self.adapter.called(self.params, self.model_state, xs, train=False, key=key)[0]
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -129,3 +129,33 @@ def test_functions_with_other_signatures_raise():
         with pytest.raises(DeclarationError) as caught:
             make()
         assert str(caught.value) == text
+
+
+def dropout_with_key(params, xs, key=None):
+    return xs if key is None else jnp.where(jax.random.bernoulli(key, 0.5, xs.shape), xs / 0.5, 0)
+
+
+def test_optional_key_is_not_passed_in_evaluation():
+    model, key = pair(init, dropout_with_key), jax.random.key(3)
+    np.testing.assert_array_equal(model.apply({}, {}, XS, train=False, key=key)[0], XS)
+    np.testing.assert_array_equal(model.bind({}, {}, train=False, key=key).model(XS), XS)
+    dropped = dropout_with_key({}, XS, key)
+    np.testing.assert_array_equal(model.apply({}, {}, XS, train=True, key=key)[0], dropped)
+    np.testing.assert_array_equal(model.bind({}, {}, train=True, key=key).model(XS), dropped)
+
+
+def test_trained_pair_passes_an_explicit_key():
+    model, key = pair(init, dropout_with_key).rebuild({}, {}), jax.random.key(3)
+    np.testing.assert_array_equal(model(XS), XS)
+    np.testing.assert_array_equal(model(XS, key=key), dropout_with_key({}, XS, key))
+
+
+def test_required_key_and_key_beside_train_are_passed_in_evaluation():
+    def required(params, xs, key):
+        return key
+
+    def with_train(params, xs, key=None, train=False):
+        return key
+
+    for function in (required, with_train):
+        assert pair(init, function).apply({}, {}, XS, train=False, key="a key")[0] == "a key"
