@@ -1,7 +1,9 @@
 """A model written as two functions, `(init, apply)`."""
 
+import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import accepted_keywords, fits_call, key_means_training
+from fluxcb.models._keywords import TRAIN_FLAGS, accepted_keywords, fits_call, key_means_training
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
@@ -35,7 +37,8 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
         The adapter.
 
     Raises:
-        DeclarationError: One of the two cannot be called, or takes other arguments.
+        DeclarationError: One of the two cannot be called, takes other arguments, or is a method of a Flax Linen module
+            that has a train flag.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -55,6 +58,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 where="fluxcb.models.pair(init, apply)",
                 fix="pass `init(key, xs) -> params` and `apply(params, xs) -> outputs`",
             )
+    _refuse_module_with_flag(apply)
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
     for name, function in (("init", init), ("apply", apply)):
         keywords = accepted_keywords(apply) & {"key", "train"} if name == "apply" else ()
@@ -96,6 +100,7 @@ class PairAdapter:
             return self.held
         made = self._init(key, xs)
         if not self._stateful:
+            _refuse_collections(made, self._init)
             return made, {}
         if not (isinstance(made, tuple) and len(made) == 2):
             raise DeclarationError(
@@ -190,6 +195,49 @@ class PairModel:
     def __call__(self, xs: PyTree, *, key: Any = None) -> PyTree:
         """Return the outputs for a batch of inputs. `key` is passed to `apply` if `apply` takes a key."""
         return self.adapter.called(self.params, self.model_state, xs, train=False, key=key)[0]
+
+
+def _linen_module(function: Callable[..., Any]) -> Any:
+    """Return the Flax Linen module that a function is a method of, or None."""
+    module = getattr(getattr(function, "func", function), "__self__", None)  # `func` of `functools.partial`
+    linen = sys.modules.get("flax.linen")  # without importing Flax
+    return module if linen is not None and isinstance(module, linen.Module) else None
+
+
+def _refuse_module_with_flag(apply: Callable[..., Any]) -> None:
+    """Raise an error for `module.apply` of a module with a train flag, because training would never set the flag."""
+    module = _linen_module(apply)
+    if module is None or isinstance(apply, functools.partial):  # a partial function may set the flag
+        return
+    if flags := [f"`{name}`" for name in TRAIN_FLAGS if name in accepted_keywords(module.__call__)]:
+        name = type(module).__qualname__
+        raise DeclarationError(
+            f"`apply` of a model pair is a method of the Linen module `{name}`, which takes {' and '.join(flags)}.",
+            where=f"{type(module).__module__}.{name}.__call__",
+            why="a pair passes neither this flag nor random keys to the module, so dropout would be off in training",
+            fix="pass the module itself instead of `(module.init, module.apply)`",
+        )
+
+
+def _refuse_collections(params: PyTree, init: Callable[..., Any]) -> None:
+    """Raise an error for the variables of a Flax Linen module that are not parameters."""
+    if not (isinstance(params, Mapping) and "params" in params):
+        return
+    others = [name for name in params if name != "params"]
+    # For other functions, all names except this one may be parameters.
+    others = others if _linen_module(init) is not None else [name for name in others if name == "batch_stats"]
+    if others:
+        listed = " and ".join(f"`{name}`" for name in others)
+        raise DeclarationError(
+            f"`init` of a model pair returned the collections of a Flax Linen module: `params` and {listed}.",
+            where=_place(init),
+            why=f"the optimizer would change {listed}, such as running averages, like trained parameters",
+            fix=[
+                "pass the module itself instead of a pair",
+                "write `fluxcb.models.pair(init, apply, stateful=True)`, where `init` returns `(params, model_state)` "
+                "and `apply(params, model_state, xs)` returns `(outputs, new_model_state)`",
+            ],
+        )
 
 
 def _name(function: Callable[..., Any]) -> str:
