@@ -14,7 +14,7 @@ from fluxcb._declare.losses import batch_arguments, takes
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._typing import BoundModel, ModelAdapter, PyTree
 
-__all__ = ["call_loss", "call_model_loss"]
+__all__ = ["bound_model", "call_loss", "call_model_loss"]
 
 
 def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
@@ -36,7 +36,7 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
         loss, aux, model_state = _call_params_loss(loss_fn, params, model_state, batch, key=key, train=train)
     else:
         what = "The loss function changes the structure, shape or dtype of the model's state"
-        bound = _bound_model(setup.model, params, model_state, train=train, key=key)
+        bound = bound_model(setup.model, params, model_state, train=train, key=key)
         # Not the model's key, because equal keys would give equal random numbers for equal shapes.
         key = state.key_for("loss_fn")
         loss, aux, model_state = call_model_loss(loss_fn, bound, batch, key=key, train=train)
@@ -154,7 +154,7 @@ def _taken_apart(returned: Any, with_state: bool) -> tuple[Any, Any, Any]:
     )
 
 
-def _bound_model(adapter: ModelAdapter, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
+def bound_model(adapter: ModelAdapter, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
     """Return the model that a loss function receives."""
     bind = getattr(adapter, "bind", None)
     if bind is not None:
