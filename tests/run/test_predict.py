@@ -554,7 +554,7 @@ def test_dict_for_a_model_that_takes_a_part_of_it_shows_the_inputs_argument():
 
     with pytest.raises(TypeError) as caught:
         learner().predict(batch)
-    assert caught.value.__notes__[:2] == [
+    assert caught.value.__notes__[-2:] == [
         "raised by the model, when `learner.predict` applied it to batch 1: dict of float32[10, 3], int32[10]",
         "fix: the model got a dict. If it takes a part of a batch, give the Learner, for example, "
         "`inputs=lambda batch: batch['image']`, or pass only the inputs: `learner.predict(batch['image'])`",
