@@ -40,6 +40,11 @@ _NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
 _TOO_MANY_AXES = "indices and arr must have the same number of dimensions"
 _NO_BROADCASTING = "Incompatible shapes for broadcasting"
 
+_NO_KEY = (
+    "for a function with `key=None` and without `train`, a key means training, so evaluation passes None. To get a key "
+    "in evaluation as well, write the parameter `key` without a default"
+)
+
 HANDLER_NOTE = "while tracing "
 """The beginning of the note on an exception that a traced handler has raised."""
 
@@ -79,6 +84,8 @@ def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
                 f'`fluxcb.models.equinox(model, axis_name="{axis[1]}")` to the Learner. Otherwise remove the '
                 "collective: the step computes with the whole batch, on all devices"
             )
+        if _needs_key(error):
+            return _NO_KEY
         if _MISSING.search(str(error)):
             return (
                 "fluxcb calls the model with one argument, the inputs. For a model with other arguments, write "
@@ -156,8 +163,15 @@ def batch_loss_advice(error: Exception, model: Any) -> str | None:
     return found
 
 
+def _needs_key(error: Exception) -> bool:
+    """Return whether JAX got None in place of a random key."""
+    return isinstance(error, TypeError) and "key" in str(error) and "NoneType" in str(error)
+
+
 def _loss_advice(error: Exception) -> str | None:
     axis = _UNBOUND_AXIS.search(str(error))
+    if _needs_key(error):
+        return _NO_KEY
     if axis:
         return (
             f'if a layer needs the axis, name it where you map the model: `jax.vmap(model, axis_name="{axis[1]}")`. '

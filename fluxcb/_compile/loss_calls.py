@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from fluxcb._declare.losses import batch_arguments, takes
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._typing import BoundModel, ModelAdapter, PyTree
 
-__all__ = ["call_loss", "call_model_loss"]
+__all__ = ["bound_model", "call_loss", "call_model_loss"]
 
 
 def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
@@ -35,7 +36,7 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
         loss, aux, model_state = _call_params_loss(loss_fn, params, model_state, batch, key=key, train=train)
     else:
         what = "The loss function changes the structure, shape or dtype of the model's state"
-        bound = _bound_model(setup.model, params, model_state, train=train, key=key)
+        bound = bound_model(setup.model, params, model_state, train=train, key=key)
         # Not the model's key, because equal keys would give equal random numbers for equal shapes.
         key = state.key_for("loss_fn")
         loss, aux, model_state = call_model_loss(loss_fn, bound, batch, key=key, train=train)
@@ -103,12 +104,30 @@ def _call_params_loss(
     Raises:
         TraceError: The loss function returned a value of another form.
     """
+    if not train and _key_means_training(loss_fn):
+        # With a key, a function that uses dropout "if key is not None" would use it in evaluation.
+        key = None
     args, kwargs = batch_arguments(loss_fn, params, batch, key=key, train=train, model_state=model_state)
     with noting("the loss function", batch, advice=lambda error: batch_loss_advice(error, params)):
         returned = loss_fn(*args, **kwargs)
     loss, aux, state = _taken_apart(returned, "model_state" in kwargs)
     # A loss function without a parameter `model_state` leaves the state as it is.
     return loss, aux, state if "model_state" in kwargs else model_state
+
+
+def _key_means_training(loss_fn: Callable[..., Any]) -> bool:
+    """Return whether the parameter for the random key may be None, and there is no parameter `train`."""
+    key = object()
+    args, kwargs = batch_arguments(loss_fn, None, None, key=key)
+    try:
+        signature = inspect.signature(loss_fn)
+        passed = signature.bind_partial(*args, **kwargs).arguments
+    except (TypeError, ValueError):  # no signature, or an argument that it does not take; the call raises the error
+        return False
+    parameters = signature.parameters
+    return "train" not in parameters and any(
+        value is key and parameters[name].default is None for name, value in passed.items()
+    )
 
 
 def _taken_apart(returned: Any, with_state: bool) -> tuple[Any, Any, Any]:
@@ -135,7 +154,7 @@ def _taken_apart(returned: Any, with_state: bool) -> tuple[Any, Any, Any]:
     )
 
 
-def _bound_model(adapter: ModelAdapter, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
+def bound_model(adapter: ModelAdapter, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
     """Return the model that a loss function receives."""
     bind = getattr(adapter, "bind", None)
     if bind is not None:

@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
+from fluxcb._compile.batch_loss_broadcasting import warn_of_pairs_in_batch
 from fluxcb._compile.call_errors import HANDLER_NOTE
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
@@ -144,6 +145,8 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     # JAX would report a leaked tracer only when it is used later, without the handler that stored it.
     _refuse_leaks(touched)
     closed = traced.jaxpr
+    if type(phase).trains:
+        warn_of_pairs_in_batch(setup, carry_spec, spec, _square_shapes(closed.jaxpr))
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
     return TracedStep(
         phase,
@@ -156,6 +159,16 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         flops_of(closed.jaxpr),
         frozenset(optimizers),
     )
+
+
+def _square_shapes(jaxpr: Any) -> set[tuple[int, ...]]:
+    """Return the shapes `[N, N]` of values in a jaxpr."""
+    found = set()
+    for equation in jaxpr.eqns:
+        shapes = (getattr(variable.aval, "shape", ()) for variable in equation.outvars)
+        found |= {shape for shape in shapes if len(shape) == 2 and shape[0] == shape[1]}
+        found = found.union(*map(_square_shapes, jaxprs_in(equation)))
+    return found
 
 
 def _convolves(jaxpr: Any) -> bool:

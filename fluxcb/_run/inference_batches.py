@@ -156,19 +156,39 @@ def _examples(arrays: PyTree, what: str) -> int:
     """Return the number of examples in arrays.
 
     Raises:
-        DataError: There are no examples, or the arrays differ in length.
+        DataError: A leaf is a scalar, there are no examples, or the arrays differ in length.
     """
     named = jax.tree_util.tree_flatten_with_path(arrays)[0]
-    # A scalar has no axis of examples and counts as empty.
-    lengths = {leaf.shape[0] if leaf.ndim else 0 for _, leaf in named}
-    if len(lengths) == 1 and 0 not in lengths:
-        return lengths.pop()
-    raise DataError(
-        f"{what} has no examples along the first axes of its arrays, or not equally many.",
-        where=[f"data{jax.tree_util.keystr(path)} is {describe(leaf)}" for path, leaf in named],
-        why="arrays are divided into batches along their first axes",
-        fix=["for a single example, add an axis: `xs[None]`", "for a batch that cannot be divided, write `[batch]`"],
-    )
+    where = [f"data{jax.tree_util.keystr(path)} is {describe(leaf)}" for path, leaf in named]
+    why = "arrays are divided into batches along their first axes"
+    undivided = "write `[batch]` for one batch that is not divided"
+    lengths = {leaf.shape[0] for _, leaf in named if leaf.ndim}
+    if any(leaf.ndim == 0 for _, leaf in named):
+        fixes = ["pass arrays whose first axis is that of the examples"]
+        if lengths:
+            fixes = [
+                f"repeat it for each example: `np.full({max(lengths)}, value)`",
+                f"if it is one value, {undivided}",
+            ]
+        raise DataError(f"{what} has a scalar, which has no axis of examples.", where=where, why=why, fix=fixes)
+    if len(lengths) != 1:
+        raise DataError(
+            f"{what} has arrays with different numbers of examples along their first axes.",
+            where=where,
+            why=why,
+            fix=[
+                "pass arrays that describe the same examples, one entry for each example",
+                f"if an array has no axis of examples, {undivided}",
+            ],
+        )
+    if 0 in lengths:
+        raise DataError(
+            f"{what} has no examples.",
+            where=where,
+            why=why,
+            fix="pass at least one example; check the filter or the slice that selected them",
+        )
+    return lengths.pop()
 
 
 def examples_in(batch: Batch) -> int:

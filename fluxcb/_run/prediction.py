@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec
 from fluxcb._compile.arrays import spec_of
 from fluxcb._compile.placement import Placement
 from fluxcb._declare.batch_parts import BatchParts
+from fluxcb._declare.losses import takes_model
 from fluxcb._declare.shardings import Sharding
 from fluxcb._errors import DataError, DeclarationError, FluxcbError
 from fluxcb._run.averages import params_with
@@ -89,7 +90,11 @@ class Predictor:
                         )
                 except Exception as error:
                     if not isinstance(error, FluxcbError):
-                        error.add_note(_note(number, inputs.expected, xs))
+                        # A loss function that takes the model has the inputs of the model in its own code.
+                        unknown = inputs.of_batch and takes_model(state.loss_fn)
+                        error.add_note(_note(number, None if unknown else inputs.expected, xs))
+                        if unknown and isinstance(xs, Mapping) and xs:
+                            error.add_note(_inputs_fix(xs))
                     raise
                 # The device computes this batch while the host fetches the outputs of the previous batch.
                 if waiting is not None:
@@ -168,10 +173,12 @@ class _Inputs:
     Attributes:
         example: The same.
         expected: The specs of the model's inputs, or None.
+        of_batch: Whether the inputs are a whole batch, because the Learner has no `inputs=`.
     """
 
     def __init__(self, split: BatchParts, example: Batch | None) -> None:
         self.example = example
+        self.of_batch = split.inputs is None
         self._split = split
         if split.inputs is not None and example is not None:
             self.expected = jax.eval_shape(split.inputs, example)  # the user's function may compute with arrays
@@ -214,6 +221,14 @@ def _note(number: int, expected: PyTree | None, xs: PyTree) -> str:
     if expected is None:
         return note
     return f"{note}; the Learner was built for inputs like {shown_arrays(expected)}"
+
+
+def _inputs_fix(batch: Mapping[Any, Any]) -> str:
+    name = repr(next(iter(batch)))
+    return (
+        f"fix: the model got a {type(batch).__name__}. If it takes a part of a batch, give the Learner, for example, "
+        f"`inputs=lambda batch: batch[{name}]`, or pass only the inputs: `learner.predict(batch[{name}])`"
+    )
 
 
 def _check_rows(outputs: PyTree, examples: int) -> None:

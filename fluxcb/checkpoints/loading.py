@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from fluxcb.checkpoints.naming import Name, named, unflatten
 from fluxcb.checkpoints.reading import FolderCheckpoint, part_differences, read_found
 from fluxcb.checkpoints.snapshot import VALIDATED
 from fluxcb.models import adapt
+from fluxcb.models.library_states import library_form
 from fluxcb.models.pair import PairAdapter
 
 __all__ = ["load_model", "load_model_state", "load_params"]
@@ -84,7 +86,8 @@ def load_params(path: str | os.PathLike[str], like: PyTree | None = None, *, ave
         path: The directory of a run or of one checkpoint. In the directory of a run, the newest valid checkpoint is
             read.
         like: A pytree with the structure of the parameters, whose leaves can be `jax.ShapeDtypeStruct`s. It is required
-            for models whose parameters are not dicts and lists, such as Equinox modules.
+            for models whose parameters are not dicts and lists. It may also be an Equinox module, or an NNX state such
+            as `nnx.state(model, nnx.Param)`.
         average: Which parameters to read. "validated" (the default) reads the parameters that were measured: the
             average if validation ran with one (`ParameterEMA`, `StochasticWeightAveraging`), otherwise the trained
             parameters. For checkpoints of `MinSaver` and `MaxSaver`, the measurement is that of their metric. "ema" or
@@ -128,7 +131,8 @@ def load_model_state(path: str | os.PathLike[str], like: PyTree | None = None) -
 
     Args:
         path: See `load_params`.
-        like: See `load_params`.
+        like: See `load_params`. It may also be an `eqx.nn.State`, or an NNX state such as
+            `nnx.state(model, nnx.BatchStat)`.
 
     Returns:
         The model state, in the same containers as the result of `load_params`; `{}` if the model has no state.
@@ -201,7 +205,11 @@ def _read(checkpoint: FolderCheckpoint, part: str, inside: Name, like: PyTree | 
     """
     manifest = checkpoint.manifest
     texts = {name: t for name, t in manifest.trees[part].items() if tuple(name.split("."))[: len(inside)] == inside}
+    as_passed: Callable[[PyTree], Any] = lambda loaded: loaded  # noqa: E731
     if like is not None:
+        if [(*inside, *name) for name in named(like)] != [tuple(text.split(".")) for text in texts]:
+            # The parameters of an average have the form of the parameters.
+            like, as_passed = library_form(like, "model_state" if part == "model_state" else "params")
         _check_arrays(like, whose)
         for name in reversed(inside):
             like = {name: like}
@@ -220,4 +228,4 @@ def _read(checkpoint: FolderCheckpoint, part: str, inside: Name, like: PyTree | 
         tree = jax.tree.unflatten(jax.tree.structure(like), [leaves[name] for name in named(like)])
     for name in inside:
         tree = tree[name]
-    return tree
+    return as_passed(tree)

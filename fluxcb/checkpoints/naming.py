@@ -10,7 +10,7 @@ import jax
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import PyTree
 
-__all__ = ["Name", "flat", "named", "nested", "sequences", "unflatten"]
+__all__ = ["Name", "flat", "named", "nested", "sequences", "shown_name", "unflatten"]
 
 Name = tuple[str, ...]
 
@@ -45,6 +45,11 @@ def _part(entry: Any) -> str:
             text = str(getattr(entry, attribute))
             return text.replace("%", "%25").replace(".", "%2E").replace("/", "%2F") or "%0"
     return str(entry)
+
+
+def shown_name(text: str) -> str:
+    """Return a name in the form for messages, with the original keys: `N.norm` instead of `N%2Enorm`."""
+    return ".".join(map(_original_key, text.split(".")))
 
 
 def nested(leaves: Mapping[Name, Any]) -> dict[str, Any]:

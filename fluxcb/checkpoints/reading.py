@@ -21,7 +21,7 @@ from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.headers import check_headers, check_json, check_sizes, is_key_data, nbytes_of
 from fluxcb.checkpoints.host_file import read_host
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.naming import Name, flat, named, nested
+from fluxcb.checkpoints.naming import Name, flat, named, nested, shown_name
 from fluxcb.checkpoints.run_folder import entries_of, is_checkpoint, newest_good, verify_checkpoint
 from fluxcb.checkpoints.savers import StoredCheckpoint
 from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
@@ -140,10 +140,10 @@ def array_differences(then: Mapping[str, Mapping[str, str]], trees: Mapping[str,
 def part_differences(part: str, then: Mapping[str, str], tree: PyTree) -> list[str]:
     """Return the differences in one part; see `array_differences`."""
     now = {".".join(name): text_of(leaf) for name, leaf in named(tree).items()}
-    lines = [f"{part}: {name} ({then[name]}) is missing now" for name in then if name not in now]
-    lines += [f"{part}: {name} ({now[name]}) is new" for name in now if name not in then]
+    lines = [f"{part}: {shown_name(name)} ({then[name]}) is missing now" for name in then if name not in now]
+    lines += [f"{part}: {shown_name(name)} ({now[name]}) is new" for name in now if name not in then]
     return lines + [
-        f"{part}: {name} was {then[name]}, and is {now[name]} now"
+        f"{part}: {shown_name(name)} was {then[name]}, and is {now[name]} now"
         for name in then
         if name in now and then[name] != now[name]
     ]

@@ -38,6 +38,15 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(parameter.name for parameter in parameters if parameter.kind in by_keyword)
 
 
+def key_means_training(function: Callable[..., Any]) -> bool:
+    """Return whether a random key selects training mode: `key` may be None, and there is no parameter `train`."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+    return "train" not in parameters and "key" in parameters and parameters["key"].default is None
+
+
 def fits_call(function: Callable[..., Any], count: int, keywords: Iterable[str]) -> bool:
     """Return whether `function` accepts `count` arguments and these keywords. True if there is no signature."""
     try:

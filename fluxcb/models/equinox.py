@@ -1,7 +1,7 @@
 """Equinox modules, with or without state."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords
 from fluxcb.models._shapes import shape_of
 
-__all__ = ["EquinoxAdapter", "equinox"]
+__all__ = ["EquinoxAdapter", "equinox", "state_names"]
 
 
 @entry_point
@@ -174,9 +174,7 @@ class EquinoxAdapter:
         return module if self._state_keys is None else (module, self._as_state(model_state))
 
     def _state_names(self) -> tuple[str, ...]:
-        # make_with_state names each entry by its position in the module. A plain State(module) has anonymous objects.
-        keys = self._state_keys or ()
-        return tuple(key if isinstance(key, str) else str(number) for number, key in enumerate(keys))
+        return state_names(self._state_keys or ())
 
     def _as_state(self, model_state: PyTree) -> Any:
         import equinox as eqx
@@ -189,6 +187,12 @@ class EquinoxAdapter:
     def __repr__(self) -> str:
         """Return a short form of the call that created the adapter."""
         return f"equinox({self._name})"
+
+
+def state_names(keys: Iterable[Any]) -> tuple[str, ...]:
+    """Return the names of the entries of an `eqx.nn.State` in `model_state`."""
+    # make_with_state names each entry by its position in the module. A plain State(module) has anonymous objects.
+    return tuple(key if isinstance(key, str) else str(number) for number, key in enumerate(keys))
 
 
 # A rebuilt module has all `inference` flags set. If it is passed to a Learner, training must know which flags to clear.

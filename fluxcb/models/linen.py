@@ -1,11 +1,9 @@
 """Flax Linen modules."""
 
-import contextlib
 import functools
 import inspect
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +13,7 @@ from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import TrainFlag, train_flag
+from fluxcb.models._linen_streams import DROPOUT, naming_streams
 
 try:
     from jax.extend.core import get_opaque_trace_state
@@ -23,8 +22,7 @@ except ImportError:  # JAX before 0.10
 
 __all__ = ["BoundLinen", "LinenAdapter", "linen"]
 
-_STREAMS = ("dropout",)
-_MISSING_STREAM = re.compile(r'needs PRNG for "(\w+)"')  # the message of Flax
+_STREAMS = (DROPOUT,)
 
 
 @entry_point
@@ -49,7 +47,8 @@ def linen(module: Any, train_argument: str | None = None, *, rng_streams: Sequen
             looks for `train`, `training`, `is_training` or `deterministic` among the parameters of the call, and passes
             nothing if there is none. `deterministic` is True during evaluation, the others are True during training.
         rng_streams: Names of all random streams that the module uses in a call. The first stream gets the key of the
-            step itself. The stream with the index `i` gets `jax.random.fold_in(key, i)`.
+            step itself. The stream with the index `i` gets `jax.random.fold_in(key, i)`. Evaluation passes all streams
+            except `dropout`, so a module that draws from `dropout` in evaluation raises an error.
 
     Returns:
         The adapter.
@@ -146,8 +145,8 @@ class LinenAdapter:
 
         variables = {"params": params, **model_state}
         mutable = list(model_state) if train else []
-        keywords = {"rngs": self._rngs(key), **self._keywords(train)}
-        with _naming_streams(self._streams, self._flag):
+        keywords = {"rngs": self._rngs(key, train), **self._keywords(train)}
+        with naming_streams(self._module, self._streams, self._flag, train):
             if not mutable:
                 return self._module.apply(variables, xs, **keywords), model_state
             outputs, updated = self._module.apply(variables, xs, mutable=mutable, **keywords)
@@ -155,8 +154,8 @@ class LinenAdapter:
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
         """Return a callable with these arrays for a loss function."""
-        rngs = self._rngs(key)
-        model = BoundLinen(self._module, params, model_state, rngs, self._flag, train)
+        rngs = self._rngs(key, train)
+        model = BoundLinen(self._module, params, model_state, rngs, self._flag, train, self._streams)
         return BoundModel(model, lambda _: model.model_state)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
@@ -172,33 +171,19 @@ class LinenAdapter:
             rngs.setdefault(stream, jax.random.fold_in(key, number))
         return rngs
 
-    def _rngs(self, key: Any) -> dict[str, Any]:
+    def _rngs(self, key: Any, train: bool) -> dict[str, Any]:
         if key is None:
             return {}
-        return {
+        rngs = {
             stream: jax.random.fold_in(key, number) if number else key for number, stream in enumerate(self._streams)
         }
+        # Without this stream, dropout that is on in evaluation raises an error instead of giving wrong metrics. Modules
+        # that sample on purpose use other streams.
+        return rngs if train else {stream: key for stream, key in rngs.items() if stream != DROPOUT}
 
     def __repr__(self) -> str:
         """Return a short form of the call that created the adapter."""
         return f"linen({type(self._module).__qualname__})"
-
-
-@contextlib.contextmanager
-def _naming_streams(streams: tuple[str, ...], flag: TrainFlag | None) -> Iterator[None]:
-    """Add a note to Flax's error about a random stream that is not in `rng_streams`. The note shows the fix."""
-    from flax.errors import InvalidRngError
-
-    try:
-        yield
-    except InvalidRngError as error:
-        # `module.init` does not find the mistake, because Linen uses the stream `params` for missing streams.
-        if (missing := _MISSING_STREAM.search(str(error))) and missing[1] not in streams:
-            named = f"train_argument={flag.name!r}, " if flag is not None and flag.requested else ""
-            error.add_note(
-                f"fix: pass `fluxcb.models.linen(module, {named}rng_streams={(*streams, missing[1])!r})` as the model"
-            )
-        raise
 
 
 class _Callable(ABC):
@@ -253,6 +238,7 @@ class BoundLinen(_Callable):
         rngs: dict[str, Any],
         flag: TrainFlag | None,
         train: bool,
+        streams: tuple[str, ...],
     ) -> None:
         """Store the module and its arrays."""
         super().__init__(module, flag, train)
@@ -260,6 +246,7 @@ class BoundLinen(_Callable):
         self.model_state = model_state
         self.variables: dict[str, Any] = {"params": params, **model_state}
         self._rngs = rngs
+        self._streams = streams
         self._calls = 0
         self._level = get_opaque_trace_state()
 
@@ -279,7 +266,7 @@ class BoundLinen(_Callable):
 
         number, self._calls = self._calls, self._calls + 1
         own = {name: jax.random.fold_in(key, number) if number else key for name, key in self._rngs.items()}
-        with _naming_streams(tuple(own), self._flag):
+        with naming_streams(self._module, self._streams, self._flag, self._train, in_loss=True):
             outputs, changed = self._module.apply(
                 {"params": self.params, **self.model_state},
                 *args,

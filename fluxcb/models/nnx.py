@@ -14,7 +14,7 @@ from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords, train_flag
 from fluxcb.models._shapes import shape_of
 
-__all__ = ["NNXAdapter", "nnx"]
+__all__ = ["NNXAdapter", "as_dict", "filled", "leaf_at", "nnx"]
 
 _Path = tuple[Any, ...]
 
@@ -93,7 +93,7 @@ class NNXAdapter:
     @property
     def held(self) -> tuple[PyTree, PyTree]:
         """The initial `(params, model_state)` of the module."""
-        return _as_dict(self._params), _as_dict(self._state)
+        return as_dict(self._params), as_dict(self._state)
 
     def annotations(self) -> dict[_Path, Any]:
         """Return the `PartitionSpec` of each parameter that the module annotates, by its path."""
@@ -135,7 +135,7 @@ class NNXAdapter:
         if not (train and self._state):
             return outputs, model_state
         after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
-        return outputs, _as_dict({path: after[path] for path in self._state})
+        return outputs, as_dict({path: after[path] for path in self._state})
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
         """Return a new module with these arrays, in training or evaluation mode, for a loss function to call."""
@@ -146,7 +146,7 @@ class NNXAdapter:
         def new_state(_: Any) -> PyTree:
             after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
             # A variable that the loss function removed with `nnx.pop` keeps its value.
-            return _as_dict({p: after.get(p, _filled(leaf, _at(model_state, p))) for p, leaf in self._state.items()})
+            return as_dict({p: after.get(p, filled(leaf, leaf_at(model_state, p))) for p, leaf in self._state.items()})
 
         return BoundModel(module, new_state)
 
@@ -158,8 +158,8 @@ class NNXAdapter:
         from flax import nnx as flax_nnx
 
         # Every call creates new variables, because NNX does not allow mutation of variables from outside the trace.
-        leaves = {path: _filled(leaf, _at(params, path)) for path, leaf in self._params.items()}
-        leaves |= {path: _filled(leaf, _at(model_state, path)) for path, leaf in self._state.items()}
+        leaves = {path: filled(leaf, leaf_at(params, path)) for path, leaf in self._params.items()}
+        leaves |= {path: filled(leaf, leaf_at(model_state, path)) for path, leaf in self._state.items()}
         leaves |= {path: _seeded(path, leaf, key) for path, leaf in self._random.items()}
         return flax_nnx.merge(graphdef, flax_nnx.from_flat_state(leaves))
 
@@ -205,16 +205,18 @@ def _with_shapes(leaves: Mapping[_Path, Any]) -> dict[_Path, Any]:
     def value(leaf: Any) -> Any:
         return leaf.get_raw_value() if isinstance(leaf, flax_nnx.Variable) else leaf
 
-    return {path: _filled(leaf, jax.tree.map(shape_of, value(leaf))) for path, leaf in leaves.items()}
+    return {path: filled(leaf, jax.tree.map(shape_of, value(leaf))) for path, leaf in leaves.items()}
 
 
-def _filled(leaf: Any, value: PyTree) -> Any:
+def filled(leaf: Any, value: PyTree) -> Any:
+    """Return a copy of a variable with another value, or the value if the leaf is not a variable."""
     from flax import nnx as flax_nnx
 
     return leaf.copy(value) if isinstance(leaf, flax_nnx.Variable) else value
 
 
-def _as_dict(leaves: Mapping[_Path, Any]) -> dict[Any, Any]:
+def as_dict(leaves: Mapping[_Path, Any]) -> dict[Any, Any]:
+    """Return the raw values of variables as nested dicts."""
     from flax import nnx as flax_nnx
 
     return flax_nnx.to_pure_dict(flax_nnx.from_flat_state(leaves), _raw)
@@ -227,7 +229,8 @@ def _raw(leaf: Any) -> Any:
     return leaf.get_raw_value() if isinstance(leaf, flax_nnx.Variable) else leaf
 
 
-def _at(tree: Any, path: _Path) -> Any:
+def leaf_at(tree: Any, path: _Path) -> Any:
+    """Return the value at a path of nested dicts."""
     for key in path:
         # Layers in lists have int keys, which JSON checkpoints and Orbax restore as strings.
         tree = tree[key] if key in tree else tree[str(key)]

@@ -1,7 +1,9 @@
 """A model written as two functions, `(init, apply)`."""
 
+import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import accepted_keywords, fits_call
+from fluxcb.models._keywords import TRAIN_FLAGS, accepted_keywords, fits_call, key_means_training
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
@@ -20,9 +22,10 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     """Adapt two functions to the training step.
 
     If `apply` has a parameter named `key`, it receives the PRNG key of the step. If it has a parameter named `train`,
-    it receives whether the step trains. Without these parameters, it is called with the two arrays only, so the
-    functions of other libraries can be used: `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku, and
-    `pair(lambda key, xs: init(key, xs.shape)[1], apply)` for stax.
+    it receives whether the step trains. If it has `key=None` but not `train`, evaluation passes no key. Without these
+    parameters, it is called with the two arrays only, so the functions of other libraries can be used:
+    `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku, and `pair(lambda key, xs: init(key, xs.shape)[1], apply)`
+    for stax.
 
     Args:
         init: `init(key, xs) -> params`, where `xs` is an example of the input.
@@ -34,7 +37,8 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
         The adapter.
 
     Raises:
-        DeclarationError: One of the two cannot be called, or takes other arguments.
+        DeclarationError: One of the two cannot be called, takes other arguments, or is a method of a Flax Linen module
+            that has a train flag.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -54,6 +58,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 where="fluxcb.models.pair(init, apply)",
                 fix="pass `init(key, xs) -> params` and `apply(params, xs) -> outputs`",
             )
+    _refuse_module_with_flag(apply)
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
     for name, function in (("init", init), ("apply", apply)):
         keywords = accepted_keywords(apply) & {"key", "train"} if name == "apply" else ()
@@ -87,6 +92,7 @@ class PairAdapter:
         self._apply = apply
         self._stateful = stateful
         self._accepted = accepted_keywords(apply) & {"key", "train"}
+        self._key_means_training = key_means_training(apply)
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)` for inputs like `xs`. The state of a stateless pair is `{}`."""
@@ -94,6 +100,7 @@ class PairAdapter:
             return self.held
         made = self._init(key, xs)
         if not self._stateful:
+            _refuse_collections(made, self._init)
             return made, {}
         if not (isinstance(made, tuple) and len(made) == 2):
             raise DeclarationError(
@@ -105,6 +112,12 @@ class PairAdapter:
 
     def apply(self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any) -> tuple[PyTree, PyTree]:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
+        return self.called(params, model_state, xs, train=train, key=self._key(train, key))
+
+    def called(
+        self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any
+    ) -> tuple[PyTree, PyTree]:
+        """Return the same as `apply`, and pass the key to a function that would otherwise have none in evaluation."""
         keywords = {name: value for name, value in (("key", key), ("train", train)) if name in self._accepted}
         if not self._stateful:
             return self._apply(params, xs, **keywords), model_state
@@ -113,12 +126,17 @@ class PairAdapter:
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
         """Return a callable with these arrays for a loss function. `model(xs, ...)` passes its arguments to `apply`."""
-        model = BoundPair(self._apply, params, model_state, self._stateful, {"key": key, "train": train})
+        defaults = {"key": self._key(train, key), "train": train}
+        model = BoundPair(self._apply, params, model_state, self._stateful, defaults)
         return BoundModel(model, lambda _: model.model_state)
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> "PairModel":
         """Return a callable `model(xs)` that holds these arrays."""
         return PairModel(params, model_state, self)
+
+    def _key(self, train: bool, key: Any) -> Any:
+        # With a key, a function that uses dropout "if key is not None" would use it in evaluation.
+        return None if self._key_means_training and not train else key
 
     def holding(self, params: PyTree, model_state: PyTree) -> "PairAdapter":
         """Return an adapter for the same functions whose `init` returns these arrays."""
@@ -176,7 +194,50 @@ class PairModel:
 
     def __call__(self, xs: PyTree, *, key: Any = None) -> PyTree:
         """Return the outputs for a batch of inputs. `key` is passed to `apply` if `apply` takes a key."""
-        return self.adapter.apply(self.params, self.model_state, xs, train=False, key=key)[0]
+        return self.adapter.called(self.params, self.model_state, xs, train=False, key=key)[0]
+
+
+def _linen_module(function: Callable[..., Any]) -> Any:
+    """Return the Flax Linen module that a function is a method of, or None."""
+    module = getattr(getattr(function, "func", function), "__self__", None)  # `func` of `functools.partial`
+    linen = sys.modules.get("flax.linen")  # without importing Flax
+    return module if linen is not None and isinstance(module, linen.Module) else None
+
+
+def _refuse_module_with_flag(apply: Callable[..., Any]) -> None:
+    """Raise an error for `module.apply` of a module with a train flag, because training would never set the flag."""
+    module = _linen_module(apply)
+    if module is None or isinstance(apply, functools.partial):  # a partial function may set the flag
+        return
+    if flags := [f"`{name}`" for name in TRAIN_FLAGS if name in accepted_keywords(module.__call__)]:
+        name = type(module).__qualname__
+        raise DeclarationError(
+            f"`apply` of a model pair is a method of the Linen module `{name}`, which takes {' and '.join(flags)}.",
+            where=f"{type(module).__module__}.{name}.__call__",
+            why="a pair passes neither this flag nor random keys to the module, so dropout would be off in training",
+            fix="pass the module itself instead of `(module.init, module.apply)`",
+        )
+
+
+def _refuse_collections(params: PyTree, init: Callable[..., Any]) -> None:
+    """Raise an error for the variables of a Flax Linen module that are not parameters."""
+    if not (isinstance(params, Mapping) and "params" in params):
+        return
+    others = [name for name in params if name != "params"]
+    # For other functions, all names except this one may be parameters.
+    others = others if _linen_module(init) is not None else [name for name in others if name == "batch_stats"]
+    if others:
+        listed = " and ".join(f"`{name}`" for name in others)
+        raise DeclarationError(
+            f"`init` of a model pair returned the collections of a Flax Linen module: `params` and {listed}.",
+            where=_place(init),
+            why=f"the optimizer would change {listed}, such as running averages, like trained parameters",
+            fix=[
+                "pass the module itself instead of a pair",
+                "write `fluxcb.models.pair(init, apply, stateful=True)`, where `init` returns `(params, model_state)` "
+                "and `apply(params, model_state, xs)` returns `(outputs, new_model_state)`",
+            ],
+        )
 
 
 def _name(function: Callable[..., Any]) -> str:

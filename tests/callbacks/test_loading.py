@@ -362,3 +362,73 @@ def test_reading_prints_nothing(tmp_path, caplog, capfd):
         load_params(tmp_path)
     assert [record.getMessage() for record in caplog.records] == []
     assert capfd.readouterr() == ("", "")
+
+
+class NormalizedNNX(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(3, 2, rngs=rngs)])
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, xs):
+        return self.layers[0](self.dropout(self.norm(xs)))
+
+
+class NormalizedEquinox(eqx.Module):
+    norm: eqx.nn.BatchNorm
+    layers: eqx.nn.MLP
+
+    def __init__(self, key):
+        self.norm = eqx.nn.BatchNorm(3, axis_name="batch", mode="batch")
+        self.layers = eqx.nn.MLP(3, 2, 4, 1, key=key)
+
+    def __call__(self, x, state):
+        x, state = self.norm(x, state)
+        return self.layers(x), state
+
+
+def saved(model, folder):
+    batch = np.arange(12, dtype=np.float32).reshape(4, 3), np.ones((4, 2), np.float32)
+    learner = Learner(
+        model,
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        data=[batch],
+        callbacks=[ParameterEMA(0.5), Checkpointer(folder)],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    return learner
+
+
+def test_like_is_a_state_of_nnx(tmp_path):
+    model = NormalizedNNX(nnx.Rngs(0))
+    trained = saved(model, tmp_path).model
+    for like in (nnx.state(model, nnx.Param), nnx.state(model)):
+        found = load_params(tmp_path, like=like, average="ema")
+        jax.tree.map(np.testing.assert_array_equal, found, nnx.state(trained, nnx.Param))
+    found = load_model_state(tmp_path, like=nnx.state(model, nnx.BatchStat))
+    jax.tree.map(np.testing.assert_array_equal, found, nnx.state(trained, nnx.BatchStat))
+
+
+def test_like_is_an_equinox_module_and_its_state(tmp_path):
+    model, state = eqx.nn.make_with_state(NormalizedEquinox)(jax.random.key(0))
+    trained, trained_state = saved((model, state), tmp_path).model
+    found = load_params(tmp_path, like=model, average="ema")
+    assert found.layers.activation is model.layers.activation
+    parameters = eqx.filter(trained, eqx.is_inexact_array)
+    assert eqx.tree_equal(eqx.filter(found, eqx.is_inexact_array), parameters)
+    specs = jax.eval_shape(lambda: eqx.filter(model, eqx.is_inexact_array))
+    assert eqx.tree_equal(load_params(tmp_path, like=specs, average="ema"), parameters)
+    found = load_model_state(tmp_path, like=state)
+    jax.tree.map(np.testing.assert_array_equal, found, trained_state)
+
+
+def test_message_about_like_shows_names_without_escapes(tmp_path):
+    saved(eqx.nn.make_with_state(NormalizedEquinox)(jax.random.key(0)), tmp_path)
+    name = next(iter(load_model_state(tmp_path)))
+    assert "." in name
+    with pytest.raises(ResumeError) as caught:
+        load_model_state(tmp_path, like={"a.b": jnp.ones(2)})
+    assert caught.value.where[0] == f"model_state: {name} (int32[]) is missing now"
+    assert caught.value.where[-1] == "model_state: a.b (float32[2]) is new"

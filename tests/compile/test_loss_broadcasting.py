@@ -1,5 +1,6 @@
 """Warnings about loss functions that compare each output with every target because of NumPy's broadcasting."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,3 +125,55 @@ def test_one_target_for_all_examples_gives_a_warning(ys, shape):
         f"intended, repeat it in the data, for example with `np.repeat(ys, len(xs), axis=0)`."
     ]
     learner(squares, ys=np.repeat(XS[:1], len(XS), axis=0))
+
+
+# -- loss_fn(model, batch) -------------------------------------------------------------------------
+
+
+def _model_loss(model, batch):
+    return ((model(batch[0]) - batch[1]) ** 2).mean()
+
+
+def _fitted(model, loss_fn, ys):
+    data = [(np.ones((8, 4), np.float32), ys)]
+    return fluxcb.Learner(model, loss_fn, optax.sgd(0.1), data=data, default_callbacks=False).fit(1)
+
+
+_COLUMN = (lambda key, xs: {"w": jnp.ones((4, 1)), "b": jnp.ones(1)}, lambda p, xs: xs @ p["w"] + p["b"])
+_FLAT = (lambda key, xs: {"w": jnp.ones(4)}, lambda p, xs: xs @ p["w"])
+_YS = np.arange(8, dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "ys", "outputs", "part"), [(_COLUMN, _YS, "[8, 1]", "[8]"), (_FLAT, _YS[:, None], "[8]", "[8, 1]")]
+)
+def test_loss_of_model_and_batch_that_compares_all_pairs_warns(model, ys, outputs, part):
+    with pytest.warns(UserWarning, match="broadcasts") as caught:
+        _fitted(model, _model_loss, ys)
+    assert [str(warning.message) for warning in caught] == [
+        f"The loss function combines outputs {outputs} of the model and values {part} of the batch, which NumPy "
+        "broadcasts to [8, 8]: each output is compared with every target. Write `[:, 0]` after the value of shape "
+        "[8, 1]. If all pairs are intended, write `[None, :]` after the other."
+    ]
+
+
+def test_mapped_equinox_module_that_compares_all_pairs_warns():
+    model = eqx.nn.Linear(4, 1, key=jax.random.key(0))
+    with pytest.warns(UserWarning, match=r"outputs \[8, 1\] of the model and values \[8\]"):
+        _fitted(model, lambda model, batch: _model_loss(jax.vmap(model), batch), _YS)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda model, batch: ((model(batch[0])[:, 0] - batch[1]) ** 2).mean(),
+        lambda model, batch: ((model(batch[0]) - batch[1][None, :]) ** 2).mean(),
+        lambda model, batch: _ranking(model(batch[0])[:, 0], batch[1]),
+    ],
+)
+def test_fixes_and_losses_of_pairs_do_not_warn(loss_fn):
+    _fitted(_COLUMN, loss_fn, _YS)
+
+
+def _ranking(scores, ys):
+    return ((scores[:, None] - scores) * (ys[:, None] - ys)).mean()

@@ -202,3 +202,81 @@ def test_module_without_call_raises():
         "  why:   the step calls the model as `module.apply(variables, xs)`\n"
         "  fix:   give it a `__call__` that takes a batch of inputs"
     )
+
+
+class HiddenFlag(nn.Module):
+    @nn.compact
+    def __call__(self, x, is_train=True):
+        return nn.Dropout(0.5, deterministic=not is_train)(x)
+
+
+class AlwaysDrops(nn.Module):
+    stream: str = "dropout"
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5, deterministic=False, rng_collection=self.stream)(x)
+
+
+class IgnoresFlag(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dropout(0.5, deterministic=False)(x)
+
+
+class Inference(nn.Module):
+    @nn.compact
+    def __call__(self, x, inference=False):
+        return nn.Dropout(0.5, deterministic=inference)(x)
+
+
+ON_PURPOSE = (
+    "if random numbers in evaluation are intended, draw them from another stream: "
+    "`rng_collection=\"noise\"` in `nn.Dropout`, and `fluxcb.models.linen(module, rng_streams=('dropout', 'noise'))` "
+    "as the model"
+)
+
+
+def test_dropout_in_evaluation_raises_and_the_named_flag_turns_it_off():
+    with pytest.raises(DeclarationError) as caught:
+        linen(HiddenFlag()).apply({}, {}, XS, train=False, key=KEY)
+    assert str(caught.value) == (
+        "The Linen module `HiddenFlag` draws from the random stream `dropout` in evaluation, so dropout is on.\n"
+        f"  where: {__name__}.HiddenFlag\n"
+        "  why:   metrics and predictions would be those of a model with randomly disabled units\n"
+        '  fix:   if `is_train` is true in training, pass `fluxcb.models.linen(module, "is_train")` as the model\n'
+        f"     or: {ON_PURPOSE}"
+    )
+    model = linen(HiddenFlag(), "is_train")
+    np.testing.assert_array_equal(model.apply({}, {}, XS, train=False, key=KEY)[0], XS)
+    assert (np.asarray(model.apply({}, {}, XS, train=True, key=KEY)[0]) == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("module", "fix"),
+    [
+        (AlwaysDrops(), "add a parameter `train` to `AlwaysDrops.__call__`, and write `deterministic=not train`"),
+        (IgnoresFlag(), "write `deterministic=not train` for each `nn.Dropout`"),
+        (Inference(), "if `inference` is true in evaluation, rename it to `deterministic`"),
+    ],
+)
+def test_fix_of_dropout_in_evaluation_depends_on_the_call(module, fix):
+    with pytest.raises(DeclarationError) as caught:
+        linen(module).apply({}, {}, XS, train=False, key=KEY)
+    assert caught.value.fix == (fix, ON_PURPOSE)
+
+
+def test_other_streams_draw_random_numbers_in_evaluation():
+    outputs, _ = linen(AlwaysDrops("noise"), rng_streams=("dropout", "noise")).apply({}, {}, XS, train=False, key=KEY)
+    assert (np.asarray(outputs) == 0).any()
+
+
+def test_dropout_in_evaluation_of_a_loss_function_raises_unless_it_passes_keys_itself():
+    model = linen(HiddenFlag()).bind({}, {}, train=False, key=KEY).model
+    with pytest.raises(DeclarationError) as caught:
+        model(XS)
+    assert caught.value.fix[0] == (
+        "write `def loss_fn(model, batch, *, train):`, and pass `is_train=train` when you call the model"
+    )
+    np.testing.assert_array_equal(model(XS, is_train=False), XS)
+    assert (np.asarray(model(XS, rngs={"dropout": KEY})) == 0).any()

@@ -1,3 +1,4 @@
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -129,3 +130,84 @@ def test_functions_with_other_signatures_raise():
         with pytest.raises(DeclarationError) as caught:
             make()
         assert str(caught.value) == text
+
+
+def dropout_with_key(params, xs, key=None):
+    return xs if key is None else jnp.where(jax.random.bernoulli(key, 0.5, xs.shape), xs / 0.5, 0)
+
+
+def test_optional_key_is_not_passed_in_evaluation():
+    model, key = pair(init, dropout_with_key), jax.random.key(3)
+    np.testing.assert_array_equal(model.apply({}, {}, XS, train=False, key=key)[0], XS)
+    np.testing.assert_array_equal(model.bind({}, {}, train=False, key=key).model(XS), XS)
+    dropped = dropout_with_key({}, XS, key)
+    np.testing.assert_array_equal(model.apply({}, {}, XS, train=True, key=key)[0], dropped)
+    np.testing.assert_array_equal(model.bind({}, {}, train=True, key=key).model(XS), dropped)
+
+
+def test_trained_pair_passes_an_explicit_key():
+    model, key = pair(init, dropout_with_key).rebuild({}, {}), jax.random.key(3)
+    np.testing.assert_array_equal(model(XS), XS)
+    np.testing.assert_array_equal(model(XS, key=key), dropout_with_key({}, XS, key))
+
+
+def test_required_key_and_key_beside_train_are_passed_in_evaluation():
+    def required(params, xs, key):
+        return key
+
+    def with_train(params, xs, key=None, train=False):
+        return key
+
+    for function in (required, with_train):
+        assert pair(init, function).apply({}, {}, XS, train=False, key="a key")[0] == "a key"
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, xs, train=False):
+        return nn.BatchNorm(use_running_average=not train)(xs)
+
+
+class AlwaysNormalized(nn.Module):
+    @nn.compact
+    def __call__(self, xs):
+        return nn.BatchNorm(use_running_average=True)(xs)
+
+
+def test_methods_of_a_linen_module_with_a_train_flag_raise():
+    with pytest.raises(DeclarationError) as caught:
+        pair(Normalized().init, Normalized().apply)
+    assert str(caught.value) == (
+        "`apply` of a model pair is a method of the Linen module `Normalized`, which takes `train`.\n"
+        f"  where: {__name__}.Normalized.__call__\n"
+        "  why:   a pair passes neither this flag nor random keys to the module, so dropout would be off in training\n"
+        "  fix:   pass the module itself instead of `(module.init, module.apply)`"
+    )
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_init_that_returns_state_of_a_linen_module_raises(wrapped):
+    module = AlwaysNormalized()
+    model = pair((lambda key, xs: module.init(key, xs)) if wrapped else module.init, module.apply)
+    with pytest.raises(DeclarationError) as caught:
+        model.init(jax.random.key(0), XS)
+    assert str(caught.value).partition("  where:")[0] == (
+        "`init` of a model pair returned the collections of a Flax Linen module: `params` and `batch_stats`.\n"
+    )
+    assert str(caught.value).partition("  why:")[2] == (
+        "   the optimizer would change `batch_stats`, such as running averages, like trained parameters\n"
+        "  fix:   pass the module itself instead of a pair\n"
+        "     or: write `fluxcb.models.pair(init, apply, stateful=True)`, where `init` returns `(params, model_state)` "
+        "and `apply(params, model_state, xs)` returns `(outputs, new_model_state)`"
+    )
+
+
+def test_methods_of_a_linen_module_without_state_are_a_pair():
+    model = pair(nn.Dense(3).init, nn.Dense(3).apply)
+    params, _ = model.init(jax.random.key(0), XS)
+    np.testing.assert_array_equal(model.apply(params, {}, XS, train=True, key=None)[0], nn.Dense(3).apply(params, XS))
+
+
+def test_parameters_of_functions_may_be_called_params():
+    made, _ = pair(lambda key, xs: {"params": 1.0, "scale": 2.0}, apply).init(jax.random.key(0), XS)
+    assert made == {"params": 1.0, "scale": 2.0}

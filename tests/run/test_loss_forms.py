@@ -563,6 +563,34 @@ def test_from_loss_validates_without_dropout():
     assert evaluated(trained) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["key", "rng"])
+def test_from_loss_with_an_optional_key_validates_without_it(name):
+    def dropout_loss(params, batch, key):
+        xs = batch["image"] if key is None else batch["image"] * jax.random.bernoulli(key, 0.5, batch["image"].shape)
+        return cross_entropy(xs @ params["w"], batch["label"])
+
+    named_key = lambda params, batch, key=None: dropout_loss(params, batch, key)  # noqa: E731
+    named_rng = lambda params, batch, rng=None: dropout_loss(params, batch, rng)  # noqa: E731
+    trained = from_loss(named_key if name == "key" else named_rng)
+    trained.fit(1)
+    assert evaluated(trained) == pytest.approx(float(dropout_loss(trained.params, BATCH, None)), rel=1e-6)
+    exact = from_loss(lambda params, batch: dropout_loss(params, batch, None))
+    exact.fit(1)
+    assert not np.array_equal(trained.params["w"], exact.params["w"])
+
+
+def test_key_without_a_value_in_evaluation_raises_an_error_with_the_fix():
+    def noisy(params, batch, key=None):
+        return jax.random.normal(key) + params["w"].sum()
+
+    with pytest.raises(TypeError) as caught:
+        from_loss(noisy).fit(1)
+    assert caught.value.__notes__[1] == (
+        "fix: for a function with `key=None` and without `train`, a key means training, so evaluation passes None. To "
+        "get a key in evaluation as well, write the parameter `key` without a default"
+    )
+
+
 def test_from_loss_without_key():
     trained = from_loss(lambda params, batch: cross_entropy(batch["image"] @ params["w"], batch["label"]))
     trained.fit(1)

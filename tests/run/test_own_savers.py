@@ -313,6 +313,6 @@ def test_other_run_raises(refused):
     with pytest.raises(ResumeError) as caught:
         other.fit(1, resume=True)
     assert caught.value.what == f"snapshot {len(kept) - 1} is a checkpoint of a different run."
-    assert "params: layers.0.b%2E0 (bfloat16[3]) is missing now" in caught.value.where
+    assert "params: layers.0.b.0 (bfloat16[3]) is missing now" in caught.value.where
     # `learner.restore` and `load_params` cannot read the checkpoints of this saver.
     assert caught.value.fix == ("build the Learner as it was when the run began",)

@@ -482,43 +482,85 @@ def test_empty_data_raises(data, refused):
         fixed().predict(data)
 
 
-NO_EXAMPLES = (
-    "  why:   arrays are divided into batches along their first axes\n"
-    "  fix:   for a single example, add an axis: `xs[None]`\n"
-    "     or: for a batch that cannot be divided, write `[batch]`"
-)
+WHY = "  why:   arrays are divided into batches along their first axes\n"
 
 
-@pytest.mark.parametrize(
-    ("data", "where"), [(np.zeros((0, 3), np.float32), "data is float32[0, 3]"), (np.float32(1), "data is float32[]")]
-)
-def test_data_without_examples_raises(data, where, refused):
+def test_data_without_examples_raises(refused):
     with refused(
         DataError,
-        "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
-        f"  where: {where}\n" + NO_EXAMPLES,
+        "`data` of `learner.predict` has no examples.\n"
+        "  where: data is float32[0, 3]\n" + WHY + "  fix:   pass at least one example; check the filter or the slice "
+        "that selected them",
     ):
-        fixed().predict(data)
+        fixed().predict(np.zeros((0, 3), np.float32))
     assert fixed().predict(XS[0][None]).shape == (1, 2)
+
+
+def test_data_with_a_scalar_raises(refused):
+    with refused(
+        DataError,
+        "`data` of `learner.predict` has a scalar, which has no axis of examples.\n"
+        "  where: data is float32[]\n" + WHY + "  fix:   pass arrays whose first axis is that of the examples",
+    ):
+        fixed().predict(np.float32(1))
+    with refused(
+        DataError,
+        "`data` of `learner.predict` has a scalar, which has no axis of examples.\n"
+        "  where: data['scale'] is float32[]\n"
+        "         data['x'] is float32[10, 3]\n" + WHY + "  fix:   repeat it for each example: `np.full(10, value)`\n"
+        "     or: if it is one value, write `[batch]` for one batch that is not divided",
+    ):
+        scaled().predict({"x": XS, "scale": np.float32(2)})
 
 
 def test_inputs_of_different_lengths_raise(refused):
     with refused(
         DataError,
-        "`data` of `learner.predict` has no examples along the first axes of its arrays, or not equally many.\n"
+        "`data` of `learner.predict` has arrays with different numbers of examples along their first axes.\n"
         "  where: data['a'] is float32[10, 3]\n"
-        "         data['b'] is float32[4, 3]\n" + NO_EXAMPLES,
+        "         data['b'] is float32[4, 3]\n"
+        + WHY
+        + "  fix:   pass arrays that describe the same examples, one entry for each example\n"
+        "     or: if an array has no axis of examples, write `[batch]` for one batch that is not divided",
     ):
         fixed().predict({"a": XS, "b": XS[:4]})
 
 
-def test_batch_with_scalar_leaf_is_not_divided():
-    learner = Learner(
+def scaled():
+    return Learner(
         (lambda key, xs: {"w": jnp.ones(())}, lambda params, xs: params["w"] * xs["x"] * xs["scale"]),
         lambda outputs, ys: outputs.mean(), optax.sgd(0.0), data=[{"x": XS, "scale": np.float32(1)}],
         default_callbacks=False,
     )  # fmt: skip
+
+
+def test_batch_with_scalar_leaf_is_not_divided():
+    learner = scaled()
     np.testing.assert_array_equal(learner.predict([{"x": XS, "scale": np.float32(2)}]), 2 * XS)
+
+
+def test_dict_for_a_model_that_takes_a_part_of_it_shows_the_inputs_argument():
+    batch = {"image": XS, "label": np.zeros(10, np.int32)}
+
+    def learner(**kwargs):
+        return Learner(
+            (lambda key, xs: {"w": jnp.ones((3, 2))}, lambda params, xs: xs @ params["w"]),
+            lambda model, batch: model(batch["image"]).mean(),
+            optax.sgd(0.0),
+            data=[batch],
+            default_callbacks=False,
+            **kwargs,
+        )
+
+    with pytest.raises(TypeError) as caught:
+        learner().predict(batch)
+    assert caught.value.__notes__[-2:] == [
+        "raised by the model, when `learner.predict` applied it to batch 1: dict of float32[10, 3], int32[10]",
+        "fix: the model got a dict. If it takes a part of a batch, give the Learner, for example, "
+        "`inputs=lambda batch: batch['image']`, or pass only the inputs: `learner.predict(batch['image'])`",
+    ]
+    for outputs in (learner(inputs=lambda batch: batch["image"]).predict(batch), learner().predict(batch["image"])):
+        np.testing.assert_array_equal(outputs, XS @ np.ones((3, 2), np.float32))
 
 
 def test_pair_as_list_raises(refused):
