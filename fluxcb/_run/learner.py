@@ -279,8 +279,8 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
 
         SIGTERM and Ctrl-C end a fit after the current window: `FitStopping` and `FitEnd` are emitted. After SIGTERM,
         `fit` returns with `stop_reason` "preempted"; after Ctrl-C, it raises KeyboardInterrupt. A second signal ends
-        the program immediately. If a fit ended within an epoch, for any reason, the next one begins the next epoch,
-        without the remaining batches. With `resume=True` and a Checkpointer, it continues exactly.
+        the program immediately. After a fit that ended within an epoch, the next one begins the next epoch, without the
+        remaining batches. With `resume=True` and a Checkpointer, it continues exactly.
 
         Args:
             epochs: Number of epochs to train, in addition to those before.
@@ -321,9 +321,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         for phase in phases:
             core.stream(phase)
         if core.fitting:
-            raise DeclarationError(
-                "`fit` was called while this Learner is fitting.", fix="call it after the other returned"
-            )
+            raise DeclarationError("`fit` was called while this Learner is fitting.", fix="call it after that fit ends")
         # A checkpoint can be restored only into a train state that exists.
         core.ensure_built(phases[0])
         check_same_program(core)
@@ -371,11 +369,10 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
 
         Args:
             path: The directory of a run, whose newest good checkpoint is restored, or the directory of one checkpoint.
-            allow: Paths at which this program differs from the saved run on purpose. "hyperparams.learning_rate": use
-                the value of the program instead of the saved one. "key": the same for the random key.
-                "callbacks.ParameterEMA": the callback is new and keeps its initial state, or is missing and its state
-                is ignored. "data.training": the data has another number of batches. "hyperparams", "callbacks" and
-                "data" allow all differences of this kind.
+            allow: Paths at which this program differs from the saved run on purpose. "hyperparams.learning_rate" and
+                "key": use the program's value. "callbacks.ParameterEMA": the callback is new and keeps its initial
+                state, or is missing and its state is ignored. "data.training": the data has another number of batches.
+                "hyperparams", "callbacks" and "data" allow all differences of this kind.
 
         Warns:
             ResumeWarning: The program differs from the saved run in another way. A table shows the differences.

@@ -110,8 +110,7 @@ class LearnerCore:
             check_padding(placement, state.loss_fn, adapter)
             check_same_key(placement, state.train.run_key)
         # Such a loss function computes its outputs itself, so the phase must pass it the batch.
-        of_batch = adapter is None or takes_model(state.loss_fn)
-        self.phase_set = PhaseSet(phases, of_batch=of_batch)
+        self.phase_set = PhaseSet(phases, of_batch=adapter is None or takes_model(state.loss_fn))
         self.phases = self.phase_set.phases
         state.progress.in_turn = self.phase_set.in_turn
         self.graph: CallbackGraph
@@ -200,9 +199,8 @@ class LearnerCore:
         # initialize, and those that traced handlers use move to the carry afterwards.
         state.cbstate = {**state.cbstate, **in_carry_before}
         train.carry = {**train.carry, "cbstate": {}}
-        plan = Plan(
-            graph, lambda d: backends[d.position].naming(d), state.meter.wrapper, self.engine.emitter.adapt_call
-        )
+        emitter = self.engine.emitter
+        plan = Plan(graph, lambda d: backends[d.position].naming(d), state.meter.wrapper, emitter.adapt_call)
         # In the order of the graph, so that `init` can read entries that another callback's `init` creates.
         for declared in (d for d in graph.init_order() if type(d.callback).init is not Callback.init):
             try:
