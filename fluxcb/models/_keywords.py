@@ -38,6 +38,15 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(parameter.name for parameter in parameters if parameter.kind in by_keyword)
 
 
+def boolean_options(function: Callable[..., Any]) -> dict[str, bool]:
+    """Return the parameters of `function` whose defaults are bools, with the defaults."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {parameter.name: parameter.default for parameter in parameters if isinstance(parameter.default, bool)}
+
+
 def key_means_training(function: Callable[..., Any]) -> bool:
     """Return whether a random key selects training mode: `key` may be None, and there is no parameter `train`."""
     try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from fluxcb._errors import DeclarationError
-from fluxcb.models._keywords import TrainFlag
+from fluxcb.models._keywords import TrainFlag, boolean_options
 
 __all__ = ["DROPOUT", "naming_streams"]
 
@@ -53,7 +52,7 @@ def naming_streams(
 def _dropout_in_evaluation(
     module: Any, streams: tuple[str, ...], flag: TrainFlag | None, in_loss: bool
 ) -> DeclarationError:
-    name, options = type(module).__qualname__, _boolean_options(module)
+    name, options = type(module).__qualname__, boolean_options(module.__call__)
     fixes = []
     if in_loss:
         passed = flag.name if flag else next((option for option, default in options.items() if default), "train")
@@ -90,9 +89,3 @@ def _dropout_in_evaluation(
 def _adapter_call(flag: TrainFlag | None, streams: tuple[str, ...]) -> str:
     named = f"train_argument={flag.name!r}, " if flag is not None and flag.requested else ""
     return f"fluxcb.models.linen(module, {named}rng_streams={streams!r})"
-
-
-def _boolean_options(module: Any) -> dict[str, bool]:
-    """Return the parameters of the module's call whose defaults are bools, with the defaults."""
-    parameters = inspect.signature(module.__call__).parameters.values()
-    return {parameter.name: parameter.default for parameter in parameters if isinstance(parameter.default, bool)}

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import accepted_keywords, train_flag
+from fluxcb.models._keywords import accepted_keywords, boolean_options, train_flag
 from fluxcb.models._shapes import shape_of
 
 __all__ = ["NNXAdapter", "as_dict", "filled", "leaf_at", "nnx"]
@@ -34,6 +34,8 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
     nested dicts, in the format of `nnx.to_pure_dict`. Training runs the module as after `module.train()`, and
     evaluation runs it as after `module.eval()`. Random streams are in neither dict. Each call seeds them from the key
     of the step, so the outputs depend only on this key. Variables that are created during a call are dropped.
+
+    Dropout that the module turns on in evaluation, with an argument `deterministic=False` of its call, raises an error.
 
     If the module's call has a parameter named `rngs`, the adapter passes an `nnx.Rngs`.
 
@@ -71,6 +73,8 @@ class NNXAdapter:
         """Split the module into its structure and its arrays."""
         from flax import nnx as flax_nnx
 
+        from fluxcb.models._nnx_dropout import Evaluation, guard_dropout
+
         kind = type(module)
         where = f"{kind.__module__}.{kind.__qualname__}"
         if not callable(module):
@@ -84,7 +88,14 @@ class NNXAdapter:
         self._takes_rngs = "rngs" in accepted_keywords(module.__call__)
         self._flag = train_flag(module.__call__, train_argument, adapter="nnx", where=f"{where}.__call__")
         state = flax_nnx.state(module)
-        self._graphdefs = {train: _graphdef(module, train) for train in (True, False)}
+        self._training, evaluated = flax_nnx.graphdef(_clone(module, train=True)), _clone(module, train=False)
+        self._rebuilt = flax_nnx.graphdef(evaluated)
+        options = tuple(boolean_options(module.__call__).items())
+        # The fixes in the error for dropout that is on depend on what calls the module.
+        guard_dropout(evaluated, Evaluation(self._name, where, self._flag, options, in_loss=False))
+        self._applied = flax_nnx.graphdef(evaluated)
+        guard_dropout(evaluated, Evaluation(self._name, where, self._flag, options, in_loss=True))
+        self._in_loss = flax_nnx.graphdef(evaluated)
         variables = dict(flax_nnx.to_flat_state(state))
         self._random = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.RngState)}
         self._params = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.Param)}
@@ -127,7 +138,7 @@ class NNXAdapter:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
-        module = self._merge(self._graphdefs[train], params, model_state, key)
+        module = self._merge(self._training if train else self._applied, params, model_state, key)
         keywords: dict[str, Any] = {**self._flag.keywords(train)} if self._flag else {}
         if self._takes_rngs and key is not None:
             keywords["rngs"] = flax_nnx.Rngs(_stream_key(key, "call"))
@@ -141,7 +152,7 @@ class NNXAdapter:
         """Return a new module with these arrays, in training or evaluation mode, for a loss function to call."""
         from flax import nnx as flax_nnx
 
-        module = self._merge(self._graphdefs[train], params, model_state, key)
+        module = self._merge(self._training if train else self._in_loss, params, model_state, key)
 
         def new_state(_: Any) -> PyTree:
             after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
@@ -152,7 +163,7 @@ class NNXAdapter:
 
     def rebuild(self, params: PyTree, model_state: PyTree) -> Any:
         """Return a new module with these arrays, in evaluation mode, with the original random streams."""
-        return self._merge(self._graphdefs[False], params, model_state, None)
+        return self._merge(self._rebuilt, params, model_state, None)
 
     def _merge(self, graphdef: Any, params: PyTree, model_state: PyTree, key: Any) -> Any:
         from flax import nnx as flax_nnx
@@ -168,7 +179,7 @@ class NNXAdapter:
         return f"nnx({self._name})"
 
 
-def _graphdef(module: Any, train: bool) -> Any:
+def _clone(module: Any, *, train: bool) -> Any:
     from flax import nnx as flax_nnx
 
     clone = flax_nnx.clone(module)
@@ -176,7 +187,7 @@ def _graphdef(module: Any, train: bool) -> Any:
         clone.train()
     else:
         clone.eval()
-    return flax_nnx.graphdef(clone)
+    return clone
 
 
 def _seeded(path: _Path, variable: Any, key: Any) -> Any:

@@ -283,3 +283,152 @@ def test_module_without_call_raises():
         "  why:   the step calls the model as `module(xs)`\n"
         "  fix:   give it a `__call__` that takes a batch of inputs"
     )
+
+
+class Drops(flax_nnx.Module):
+    def __init__(self, stream="dropout"):
+        self.dropout = flax_nnx.Dropout(0.5, rng_collection=stream, rngs=flax_nnx.Rngs(0))
+
+
+class HiddenFlag(Drops):
+    def __call__(self, x, is_train=True):
+        return self.dropout(x, deterministic=not is_train)
+
+
+class LeavesItOut(Drops):
+    def __call__(self, x, is_train=True):
+        return self.dropout(x)
+
+
+class AlwaysDrops(Drops):
+    def __call__(self, x):
+        return self.dropout(x, deterministic=False)
+
+
+class IgnoresFlag(Drops):
+    def __call__(self, x, train):
+        return self.dropout(x, deterministic=False)
+
+
+class Inference(Drops):
+    def __call__(self, x, inference=False):
+        return self.dropout(x, deterministic=inference)
+
+
+class PassesRngs(Drops):
+    def __call__(self, x, rngs, is_train=True):
+        return self.dropout(x, deterministic=not is_train, rngs=rngs)
+
+
+class PassesKey(Drops):
+    def __call__(self, x, rngs):
+        return self.dropout(x, deterministic=False, rngs=rngs.noise())
+
+
+class Attention(flax_nnx.Module):
+    def __init__(self, **options):
+        rngs = flax_nnx.Rngs(0)
+        self.attention = flax_nnx.MultiHeadAttention(1, 5, dropout_rate=0.5, decode=False, rngs=rngs)
+        self.noise = rngs.noise.fork()
+        self.options = flax_nnx.static(options)
+
+    def __call__(self, x, is_train=True):
+        own = {"rngs": self.noise} if self.options.get("own") else {}
+        return self.attention(x[None], deterministic=not is_train, **own)
+
+
+class Stacked(Drops):
+    """Dropout in `nnx.split_rngs`, `nnx.scan` and `nnx.jit`, all of which replace the counts of random streams."""
+
+    def __call__(self, x):
+        @flax_nnx.jit
+        @flax_nnx.split_rngs(splits=3)
+        @flax_nnx.scan(in_axes=(flax_nnx.StateAxes({flax_nnx.RngState: 0}), flax_nnx.Carry), out_axes=flax_nnx.Carry)
+        def forward(layer, x):
+            return layer(x)
+
+        return forward(self.dropout, x)
+
+
+def evaluated(model, xs=XS):
+    params, model_state = model.init(None, None)
+    return np.asarray(jax.jit(lambda key: model.apply(params, model_state, xs, train=False, key=key)[0])(KEY))
+
+
+LEFT_OUT = "leave `deterministic` out when you call `nnx.Dropout`: fluxcb sets it, as `module.eval()` does"
+ON_PURPOSE = (
+    "if random numbers in evaluation are intended, draw them from another stream: "
+    '`rng_collection="noise"` in `nnx.Dropout`'
+)
+
+
+def test_dropout_in_evaluation_raises_and_each_fix_works():
+    with pytest.raises(DeclarationError) as caught:
+        evaluated(nnx(HiddenFlag()))
+    assert str(caught.value) == (
+        "The NNX module `HiddenFlag` turns dropout on in evaluation, although it is in evaluation mode.\n"
+        f"  where: {__name__}.HiddenFlag\n"
+        "  why:   metrics and predictions would be those of a model with randomly disabled units\n"
+        f"  fix:   {LEFT_OUT}\n"
+        '     or: if `is_train` is true in training, pass `fluxcb.models.nnx(module, "is_train")` as the model\n'
+        f"     or: {ON_PURPOSE}"
+    )
+    for model in (nnx(LeavesItOut()), nnx(HiddenFlag(), "is_train")):
+        np.testing.assert_array_equal(evaluated(model), XS)
+        assert (np.asarray(model.apply({}, {}, XS, train=True, key=KEY)[0]) == 0).any()
+    assert (evaluated(nnx(HiddenFlag("noise"))) == 0).any()
+
+
+@pytest.mark.parametrize(
+    ("module", "fixes"),
+    [
+        (AlwaysDrops(), ()),
+        (IgnoresFlag(), ("write `deterministic=not train` when you call `nnx.Dropout`",)),
+        (Inference(), ("if `inference` is true in evaluation, rename it to `deterministic`",)),
+        (
+            PassesRngs(),
+            ('if `is_train` is true in training, pass `fluxcb.models.nnx(module, "is_train")` as the model',),
+        ),
+    ],
+)
+def test_fix_of_dropout_in_evaluation_depends_on_the_call(module, fixes):
+    with pytest.raises(DeclarationError) as caught:
+        evaluated(nnx(module))
+    assert caught.value.fix == (LEFT_OUT, *fixes, ON_PURPOSE)
+
+
+def test_dropout_of_attention_in_evaluation_raises_unless_it_has_its_own_stream():
+    with pytest.raises(DeclarationError) as caught:
+        evaluated(nnx(Attention()))
+    assert caught.value.fix == (
+        LEFT_OUT.replace("Dropout", "MultiHeadAttention"),
+        'if `is_train` is true in training, pass `fluxcb.models.nnx(module, "is_train")` as the model',
+        "if random numbers in evaluation are intended, draw them from another stream: "
+        "`rngs=self.noise`, with `self.noise = rngs.noise.fork()` in `__init__`",
+    )
+    mean = evaluated(nnx(Attention(), "is_train"))
+    assert not np.array_equal(evaluated(nnx(Attention(own=True))), mean)
+
+
+def test_dropout_that_is_off_in_evaluation_stays_off_in_transforms():
+    np.testing.assert_array_equal(evaluated(nnx(Stacked())), XS)
+
+
+def test_module_draws_from_a_key_of_its_own_in_evaluation():
+    assert (evaluated(nnx(PassesKey())) == 0).any()
+
+
+def test_dropout_in_evaluation_of_a_loss_function_raises():
+    module = HiddenFlag()
+    model = nnx(module).bind({}, {}, train=False, key=KEY).model
+    with pytest.raises(DeclarationError) as caught:
+        model(XS)
+    assert caught.value.fix == (
+        LEFT_OUT,
+        "write `def loss_fn(model, batch, *, train):`, and pass `is_train=train` when you call the model",
+        ON_PURPOSE,
+    )
+    np.testing.assert_array_equal(model(XS, is_train=False), XS)
+    assert isinstance(model.dropout, flax_nnx.Dropout)
+    # The user's own module and the trained module have the layers of Flax.
+    assert type(module.dropout) is type(nnx(module).rebuild({}, {}).dropout) is flax_nnx.Dropout

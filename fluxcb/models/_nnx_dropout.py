@@ -1,0 +1,117 @@
+"""Dropout of Flax NNX modules that raises an error if it is on in evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from fluxcb._errors import DeclarationError
+from fluxcb.models._keywords import TrainFlag
+
+__all__ = ["Evaluation", "guard_dropout"]
+
+_STREAM = "dropout"  # the stream that dropout uses by default
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How an evaluation calls a module. It is hashable, because NNX keeps it in the structure of the module.
+
+    Attributes:
+        name: Name of the module's class.
+        where: Location of the class.
+        flag: The train flag of the module's call.
+        options: The parameters of the module's call whose defaults are bools, with the defaults.
+        in_loss: Whether a loss function `loss_fn(model, batch)` calls the module.
+    """
+
+    name: str
+    where: str
+    flag: TrainFlag | None
+    options: tuple[tuple[str, bool], ...]
+    in_loss: bool
+
+    def error(self, layer: str) -> DeclarationError:
+        """Return the error for a layer whose dropout is on."""
+        # Fluxcb has called `.eval()`, and only an argument of the layer's call overrides it.
+        fixes = [f"leave `deterministic` out when you call `nnx.{layer}`: fluxcb sets it, as `module.eval()` does"]
+        if self.in_loss:
+            passed = self.flag.name if self.flag else next((name for name, on in self.options if on), None)
+            if passed:
+                value = "not train" if self.flag and self.flag.inverted else "train"
+                fixes.append(
+                    f"write `def loss_fn(model, batch, *, train):`, and pass `{passed}={value}` when you call the model"
+                )
+        elif self.flag is not None:
+            opposite = "" if self.flag.inverted else "not "
+            fixes.append(f"write `deterministic={opposite}{self.flag.name}` when you call `nnx.{layer}`")
+        else:
+            # An argument that must be True for evaluation has the default False, since its default has turned dropout
+            # on.
+            fixes += [
+                f'if `{option}` is true in training, pass `fluxcb.models.nnx(module, "{option}")` as the model'
+                if on
+                else f"if `{option}` is true in evaluation, rename it to `deterministic`"
+                for option, on in self.options
+            ]
+        purpose = "if random numbers in evaluation are intended, draw them from another stream: "
+        own = "`rngs=self.noise`, with `self.noise = rngs.noise.fork()` in `__init__`"
+        fixes.append(purpose + ('`rng_collection="noise"` in `nnx.Dropout`' if layer == "Dropout" else own))
+        return DeclarationError(
+            f"The NNX module `{self.name}` turns dropout on in evaluation, although it is in evaluation mode.",
+            where=self.where,
+            why="metrics and predictions would be those of a model with randomly disabled units",
+            fix=fixes,
+        )
+
+
+def guard_dropout(module: Any, evaluation: Evaluation) -> None:
+    """Make the dropout layers of a module raise an error if they are on. The state of the module does not change.
+
+    Layers that draw from another stream than `dropout` stay as they are, as do subclasses of the layers of Flax.
+    """
+    # The calls of the layers are checked instead of the counts of the random streams: transforms such as `nnx.jit`
+    # replace all counts, and `nnx.split_rngs` increments them, even if no layer drops anything.
+    for _, layer in nnx.iter_modules(module):
+        guarded = _GUARDED.get(type(layer))
+        if guarded is not None and getattr(layer, "rng_collection", _STREAM) == _STREAM:
+            object.__setattr__(layer, "__class__", guarded)
+        if isinstance(layer, GuardedDropout | GuardedAttention):
+            layer.evaluation = evaluation
+
+
+class GuardedDropout(nnx.Dropout):
+    """A dropout layer that raises an error if it is on."""
+
+    evaluation: Evaluation
+
+    def __call__(self, inputs: Any, *, deterministic: bool | None = None, rngs: Any = None) -> Any:
+        """Return the inputs."""
+        if self.rate != 0 and _is_on(self, deterministic, rngs):
+            raise self.evaluation.error("Dropout")
+        return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
+
+
+class GuardedAttention(nnx.MultiHeadAttention):
+    """An attention layer that raises an error if its dropout is on."""
+
+    evaluation: Evaluation
+
+    def __call__(self, *args: Any, deterministic: bool | None = None, rngs: Any = None, **kwargs: Any) -> Any:
+        """Return the outputs of the layer."""
+        if self.dropout_rate > 0 and _is_on(self, deterministic, rngs):
+            raise self.evaluation.error("MultiHeadAttention")
+        return super().__call__(*args, deterministic=deterministic, rngs=rngs, **kwargs)
+
+
+_GUARDED: dict[type, type] = {nnx.Dropout: GuardedDropout, nnx.MultiHeadAttention: GuardedAttention}
+
+
+def _is_on(layer: Any, deterministic: bool | None, rngs: Any) -> bool:
+    """Return whether the layer drops units, with random numbers that the call did not choose."""
+    if rngs is not None and not isinstance(rngs, nnx.Rngs):
+        return False  # the module has passed a key or a stream of its own
+    used = layer.deterministic if deterministic is None else deterministic
+    return used is not None and not used  # with None, Flax raises its own error
