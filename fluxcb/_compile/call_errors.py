@@ -39,7 +39,9 @@ _MISSING = re.compile(r"missing \d+ required (positional|keyword-only) argument"
 _NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
 _TOO_MANY_AXES = "indices and arr must have the same number of dimensions"
 _NO_BROADCASTING = "Incompatible shapes for broadcasting"
+_UNEQUAL_SHAPES = "Shape mismatch: got "
 
+_NO_DROPOUT_KEY = "Dropout requires a key"  # the message of Equinox
 _NO_KEY = (
     "for a function with `key=None` and without `train`, a key means training, so evaluation passes None. To get a key "
     "in evaluation as well, write the parameter `key` without a default"
@@ -63,7 +65,8 @@ def noting(called: str, *args: Any, advice: Callable[[Exception], str | None] = 
     except Exception as error:
         # A new exception would hide the type of the original one, which the user may want to catch.
         error.add_note(f"while calling {called} on {', '.join(map(shapes, args))}")
-        if sentence := advice(error):
+        # An adapter knows more about its module, so its advice comes first.
+        if not any(note.startswith("fix: ") for note in error.__notes__) and (sentence := advice(error)):
             error.add_note(f"fix: {sentence}")
         raise
 
@@ -126,10 +129,15 @@ def _outputs_loss_advice(error: Exception, args: tuple[Any, ...]) -> str | None:
 
 
 def _label_advice(error: Exception, outputs: Any, ys: Any) -> str | None:
-    """Return the advice for labels whose shape or dtype does not fit a cross-entropy loss."""
+    """Return the advice for targets whose shape or dtype does not fit the loss."""
     if not all(hasattr(array, "shape") and hasattr(array, "dtype") for array in (outputs, ys)):
         return None
     text, integers = str(error), np.issubdtype(ys.dtype, np.integer)
+    if _UNEQUAL_SHAPES in text:
+        # A model for one target per example usually has outputs of shape (batch, 1).
+        for name, longer, shorter in (("outputs", outputs, ys), ("ys", ys, outputs)):
+            if longer.shape == (*shorter.shape, 1):
+                return f"write `{name}.squeeze(-1)` in the loss function"
     shape, classes = outputs.shape[:-1], outputs.shape[-1:]
     if _NOT_INTEGERS in text or _TOO_MANY_AXES in text:
         if ys.shape == outputs.shape:
@@ -182,6 +190,13 @@ def _loss_advice(error: Exception) -> str | None:
             "pass the missing argument where the loss function calls the model. For a random key or the mode, write "
             "`def loss_fn(model, batch, *, key, train):`"
         )
+    if _NO_DROPOUT_KEY in str(error):
+        return (
+            "write `def loss_fn(model, batch, *, key):`, and pass a key for each example: "
+            "`jax.vmap(model)(xs, key=jax.random.split(key, len(xs)))`"
+        )
+    if _UNEQUAL_SHAPES in str(error):
+        return "if one of the shapes has an additional axis of length 1, remove it: write e.g. `outputs.squeeze(-1)`"
     if _NOT_INTEGERS in str(error):
         return "if the loss is a cross-entropy, pass it class numbers, which are integers: write e.g. `ys.astype(int)`"
     if _TOO_MANY_AXES in str(error):

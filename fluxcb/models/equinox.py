@@ -9,6 +9,7 @@ import jax
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
+from fluxcb.models._equinox_notes import explaining_call
 from fluxcb.models._keywords import accepted_keywords
 from fluxcb.models._shapes import shape_of
 
@@ -129,7 +130,8 @@ class EquinoxAdapter:
 
         def call(x: PyTree, state: Any, key: Any) -> tuple[PyTree, Any]:
             keywords = {"key": key} if self._takes_key else {}
-            return module(x, state, **keywords) if stateful else (module(x, **keywords), None)
+            with explaining_call(module, x, mapped=self._vmap):
+                return module(x, state, **keywords) if stateful else (module(x, **keywords), None)
 
         state = self._as_state(model_state)
         if self._vmap:
