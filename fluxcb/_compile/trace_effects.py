@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 import random
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from fluxcb._declare.declared import BoundHandler
+from fluxcb._declare.uncalled_methods import refers
 from fluxcb._tracebacks import warn_user
 
 __all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only"]
@@ -47,7 +49,7 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TracedField:
-    """A number in a field of a callback that the code of a traced handler names.
+    """A number in a field of a callback that a traced handler reads as `self.<name>`, also in a method that it calls.
 
     Attributes:
         handler: The handler.
@@ -69,12 +71,28 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
     """Return the fields whose values have become constants of a step, right after its handlers were traced."""
     found = []
     for handler in handlers:
-        code = getattr(handler.function, "__code__", None)
-        numbers = _numbers(getattr(handler.function, "__self__", None))
-        if numbers and isinstance(code, CodeType):
-            names = _names_in(code)
-            found += [TracedField(handler, name, value) for name, value in numbers.items() if name in names]
+        owner = getattr(handler.function, "__self__", None)
+        numbers = _numbers(owner)
+        if numbers:
+            codes = _own_codes(owner, handler.function, {})
+            found += [
+                TracedField(handler, name, value)
+                for name, value in numbers.items()
+                if any(refers(code, code.co_varnames[:1], name) for code in codes)
+            ]
     return found
+
+
+def _own_codes(owner: Any, function: Any, seen: dict[CodeType, None]) -> dict[CodeType, None]:
+    """Return the code of a method and of the methods of its object that it uses."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if isinstance(code, CodeType) and code not in seen:
+        seen[code] = None
+        for name in _names_in(code):
+            method = getattr(type(owner), name, None)
+            if inspect.isfunction(method) and refers(code, code.co_varnames[:1], name):
+                _own_codes(owner, method, seen)
+    return seen
 
 
 def _names_in(code: CodeType) -> set[str]:

@@ -16,7 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import source_of
 from fluxcb._errors import DeclarationError
 
-__all__ = ["refuse_foreign_hooks", "refuse_hidden", "refuse_unmarked", "unmarked"]
+__all__ = ["refers", "refuse_foreign_hooks", "refuse_hidden", "refuse_unmarked", "unmarked"]
 
 _TRAINING, _VALIDATION = "AbstractTrainingPhase", "AbstractValidationPhase"
 
@@ -219,13 +219,14 @@ def _is_called(name: str, cls: type) -> bool:
     """Return whether a method of the class, or of a base class, refers to `self.<name>`."""
     methods = [value for base in cls.__mro__ for value in vars(base).values() if inspect.isfunction(value)]
     codes = [inspect.unwrap(method).__code__ for method in methods]
-    return any(_refers(code, code.co_varnames[:1], name) for code in codes)
+    return any(refers(code, code.co_varnames[:1], name) for code in codes)
 
 
-def _refers(code: types.CodeType, owner: tuple[str, ...], name: str) -> bool:
+def refers(code: types.CodeType, owner: tuple[str, ...], name: str) -> bool:
+    """Return whether a function, or one inside it, loads an attribute with this name from a variable in `owner`."""
     if name in code.co_names and any(_attributes(code, owner, name)):
         return True
-    return any(_refers(inner, owner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
+    return any(refers(inner, owner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
 
 
 def _attributes(code: types.CodeType, owner: tuple[str, ...], name: str) -> Iterator[bool]:

@@ -119,6 +119,10 @@ class RunFolder:
                 found.append((entry, manifest))
         return found
 
+    def older(self, than: Entry) -> list[Entry]:
+        """Return all older checkpoints, including damaged ones."""
+        return [entry for entry in self.entries() if entry < than]
+
     # -- locking ----------------------------------------------------------------------------
 
     def lock(self) -> None:
@@ -239,6 +243,7 @@ class RunFolder:
         while os.path.lexists(path := self.path / name_of(step, number)):
             number += 1  # the name is taken by something that is not a checkpoint
         os.rename(written, path)
+        self.damaged.discard(path)  # a damaged checkpoint of this name has been set aside
         sync(self.path)
         return Entry(step, number, path)
 

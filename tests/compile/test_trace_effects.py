@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fluxcb import Callback, Read, Write, on
-from fluxcb.events import BackwardEnd, EpochEnd, StepEnd
+from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -116,16 +116,46 @@ class ScalesByState(Callback):
         learner.cbstate.scale = jnp.float32(0)
 
 
+class ScalesInMethod(Scales):
+    """The same with a method that the traced handler uses."""
+
+    @on(BackwardEnd, TrainingPhase)
+    def apply(self, event, phase, learner):
+        learner.step.grads = jax.tree.map(self.scaled, learner.step.grads)
+
+    def scaled(self, gradient):
+        return gradient * self.scale
+
+
+class KeepsLoss(Callback):
+    """Host fields with the names of parts of the learner that a traced handler uses."""
+
+    def __init__(self):
+        self.loss, self.step = math.inf, 0
+
+    def stateaccess(self):
+        return {"step": {"loss": Read(), "twice": Write()}}
+
+    @on(ComputeEnd, TrainingPhase)
+    def double(self, event, phase, learner):
+        learner.step.twice = 2 * learner.step.loss
+
+    @on(StepEnd, TrainingPhase)
+    def last(self, event, phase, learner):
+        self.loss, self.step = float(learner.step.loss), learner.progress.step
+
+
 def moves(learner):
     before = float(learner.params["w"])
     learner.fit(1)
     return float(learner.params["w"]) != before
 
 
-def test_a_field_that_changes_after_a_traced_handler_used_it_is_a_warning_once():
-    learner = testlearner(Scales())
+@pytest.mark.parametrize("cls", [Scales, ScalesInMethod])
+def test_a_field_that_changes_after_a_traced_handler_used_it_is_a_warning_once(cls):
+    learner, label = testlearner(cls()), f"{cls.__name__}()"
     text = (
-        "`self.scale` of Scales() has changed from 1.0 to 0.0, but the traced handler Scales().apply still uses 1.0, "
+        f"`self.scale` of {label} has changed from 1.0 to 0.0, but the traced handler {label}.apply still uses 1.0, "
         "which is a constant of the compiled step. Keep the value in an entry of `learner.cbstate`: traced handlers "
         "read it at each step."
     )
@@ -147,3 +177,10 @@ def test_a_field_that_changes_between_construction_and_fit_is_a_warning():
     callback.scale = 0.5
     with pytest.warns(UserWarning, match="has changed from 1.0 to 0.5"):
         learner.fit(1)
+
+
+def test_a_host_field_with_the_name_of_a_step_value_gives_no_warning():
+    callback = KeepsLoss()
+    testlearner(callback).fit(1)
+    assert callback.step == 4
+    assert math.isfinite(callback.loss)

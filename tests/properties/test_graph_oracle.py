@@ -513,6 +513,8 @@ def compare(case: Case, classes: Sequence[type[Drawn]] = ()) -> None:
             assert order == first_order(case, verdict, *moment), moment
 
 
+# Subclasses of the cases replace inherited handlers at will.
+@pytest.mark.filterwarnings("ignore:At .* instead of:UserWarning")
 @settings(max_examples=600)
 @given(cases())
 def test_graph_matches_oracle(case: Case) -> None:

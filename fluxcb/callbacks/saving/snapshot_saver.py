@@ -274,7 +274,11 @@ class SnapshotSaver(Callback, RunLock):
         if is_chief():
             # Delete only when the new checkpoint is on disk, so that at least one exists if the run is killed.
             # A damaged checkpoint must not take the place of one to which the run can go back.
-            for entry in self.to_delete(self._files.undamaged()):
+            undamaged = self._files.undamaged()
+            deleted = list(self.to_delete(undamaged))
+            oldest = next((entry for entry, _ in undamaged if entry not in deleted), None)
+            older = self._files.older(oldest) if oldest is not None else []
+            for entry in dict.fromkeys([*deleted, *older]):  # damaged ones are deleted with those of the same age
                 try:
                     self._files.remove(entry)
                 except OSError as error:
