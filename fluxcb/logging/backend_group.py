@@ -143,7 +143,21 @@ class BackendGroup:
         self._states = {name: dict(saved) for name, saved in state.items()}
         self._was_open = self._unfinished_epoch = True
         for backend in self.backends:
+            if backend.name not in self._states:
+                self._rename_state(backend)
             backend.load_state_dict(self._states.get(backend.name, {}))
+
+    def _rename_state(self, backend: LoggerBackend) -> None:
+        """Give a backend the state of the only saved log of its class, if its own log exists.
+
+        A backend is named by its path. The run may have been moved or copied, or the program may write another path to
+        the same place. Without the state, records after the checkpoint would stay and be written again.
+        """
+        names = {other.name for other in self.backends}
+        saved = [name for name in self._states if name not in names and _class_in(name) == _class_in(backend.name)]
+        places = [place for place in backend.output_locations() if isinstance(place, Path)]
+        if len(saved) == 1 and any(place.exists() for place in places):
+            self._states[backend.name] = self._states.pop(saved[0])
 
     def _each(self, call: Callable[[LoggerBackend], None]) -> None:
         for backend in self.backends:
@@ -161,6 +175,10 @@ class BackendGroup:
             f"{backend.name} failed and is disabled for the rest of the fit: {type(error).__name__}: {error}",
             UserWarning,
         )
+
+
+def _class_in(name: str) -> str:
+    return name.partition("(")[0]
 
 
 def _how_to_log(kind: type[Loggable]) -> str:

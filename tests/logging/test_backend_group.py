@@ -1,4 +1,5 @@
 import errno
+import json
 import os
 import warnings
 
@@ -305,3 +306,28 @@ def test_processes_that_open_no_backend_report_nothing(monkeypatch):
     group = BackendGroup([Notes("one")])
     group.open(resumes=False)
     group.send([Put("text", Text("a"), 1, 1, 0.0)])
+
+
+def test_a_moved_log_keeps_its_saved_position(tmp_path):
+    """A backend is named by its path, which differs if the run was moved, or if the program spells it otherwise."""
+
+    def group(path):
+        return BackendGroup([JSONLinesBackend(path)])
+
+    def log(group, steps):
+        group.send([Put("loss", Value(float(step)), step, 1, 0.0) for step in steps])
+
+    first = group(tmp_path / "a" / "log.jsonl")
+    first.open(resumes=False)
+    log(first, [1, 2])
+    saved = first.state_dict()
+    log(first, [3])
+    first.close()
+    (tmp_path / "a").rename(tmp_path / "b")
+    again = group(tmp_path / "b" / "log.jsonl")
+    again.load_state_dict(saved)
+    again.open(resumes=True)
+    log(again, [3, 4])
+    again.close()
+    lines = (tmp_path / "b" / "log.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]

@@ -45,6 +45,9 @@ from fluxcb.events import (
 )
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase, TrainingPhase, ValidationPhase
 
+# Subclasses of the cases replace inherited handlers at will.
+pytestmark = pytest.mark.filterwarnings("ignore:At .* instead of:UserWarning")
+
 
 class MyEvent(HostEvent):
     """An event that no phase emits. It is a moment because handlers name it."""
@@ -513,8 +516,6 @@ def compare(case: Case, classes: Sequence[type[Drawn]] = ()) -> None:
             assert order == first_order(case, verdict, *moment), moment
 
 
-# Subclasses of the cases replace inherited handlers at will.
-@pytest.mark.filterwarnings("ignore:At .* instead of:UserWarning")
 @settings(max_examples=600)
 @given(cases())
 def test_graph_matches_oracle(case: Case) -> None:
