@@ -59,11 +59,14 @@ def check_instance(callback: Any) -> None:
         if "__init__" not in names and needed and not needed & fields.keys():
             parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
             required = ", ".join(p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL)
+            fix = f"write `super().__init__({required})` in `{first.__name__}.__init__`"
+            if any(p.kind is p.VAR_POSITIONAL for p in parameters):  # e.g. EarlyStopping needs at least one criterion
+                fix = f"call `super().__init__` in `{first.__name__}.__init__`, with the arguments of `{base.__name__}`"
             raise DeclarationError(
                 f"`{first.__name__}.__init__` does not call the constructor of its base class, `{base.__name__}`.",
                 where=_constructor(first),
                 why=f"only that constructor sets the fields that `{base.__name__}` needs",
-                fix=f"write `super().__init__({required})` in `{first.__name__}.__init__`",
+                fix=fix,
             )
 
 
