@@ -136,7 +136,8 @@ def test_batches_of_two_sizes():
         return jnp.mean(outputs) - jnp.mean(ys)
 
     data = [(ONES, ONES[:1])]
-    text = said_by(learner((data, data), loss=broadcast))
+    with pytest.warns(UserWarning, match=r"NumPy broadcasts the only target"):
+        text = said_by(learner((data, data), loss=broadcast))
     assert text == refusal(1, "equal batch sizes: the arrays of the first training batch differ in their first axis")
 
 

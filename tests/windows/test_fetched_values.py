@@ -199,6 +199,7 @@ def total(params, batch, key):
     return jnp.sum(jnp.stack(values) * params["w"][: len(values)] ** 2)
 
 
+@pytest.mark.filterwarnings("ignore:Integers in `data.training` do not fit")  # the conversion itself is tested
 @pytest.mark.parametrize("kind", BATCHES)
 def test_batches_of_every_kind(kind, same, tell, keep):
     def run(length):
