@@ -6,6 +6,7 @@ another set of fetched values, or another kind of program, needs another compila
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
 from fluxcb._compile.batch_loss_broadcasting import warn_of_pairs_in_batch
 from fluxcb._compile.call_errors import HANDLER_NOTE
+from fluxcb._compile.field_contents import objects_within
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
@@ -221,9 +223,10 @@ def _refuse_leaks(touched: Mapping[BoundHandler, Touched]) -> None:
     """Raise an error for callbacks that stored a tracer in one of their fields."""
     for handler in touched:
         instance = getattr(handler.function, "__self__", None)
-        # Only the fields of the callback. JAX itself reports all other leaks when the tracer is used.
+        # Only what the fields of the callback hold. JAX itself reports all other leaks when the tracer is used.
         for name, value in vars(instance).items() if instance is not None else ():
-            if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves_of(value)):
+            parts = itertools.chain(leaves_of(value), objects_within(value))
+            if any(isinstance(part, jax.core.Tracer) for part in parts):
                 raise TraceError(
                     f"{handler.declared.label} stores a traced value in `self.{name}`.",
                     where=handler.where,

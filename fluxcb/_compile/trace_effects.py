@@ -6,7 +6,7 @@ import inspect
 import pickle
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CodeType
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxcb._compile.field_contents import UNKNOWN, content_of
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.uncalled_methods import refers
 from fluxcb._tracebacks import warn_user
@@ -23,48 +24,53 @@ __all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only
 
 @contextmanager
 def warn_once_only(handler: BoundHandler) -> Iterator[None]:
-    """Warn if a traced handler draws random numbers outside JAX or counts in a field of its callback."""
+    """Warn if a traced handler draws random numbers outside JAX or changes a number or a list of its callback."""
     owner = getattr(handler.function, "__self__", None)
-    numpy_before, python_before, fields_before = _numpy_random(), random.getstate(), _numbers(owner)
+    names = _names_of(owner, handler.function)
+    numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, names)
     yield
     name = f"The traced handler {handler.declared.label}.{handler.name}"
+    fields, changed = _fields(owner), _changed(before, _contents(owner, names))
+    generators = {field for field in changed if isinstance(fields[field], np.random.Generator)}
     # Another thread, such as one that prepares batches, may draw from the same generators in the meantime.
     alone = threading.active_count() == 1
-    if alone and (_numpy_random() != numpy_before or random.getstate() != python_before):
+    if generators or (alone and (_numpy_random() != numpy_before or random.getstate() != python_before)):
         warn_user(
             f"{name} drew random numbers outside JAX. They are drawn once, while the step is traced, so every step "
             "uses the same numbers. Use `learner.key`, e.g. `jax.random.normal(learner.key, shape)`.",
             UserWarning,
         )
-    for field, value in _numbers(owner).items():
-        before = fields_before.get(field, value)
-        if before is value or before == value:  # the same NaN is not equal to itself
-            continue
-        warn_user(
-            f"{name} changed `self.{field}`. The change happens once, while the step is traced, and not at each step. "
-            f"Keep the value in `learner.cbstate`, or change `self.{field}` in a host handler.",
-            UserWarning,
-        )
+    for field in changed - generators:
+        # A dict may be a cache, which is filled once on purpose.
+        if isinstance(fields[field], int | float | list):
+            warn_user(
+                f"{name} changed `self.{field}`. The change happens once, while the step is traced, and not at each "
+                f"step. Keep the value in `learner.cbstate`, or change `self.{field}` in a host handler.",
+                UserWarning,
+            )
 
 
 @dataclass(frozen=True)
 class TracedField:
-    """A number in a field of a callback that a traced handler reads as `self.<name>`, also in a method that it calls.
+    """A field of a callback that a traced handler reads as `self.<name>`, also in a method that it calls.
 
     Attributes:
         handler: The handler.
         name: The name of the field.
-        value: Its value when the handler was traced, which is a constant of the compiled step.
+        content: Its content when the handler was traced, which is a constant of the compiled step.
+        names: The names in the code of the handler.
     """
 
     handler: BoundHandler
     name: str
-    value: float
+    content: Any
+    names: frozenset[str]
 
     @property
     def now(self) -> Any:
-        """The current value of the field, or None if it is no number any more."""
-        return _numbers(getattr(self.handler.function, "__self__", None)).get(self.name)
+        """The current content of the field."""
+        value = _fields(getattr(self.handler.function, "__self__", None)).get(self.name)
+        return content_of(value, self.names)
 
 
 def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
@@ -72,15 +78,19 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
     found = []
     for handler in handlers:
         owner = getattr(handler.function, "__self__", None)
-        numbers = _numbers(owner)
-        if numbers:
-            codes = _own_codes(owner, handler.function, {})
-            found += [
-                TracedField(handler, name, value)
-                for name, value in numbers.items()
-                if any(refers(code, code.co_varnames[:1], name) for code in codes)
-            ]
+        names = _names_of(owner, handler.function)
+        codes = _own_codes(owner, handler.function, {})
+        found += [
+            TracedField(handler, name, content, names)
+            for name, content in _contents(owner, names).items()
+            if any(refers(code, code.co_varnames[:1], name) for code in codes)
+        ]
     return found
+
+
+def _names_of(owner: Any, function: Any) -> frozenset[str]:
+    """Return the names of attributes in the code of a handler and of the methods that it calls."""
+    return frozenset().union(*map(_names_in, _own_codes(owner, function, {})))
 
 
 def _own_codes(owner: Any, function: Any, seen: dict[CodeType, None]) -> dict[CodeType, None]:
@@ -102,18 +112,21 @@ def _names_in(code: CodeType) -> set[str]:
 
 
 def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
-    """Warn about each field whose value has changed since it was traced, and return the unchanged fields."""
+    """Warn about each field whose content has changed since it was traced, and return the unchanged fields."""
     unchanged = []
     for field in fields:
         now = field.now
-        if now is field.value or now == field.value:
+        if not _differs(field.content, now):
             unchanged.append(field)
             continue
         label = field.handler.declared.label
+        change, used = "has changed", "the earlier value"
+        if isinstance(field.content, int | float) and isinstance(now, int | float):
+            change, used = f"has changed from {field.content!r} to {now!r}", repr(field.content)
         warn_user(
-            f"`self.{field.name}` of {label} has changed from {field.value!r} to {now!r}, but the traced handler "
-            f"{label}.{field.handler.name} still uses {field.value!r}, which is a constant of the compiled step. Keep "
-            "the value in an entry of `learner.cbstate`: traced handlers read it at each step.",
+            f"`self.{field.name}` of {label} {change}, but the traced handler {label}.{field.handler.name} still uses "
+            f"{used}, which is a constant of the compiled step. Keep the value in an entry of `learner.cbstate`: "
+            "traced handlers read it at each step.",
             UserWarning,
         )
     return unchanged
@@ -123,7 +136,21 @@ def _numpy_random() -> bytes:
     return pickle.dumps(np.random.get_state(legacy=False))  # any bit generator; its arrays cannot be compared by `==`
 
 
-def _numbers(owner: object) -> dict[str, Any]:
-    """Return the fields of an object that are numbers. A field may have its first value in the class."""
-    fields = {**vars(type(owner)), **getattr(owner, "__dict__", {})}
-    return {name: value for name, value in fields.items() if isinstance(value, int | float)}
+def _fields(owner: object) -> dict[str, Any]:
+    """Return the fields of an object. A field may have its first value in the class."""
+    return {**vars(type(owner)), **getattr(owner, "__dict__", {})}
+
+
+def _contents(owner: object, names: frozenset[str]) -> dict[str, Any]:
+    """Return the known contents of the fields of an object that some code names."""
+    fields = _fields(owner)
+    contents = {name: content_of(fields[name], names) for name in names if name in fields}
+    return {name: content for name, content in contents.items() if content is not UNKNOWN}
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+    return {name for name, content in after.items() if name in before and _differs(before[name], content)}
+
+
+def _differs(a: Any, b: Any) -> bool:
+    return a is not b and a != b  # the same NaN is not equal to itself

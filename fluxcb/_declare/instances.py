@@ -6,11 +6,13 @@ import dis
 import inspect
 import itertools
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 from fluxcb._declare.callback import DECLARATIONS, Callback
 from fluxcb._declare.signatures import example_call, source_of
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 
 __all__ = ["check_instance"]
 
@@ -68,6 +70,30 @@ def check_instance(callback: Any) -> None:
                 why=f"only that constructor sets the fields that `{base.__name__}` needs",
                 fix=fix,
             )
+    for method in ("state_dict", "load_state_dict"):
+        _warn_of_lost_state(cls, method)
+
+
+def _warn_of_lost_state(cls: type, method: str) -> None:
+    """Warn if a class of the user replaces the saved state of a callback of fluxcb instead of extending it."""
+    defined = [base for base in cls.__mro__ if inspect.isfunction(vars(base).get(method))]
+    for own, base in itertools.pairwise(defined):
+        # The methods of `Callback` itself save nothing.
+        if own.__module__.startswith("fluxcb.") or not base.__module__.startswith("fluxcb.") or base is Callback:
+            continue
+        if method not in _names_in(inspect.unwrap(vars(own)[method]).__code__):
+            extended = (
+                "return {**super().state_dict(), ...}" if method == "state_dict" else "super().load_state_dict(state)"
+            )
+            warn_user(
+                f"`{own.__name__}.{method}` does not call that of `{base.__name__}`, so a resumed run loses what "
+                f"`{base.__name__}` saves. Write `{extended}` in `{own.__name__}.{method}`.",
+                UserWarning,
+            )
+
+
+def _names_in(code: CodeType) -> set[str]:
+    return {*code.co_names}.union(*(_names_in(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def _how_to_list(item: Any) -> Sequence[str]:

@@ -113,6 +113,9 @@ class CallbackSet(Uncopied):
                 f"`learner.callbacks.get` takes a callback class, not {cls!r}.",
                 fix="write e.g. `learner.callbacks.get(Recorder)`",
             )
+        return self._first(cls, f"add one: `learner.callbacks.add({cls.__name__}(...))`")
+
+    def _first(self, cls: type[C], fix: str) -> C:
         for callback in self:
             # Users ask for their callback and not for the `every(...)` around it.
             inner = unwrap(callback)
@@ -123,7 +126,8 @@ class CallbackSet(Uncopied):
         names = [type(unwrap(c)).__name__ for c in self]
         raise DeclarationError(
             f"This Learner has no {cls.__name__}.{did_you_mean(cls.__name__, names)}",
-            fix=f"add one: `learner.callbacks.add({cls.__name__}(...))`; it has {', '.join(names) or 'no callbacks'}",
+            why=f"it has {', '.join(names) or 'no callbacks'}",
+            fix=fix,
         )
 
     @property
@@ -309,9 +313,10 @@ class CallbackSet(Uncopied):
             DeclarationError: The Learner does not have this callback.
         """
         # Users keep a reference to their own callback, and not to the wrapper around it.
-        old = self.get(callback) if isinstance(callback, type) else unwrap(callback)
+        absent = "delete this call, or pass one of the callbacks in `learner.callbacks`"
+        old = self._first(callback, absent) if isinstance(callback, type) else unwrap(callback)
         if old not in self:
-            raise DeclarationError(f"{callback!r} is not a callback of this Learner.", fix="see `learner.callbacks`")
+            raise DeclarationError(f"{callback!r} is not a callback of this Learner.", fix=absent)
         self.set(_exchanged(self._items, old, []))
 
 

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import jax
 
 from fluxcb._compile.traced import COUNTERS
+from fluxcb._declare.callback import unwrap
 from fluxcb._declare.described import Description, describe_value
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import method_place
 from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError, FluxcbError, ResumeError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.averages import averages_by_name, validated_average
@@ -345,19 +347,27 @@ class Snapshots:
             train.replace(("opt_state",), new)
 
     def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> Any:
-        saved = decoder.decode(encoded, callback.state_dict(), f"the state of {label}")
+        current = callback.state_dict()
+        saved = decoder.decode(encoded, current, f"the state of {label}")
         try:
             return callback.load_state_dict(saved)
         except Exception as error:
             if is_interruption(error) or (isinstance(error, FluxcbError) and not isinstance(error, DeclarationError)):
                 error.add_note(f"raised in `load_state_dict` of {label}")
                 raise
-            message, where, fix = f"{type(error).__name__}: {error}.", (), ()
+            message, where, why, fix = f"{type(error).__name__}: {error}.", (), "", ()
             if isinstance(error, DeclarationError):
                 message, where, fix = error.what, error.where, error.fix
+            elif isinstance(error, KeyError) and isinstance(saved, dict) and error.args[0] not in saved:
+                where = method_place(type(unwrap(callback)), "load_state_dict")
+                why = f"the saved state has {', '.join(map(repr, saved)) or 'no keys'}"
+                fix = f"read a key that `state_dict` returns: {', '.join(map(repr, current))}"
+                if error.args[0] in current:  # the checkpoint is older than this version of the class
+                    fix = f"write `state.get({error.args[0]!r}, default)`, because the checkpoint does not have the key"
             raise ResumeError(
                 f"{label} cannot restore its state from the checkpoint: {message}",
                 where=where,
+                why=why,
                 fix=fix or "construct it with the arguments it had when the checkpoint was written",
             ) from error
 

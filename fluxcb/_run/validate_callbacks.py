@@ -232,20 +232,21 @@ def _warn_inert(graph: CallbackGraph) -> None:
 
 
 def _warn_uncalled(graph: CallbackGraph) -> None:
-    """Warn about callbacks whose traced handlers are for events that no phase emits, such as a `Scheduler`."""
+    """Warn about handlers for events that none of their phases emits, such as (Trigger, ValidationPhase)."""
     for declared in graph.declared:
         if isinstance(unwrap(declared.callback), StopOnNaNLoss):  # one of the defaults, which suit most phases
             continue
         for entry in declared.handlers:
             phases = [phase for phase in graph.phases if issubclass(phase, entry.phase)]
             # A handler of a base class, such as `TracedEvent`, is for whatever is emitted.
-            if not entry.traced or not is_concrete(entry.event) or any(emits(entry.event, p) for p in phases):
+            if not is_concrete(entry.event) or any(emits(entry.event, p) for p in phases):
                 continue
-            # Without such a phase, the callback is prepared for other Learners, which is no mistake.
-            if phases:
+            emitting = [phase.__name__ for phase in graph.phases if emits(entry.event, phase)]
+            # Without such a phase, the callback is prepared for other Learners, which is no mistake. A Learner that
+            # cannot fit has no phase that emits the events of a fit.
+            if phases and (entry.traced or emitting):
                 names = " and ".join(phase.__name__ for phase in phases)
                 event = entry.event.__name__
-                emitting = [phase.__name__ for phase in graph.phases if emits(entry.event, phase)]
                 advice = (
                     f"Annotate the parameter as `phase: {emitting[0]}`, which emits it."
                     if emitting

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fluxcb import Callback, Read, Write, on
+from fluxcb import Callback, Read, TraceError, Write, on
 from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -184,3 +184,136 @@ def test_a_host_field_with_the_name_of_a_step_value_gives_no_warning():
     testlearner(callback).fit(1)
     assert callback.step == 4
     assert math.isfinite(callback.loss)
+
+
+class Settings:
+    def __init__(self):
+        self.scale = 1.0
+        self.unused = 0
+
+
+def changed_array(weights):
+    weights["scale"] = weights["scale"] * 0  # a new array
+
+
+def changed_in_place(weights):
+    weights["scale"][...] = 0
+
+
+def changed_object(settings):
+    settings.scale = 0.0
+
+
+@pytest.mark.parametrize(
+    ("make", "read", "change"),
+    [
+        (lambda: {"scale": np.ones(2)}, lambda field: field["scale"][0], changed_array),
+        (lambda: {"scale": np.ones(2)}, lambda field: field["scale"][0], changed_in_place),
+        (lambda: {"scale": jnp.ones(2)}, lambda field: field["scale"][0], changed_array),
+        (lambda: {"scale": [1.0, {"more": 2.0}]}, lambda field: field["scale"][0], lambda f: f["scale"][1].clear()),
+        (lambda: {"scale": {1.0}}, lambda field: next(iter(field["scale"])), lambda field: field["scale"].add(2.0)),
+        (Settings, lambda field: field.scale, changed_object),
+    ],
+)
+def test_changes_inside_fields_are_a_warning(make, read, change):
+    class Scaled(Callback):
+        def __init__(self):
+            self.settings = make()
+
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+        @on(BackwardEnd, TrainingPhase)
+        def apply(self, event, phase, learner):
+            scale = self.settings.scale if isinstance(self.settings, Settings) else read(self.settings)
+            learner.step.grads = jax.tree.map(lambda g: g * scale, learner.step.grads)
+
+        @on(EpochEnd, TrainingPhase, access={})
+        def end(self, event, phase, learner):
+            change(self.settings)
+
+    text = (
+        "`self.settings` of Scaled() has changed, but the traced handler Scaled().apply still uses the earlier value, "
+        "which is a constant of the compiled step. Keep the value in an entry of `learner.cbstate`: traced handlers "
+        "read it at each step."
+    )
+    with pytest.warns(UserWarning, match=r"self\.settings") as caught:
+        assert moves(testlearner(Scaled()))
+    assert [str(warning.message) for warning in caught] == [text]
+
+
+def test_other_changes_of_objects_in_fields_are_no_warning():
+    class Scaled(Callback):
+        def __init__(self):
+            self.settings = Settings()
+            self.cache = {}
+
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+        @on(BackwardEnd, TrainingPhase)
+        def apply(self, event, phase, learner):
+            self.cache["traced"] = True
+            learner.step.grads = jax.tree.map(lambda g: g * self.settings.scale, learner.step.grads)
+
+        @on(EpochEnd, TrainingPhase, access={})
+        def end(self, event, phase, learner):
+            self.settings.unused += 1
+
+    assert moves(testlearner(Scaled()))
+
+
+def test_a_generator_of_the_callback_is_a_warning():
+    class Noise(Callback):
+        def __init__(self):
+            self.rng = np.random.default_rng(0)
+
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+        @on(BackwardEnd, TrainingPhase)
+        def add(self, event, phase, learner):
+            noise = self.rng.normal()
+            learner.step.grads = jax.tree.map(lambda g: g + noise, learner.step.grads)
+
+    with pytest.warns(UserWarning, match=r"Noise\(\)\.add drew random numbers outside JAX"):
+        testlearner(Noise())
+
+
+def test_a_list_that_grows_while_the_step_is_traced_is_a_warning():
+    class Seen(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def stateaccess(self):
+            return {"step": {"loss": Read()}}
+
+        @on(ComputeEnd, TrainingPhase)
+        def see(self, event, phase, learner):
+            self.seen.append("step")
+
+    with pytest.warns(UserWarning, match=r"Seen\(\)\.see changed `self\.seen`"):
+        testlearner(Seen())
+
+
+@pytest.mark.parametrize("nested", [list, dict, Settings])
+def test_a_traced_value_inside_a_field_is_an_error(nested):
+    class Keeps(Callback):
+        def __init__(self):
+            self.kept = {"inner": [nested()]}
+
+        def stateaccess(self):
+            return {"step": {"loss": Read()}}
+
+        @on(ComputeEnd, TrainingPhase)
+        def keep(self, event, phase, learner):
+            inner = self.kept["inner"][0]
+            if isinstance(inner, list):
+                inner.append(learner.step.loss)
+            elif isinstance(inner, dict):
+                inner["loss"] = learner.step.loss
+            else:
+                inner.loss = learner.step.loss
+
+    with pytest.raises(TraceError, match=r"Keeps\(\) stores a traced value in `self\.kept`"):
+        testlearner(Keeps())

@@ -3,7 +3,7 @@
 import pytest
 
 from fluxcb import Callback, DeclarationError, on
-from fluxcb.callbacks import Checkpointer, CustomCallback, Metrics, ProxyCallback
+from fluxcb.callbacks import Checkpointer, CustomCallback, EarlyStopping, Metrics, ProxyCallback
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -87,3 +87,46 @@ def test_a_constructor_that_calls_that_of_its_base_class_is_no_error(tmp_path):
         def step(self, event: StepEnd, phase: TrainingPhase, learner): ...
 
     testlearner(FixedProxy(CustomCallback(lambda learner: None, StepEnd)), Fixed(tmp_path), Derived()).fit(1)
+
+
+class Forgetful(EarlyStopping):
+    def state_dict(self):
+        return {"seen": 1}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+class Remembering(EarlyStopping):
+    def state_dict(self):
+        return {**super().state_dict(), "seen": 1}
+
+    def load_state_dict(self, state):
+        self.seen = state.pop("seen")
+        super().load_state_dict(state)
+
+
+class Independent(Callback):
+    def state_dict(self):
+        return {"seen": 1}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+    @on
+    def step(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+
+def test_a_subclass_that_does_not_save_the_state_of_its_base_class_is_a_warning():
+    with pytest.warns(UserWarning, match="a resumed run loses") as caught:
+        testlearner(Forgetful(3))
+    assert [str(warning.message) for warning in caught] == [
+        "`Forgetful.state_dict` does not call that of `EarlyStopping`, so a resumed run loses what `EarlyStopping` "
+        "saves. Write `return {**super().state_dict(), ...}` in `Forgetful.state_dict`.",
+        "`Forgetful.load_state_dict` does not call that of `EarlyStopping`, so a resumed run loses what "
+        "`EarlyStopping` saves. Write `super().load_state_dict(state)` in `Forgetful.load_state_dict`.",
+    ]
+
+
+def test_a_class_that_saves_the_state_of_its_base_class_is_no_warning():
+    testlearner(Remembering(3), Independent()).fit(1)

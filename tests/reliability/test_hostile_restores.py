@@ -97,12 +97,13 @@ def test_error_in_load_state_dict_is_reported(checkpoint: Path, refused: Any) ->
     host = host_of(checkpoint)
     del host["callbacks"]["Keeps"]["list"]
     set_host(checkpoint, host)
-    with refused(
-        ResumeError,
-        "Keeps() cannot restore its state from the checkpoint: KeyError: 'list'.\n"
-        "  fix:   construct it with the arguments it had when the checkpoint was written",
-    ):
+    with pytest.raises(ResumeError) as caught:
         learner(checkpoint.parent).restore(checkpoint)
+    error = caught.value
+    assert error.what == "Keeps() cannot restore its state from the checkpoint: KeyError: 'list'."
+    assert error.where[0].startswith("Keeps.load_state_dict  ")
+    assert error.why == "the saved state has 'object', 'pairs'"
+    assert error.fix == ("write `state.get('list', default)`, because the checkpoint does not have the key",)
 
 
 @pytest.mark.parametrize(

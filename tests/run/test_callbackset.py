@@ -135,13 +135,16 @@ def test_missing_callbacks_raise():
     with pytest.raises(DeclarationError) as raised:
         learner.callbacks.get(EventLog)
     assert str(raised.value) == (
-        "This Learner has no EventLog.\n  fix:   add one: `learner.callbacks.add(EventLog(...))`; it has Counts"
+        "This Learner has no EventLog.\n"
+        "  why:   it has Counts\n"
+        "  fix:   add one: `learner.callbacks.add(EventLog(...))`"
     )
     for change in (learner.callbacks.remove, learner.callbacks.replace):
         with pytest.raises(DeclarationError):
             change(EventLog())
-    with pytest.raises(DeclarationError, match=r"^This Learner has no EventLog\."):
+    with pytest.raises(DeclarationError, match=r"^This Learner has no EventLog\.") as raised:
         learner.callbacks.remove(EventLog)
+    assert raised.value.fix == ("delete this call, or pass one of the callbacks in `learner.callbacks`",)
 
 
 def bad_sets():

@@ -27,7 +27,7 @@ from fluxcb.callbacks import (
     AbstractMetric,
     Metrics,
 )
-from fluxcb.events import BackwardEnd, EpochEnd, FitEnd, StepEnd
+from fluxcb.events import BackwardEnd, EpochEnd, FitBegin, FitEnd, FitStopping, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
@@ -265,20 +265,21 @@ def test_reading_the_stop_reason_in_a_handler_names_the_event():
     )
 
 
-def test_warning_about_a_phase_without_the_event_names_the_phase_that_emits_it():
+@pytest.mark.parametrize("emitted", [BackwardEnd, FitBegin, Trigger, FitStopping, FitEnd])
+def test_warning_about_a_phase_without_the_event_names_the_phase_that_emits_it(emitted):
     class Wrong(Callback):
-        @on
-        def look(self, event: BackwardEnd, phase: ValidationPhase, learner): ...
+        @on(emitted, ValidationPhase)
+        def look(self, event, phase, learner): ...
 
     class Fixed(Callback):
-        @on
-        def look(self, event: BackwardEnd, phase: TrainingPhase, learner): ...
+        @on(emitted, TrainingPhase)
+        def look(self, event, phase, learner): ...
 
     with pytest.warns(UserWarning, match="does not call") as caught:
         testlearner(Wrong())
     assert [str(warning.message) for warning in caught] == [
-        "fluxcb does not call Wrong().look, because ValidationPhase does not emit BackwardEnd. Annotate the parameter "
-        "as `phase: TrainingPhase`, which emits it."
+        f"fluxcb does not call Wrong().look, because ValidationPhase does not emit {emitted.__name__}. Annotate the "
+        "parameter as `phase: TrainingPhase`, which emits it."
     ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,0 +1,103 @@
+"""Contents of the fields of a callback, to be compared before and after a change."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection, Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+
+__all__ = ["UNKNOWN", "content_of", "objects_within"]
+
+UNKNOWN = object()
+"""The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None))
+_MAX_BYTES = 1 << 20
+_MAX_PARTS = 1000
+_MAX_DEPTH = 4
+
+
+class _Same:
+    """A value that is equal only to itself, such as an array that is too large to be copied."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value  # kept, because another object could get the same `id`
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
+    """Return a copy of what is known of a value: numbers, texts and arrays, also inside containers and objects.
+
+    Args:
+        value: Any value.
+        names: The attributes of objects to look at. A handler uses only those that its code names.
+        depth: How many containers and objects are around the value.
+    """
+    if isinstance(value, _ATOMS):
+        return value
+    if isinstance(value, jax.core.Tracer) or depth == _MAX_DEPTH:
+        return UNKNOWN
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return _array(value)
+    if isinstance(value, np.random.Generator):
+        return pickle.dumps(value.bit_generator.state)
+    if isinstance(value, list | tuple | set | frozenset):
+        if len(value) > _MAX_PARTS:
+            return len(value)
+        parts = tuple(content_of(part, names, depth + 1) for part in value)
+        return set(map(repr, parts)) if isinstance(value, set | frozenset) else parts
+    if isinstance(value, Mapping):
+        if len(value) > _MAX_PARTS:
+            return len(value)
+        return {repr(key): content_of(part, names, depth + 1) for key, part in value.items()}
+    fields = _fields(value)
+    found = {name: content_of(fields[name], names, depth + 1) for name in names if name in fields}
+    return found or UNKNOWN
+
+
+def _array(value: Any) -> Any:
+    if isinstance(value, jax.Array):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) or not value.is_fully_addressable:
+            return _Same(value)
+        if value.is_deleted():
+            return UNKNOWN
+    if value.nbytes > _MAX_BYTES or value.dtype.hasobject:
+        return _Same(value)
+    return (value.shape, str(value.dtype), np.asarray(value).tobytes())
+
+
+def _fields(value: Any) -> Mapping[str, Any]:
+    """Return the fields of an object of the user. Objects of libraries change on their own."""
+    if isinstance(value, type | ModuleType | FunctionType | MethodType):
+        return {}
+    if type(value).__module__.partition(".")[0] in ("fluxcb", "jax", "jaxlib", "numpy", "optax"):
+        return {}
+    return getattr(value, "__dict__", {})
+
+
+def objects_within(value: Any) -> Iterator[Any]:
+    """Yield a value and the values in its containers and in the fields of its objects, to a limited depth."""
+    level, seen = [value], set()
+    for _ in range(_MAX_DEPTH):
+        yield from level
+        seen.update(map(id, level))
+        inner = [part for outer in level for part in _parts(outer)]
+        level = [part for part in {id(part): part for part in inner}.values() if id(part) not in seen]
+
+
+def _parts(value: Any) -> Collection[Any]:
+    if isinstance(value, Mapping):
+        found = value.values()
+    elif isinstance(value, list | tuple | set | frozenset):
+        found = value
+    else:
+        found = _fields(value).values()
+    return found if len(found) <= _MAX_PARTS else ()
