@@ -131,9 +131,8 @@ class _View:
         permission = getattr(hub, "by_name", {}).get(method)
         if permission is None:
             raise AccessError(
-                f"{self._label} uses `{dotted((*self._path, method))}`, and its {self._access_owner} declares only "
-                "parts "
-                f"of `{dotted(self._path)}`.",
+                f"{self._label} uses `{dotted((*self._path, method))}`, "
+                f"and its {self._access_owner} declares only parts of `{dotted(self._path)}`.",
                 where=self._where,
                 why="declared access determines order, conflicts and device-to-host transfers",
                 fix=[
@@ -241,6 +240,8 @@ class _View:
             part = not self._path and suggestion in NAMESPACES  # permissions are declared for parts of a namespace
             if not (suggestion in self._writable if writing else suggestion in self._readable or part):
                 fix += f", and {self._how_to_declare(suggested_path, needed)}"
+        elif self._path and name in ("setdefault", "update", "pop"):
+            fix = f'assign each entry, e.g. `if "x" not in {_code(self._path)}: {_code((*self._path, "x"))} = 0`'
         elif not self._path and name not in FIRST_LEVEL:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self._how_to_declare(("cbstate", name), Write())

@@ -83,7 +83,10 @@ def missing_entry(declared: Declared, path: StatePath, container: Any) -> Missin
         f"{label} reads `{dotted(path)}`, which does not exist.{hint}",
         where=where,
         why="an entry exists after a callback's `init`, or an earlier handler, has assigned it",
-        fix="create it in `init` of the callback that writes it",
+        fix=[
+            "create it in `init` of the callback that writes it",
+            f'check first: `if "{name}" in learner.{dotted(path[:-1])}`',
+        ],
     )
 
 

@@ -330,6 +330,13 @@ class Snapshots:
             if replayed:
                 batches = "1 batch" if replayed == 1 else f"{replayed:,} batches"
                 lines.append(f"data.{name}: read and discarded {batches} to reach the position")
+            # Only with data that the user has changed and allowed.
+            left = self._core.streams[name].batches
+            if left is not None and position["consumed"] > left:
+                lines.append(
+                    f"data.{name}: no step of the epoch is left, because {position['consumed']} batches came before "
+                    f"the checkpoint, and the data has only {left} now"
+                )
         return lines
 
     def _keep_hyperparams(self, saved: Mapping[str, Any], changed: Collection[str]) -> None:
@@ -348,6 +355,7 @@ class Snapshots:
 
     def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> Any:
         current = callback.state_dict()
+        keys = tuple(current)  # before the saved state is filled into it
         saved = decoder.decode(encoded, current, f"the state of {label}")
         try:
             return callback.load_state_dict(saved)
@@ -361,8 +369,8 @@ class Snapshots:
             elif isinstance(error, KeyError) and isinstance(saved, dict) and error.args[0] not in saved:
                 where = method_place(type(unwrap(callback)), "load_state_dict")
                 why = f"the saved state has {', '.join(map(repr, saved)) or 'no keys'}"
-                fix = f"read a key that `state_dict` returns: {', '.join(map(repr, current))}"
-                if error.args[0] in current:  # the checkpoint is older than this version of the class
+                fix = f"read a key that `state_dict` returns: {', '.join(map(repr, keys))}"
+                if error.args[0] in keys:  # the checkpoint is older than this version of the class
                     fix = f"write `state.get({error.args[0]!r}, default)`, because the checkpoint does not have the key"
             raise ResumeError(
                 f"{label} cannot restore its state from the checkpoint: {message}",

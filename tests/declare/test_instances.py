@@ -119,7 +119,7 @@ class Independent(Callback):
 
 def test_a_subclass_that_does_not_save_the_state_of_its_base_class_is_a_warning():
     with pytest.warns(UserWarning, match="a resumed run loses") as caught:
-        testlearner(Forgetful(3))
+        testlearner(Metrics(), Forgetful(3))
     assert [str(warning.message) for warning in caught] == [
         "`Forgetful.state_dict` does not call that of `EarlyStopping`, so a resumed run loses what `EarlyStopping` "
         "saves. Write `return {**super().state_dict(), ...}` in `Forgetful.state_dict`.",
@@ -129,4 +129,4 @@ def test_a_subclass_that_does_not_save_the_state_of_its_base_class_is_a_warning(
 
 
 def test_a_class_that_saves_the_state_of_its_base_class_is_no_warning():
-    testlearner(Remembering(3), Independent()).fit(1)
+    testlearner(Metrics(), Remembering(3), Independent()).fit(1)

@@ -347,6 +347,30 @@ def test_allow_names_single_callbacks_and_data(tmp_path):
     assert (learner.step, float(learner.params["w"])) == (4 + 6, -10 * 0.5)
 
 
+def test_an_allowed_source_that_is_shorter_than_the_position_ends_the_epoch_with_a_warning(tmp_path):
+    def batches(size):
+        return ArrayLoader(np.zeros((24, 1), np.float32), batch_size=size)
+
+    def program(size):
+        return Learner.from_loss(
+            {"w": jnp.zeros(())},
+            lambda params, batch, key: params["w"] + 0 * jnp.sum(batch),
+            rates(0.5),
+            data=batches(size),
+            callbacks=[Checkpointer(tmp_path, steps=1)],
+            default_callbacks=False,
+        )
+
+    program(4).fit(steps=5)
+    learner = program(8)
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True, allow=("data.training",)))
+    assert warned.endswith(
+        "data.training: no step of the epoch is left, because 5 batches came before the checkpoint, and the data has "
+        "only 3 now"
+    )
+    assert learner.step == 5 + 3
+
+
 def test_failed_resume_changes_no_hyperparameter(tmp_path):
     class Fails(Callback):
         fails = False
