@@ -14,8 +14,9 @@ from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
 from fluxcb._run.engine import refuse_rewinds
 from fluxcb._run.epochs import Epoch, run_epoch
-from fluxcb._run.interrupts import Interrupt
+from fluxcb._run.interrupts import PREEMPTED, Interrupt
 from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.preempted import warn_of_preemption
 from fluxcb._run.rewind import Rewinding, RewindTarget
 from fluxcb._run.switches import apply_switches, end_switches
 
@@ -100,6 +101,8 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     while True:
         target, reason = _run(core, phases, length, rewinding, resumes=resumes, ended=ended)
         if target is None:
+            if reason == PREEMPTED:
+                warn_of_preemption(core.graph, core.state.progress)
             return reason
         # To handlers, a rewind looks like a fit that ends and another fit that resumes. A callback that resumes exactly
         # therefore also rewinds exactly, without extra code.

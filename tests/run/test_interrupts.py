@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fluxcb.callbacks import CustomCallback
-from fluxcb.events import FitEnd, FitStopping
+from fluxcb.callbacks import CustomCallback, FitSummary
+from fluxcb.events import EpochBegin, FitEnd, FitStopping
 from fluxcb.testing import testlearner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,6 +142,19 @@ def test_fit_in_another_thread_ignores_signals():
     assert learner.step == 4
 
 
+def test_fit_summary_reports_sigterm_instead_of_a_warning(capsys):
+    def terminate(learner):
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        learner = testlearner(CustomCallback(terminate, EpochBegin, name="terminate"), FitSummary(), batches=1)
+        learner.fit(1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "Training was interrupted" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("event", [FitStopping, FitEnd])
 def test_sigterm_during_last_handlers_is_not_lost(event):
     def terminate(learner):
@@ -151,7 +164,8 @@ def test_sigterm_during_last_handlers_is_not_lost(event):
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         learner = testlearner(CustomCallback(terminate, event), batches=1)
-        learner.fit(1)
+        with pytest.warns(RuntimeWarning, match=r"^SIGTERM ended the fit after epoch 1, step 1, and the program"):
+            learner.fit(1)
         assert learner.stop_reason == "preempted"
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         learner.fit(1)

@@ -140,7 +140,8 @@ def test_sigterm_together_with_pause_sets_stop_reason(tmp_path):
                 signal.raise_signal(signal.SIGTERM)
 
     learner = made(tmp_path, fluxcb.in_order(Pauses("StepEnd", "training", 2), Sends()))
-    learner.fit(3)
+    with pytest.warns(RuntimeWarning, match="SIGTERM ended the fit"):
+        learner.fit(3)
     assert (learner.stop_reason, learner.step) == ("preempted", 2)
 
 
