@@ -14,9 +14,10 @@ from fluxcb._compile.carry_paths import conforming, names_in, root_of, same_form
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import check_leaves, is_number
 from fluxcb._compile.skip_records import OWN_SKIP
-from fluxcb._declare.access import Append, Permission, Write, dotted
+from fluxcb._declare.access import Append, Permission, Write, dotted, writes
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
+from fluxcb._declare.signatures import assigns
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, FluxcbError, TraceError, did_you_mean
 from fluxcb._traced_values import describe
@@ -212,9 +213,14 @@ class HandlerBackend:
         return AccessError(error.what, where=error.where, why=error.why, fix=f"{error.fix[0]}, and {declare}")
 
     def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
-        """Return the fix for an undeclared hyperparameter that the optimizer does not have, otherwise ""."""
+        """Return the complete fix for an undeclared access if the declaration of this access alone is not sufficient.
+
+        This holds for a hyperparameter that the optimizer does not have, and for a read of a value that the same
+        handler also assigns.
+        """
         if path[0] != "hyperparams":
-            return ""
+            both = not writes(permission) and assigns(self._handler.function, path[-1])
+            return self.access_source.how_to_declare(path, Write()) if both and not self.refused_write(path) else ""
         return self._live().setup.hyperparams.undeclared_fix(path[1], permission, self.access_source)
 
     def _written_too_late(self, path: StatePath) -> AccessError | None:

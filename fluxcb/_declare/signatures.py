@@ -5,6 +5,7 @@ Also the location of a line that is running.
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import os
@@ -15,6 +16,7 @@ from typing import Any
 
 __all__ = [
     "accepts",
+    "assigns",
     "current_definition",
     "example_call",
     "line_of",
@@ -36,6 +38,14 @@ def accepts(function: Any, count: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def assigns(function: Any, name: str) -> bool:
+    """Return whether the code of a function assigns an attribute with this name."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code is not None and any(
+        instruction.opname == "STORE_ATTR" and instruction.argval == name for instruction in dis.get_instructions(code)
+    )
 
 
 _EXAMPLES: Mapping[str, str] = {"float": "1.0", "int": "1", "str": '"name"', "bool": "True"}

@@ -182,7 +182,7 @@ def restore_checkpoint(
         ResumeError: The checkpoint belongs to another run.
     """
     snapshot, changes = _read(core, checkpoint, allow, str(checkpoint), allowing)
-    _put_back(core, checkpoint, snapshot, changes, allow, staying)
+    _put_back(core, checkpoint, snapshot, changes, allow, staying, can_allow=allowing is not None)
 
 
 def _read(
@@ -238,6 +238,8 @@ def _put_back(
     changes: list[Change],
     allow: Collection[str],
     staying: Collection[str],
+    *,
+    can_allow: bool = True,
 ) -> None:
     # A rewind keeps the switches: who disabled a callback in this fit still wants it disabled.
     switches = restored_switches(core, snapshot.host) if not core.fitting else None
@@ -258,7 +260,7 @@ def _put_back(
     if lines or unexpected:
         text = f"The run resumes from {checkpoint} with differences:"
         text += f" {escape_line('; '.join(lines))}" if lines else ""
-        text += f"\n{explained(unexpected)}" if unexpected else ""
+        text += f"\n{explained(unexpected, can_allow=can_allow)}" if unexpected else ""
         text += f"\n  {_IN_ANOTHER_ORDER}" if at is not None and reordered(unexpected, at.phases) else ""
         warn_user(text, ResumeWarning)
 

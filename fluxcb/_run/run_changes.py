@@ -179,13 +179,13 @@ def _numbers(values: Iterable[Any]) -> str:
     return ", ".join(f"{value:.8g}" if isinstance(value, int | float) else str(value) for value in values)
 
 
-def explained(changes: Collection[Change]) -> str:
-    """Return a table of the changes, followed by what to do about them."""
+def explained(changes: Collection[Change], *, can_allow: bool) -> str:
+    """Return a table of the changes, followed by what to do about them if the caller has an argument `allow`."""
     head = Change("path", "saved", "program", "used")
     cells = [[escape_line(text) for text in vars(row).values()] for row in (head, *changes)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) for row in cells]
-    kept = [change.path for change in changes if change.used == "saved"]
+    kept = [change.path for change in changes if change.used == "saved" and can_allow]
     if "key" in kept:
         kept.remove("key")
         lines.append("To use the program's key from here on, pass `allow=('key',)`.")

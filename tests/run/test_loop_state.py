@@ -34,6 +34,7 @@ from fluxcb.callbacks import (
     Scheduler,
     StopOnNaNLoss,
 )
+from fluxcb.checkpoints import ResumeWarning
 from fluxcb.events import EpochEnd, ForwardBegin, StepBegin, StepEnd, UpdateEnd
 from fluxcb.phases import TrainingPhase
 
@@ -53,12 +54,12 @@ sgd_step: Any = jax.jit(plain_step)
 class Loop:
     """A hand-written loop that moves `w` from 8 towards zero."""
 
-    def __init__(self, callbacks, *, resume=False, step=sgd_step, put=True):
+    def __init__(self, callbacks, *, resume=False, step=sgd_step, put=True, key=0):
         self.params, self.step = {"w": jnp.float32(8)}, step
         self.opt_state = OPTIMIZER.init(self.params)
         self.puts = 0
         access = {"state": lambda: (self.params, self.opt_state), "set_state": self.put if put else None}
-        self.hook = callbacks_as_hook(callbacks, {"loss": 0.0}, resume=resume, **access)
+        self.hook = callbacks_as_hook(callbacks, {"loss": 0.0}, resume=resume, key=key, **access)
 
     def put(self, state):
         self.params, self.opt_state = state
@@ -101,6 +102,14 @@ def test_killed_loop_resumes_bit_for_bit(tmp_path, kill):
     for name, entry in whole.hook.cbstate.items():
         if name in ("ema", "metrics_epoch"):
             assert str(again.hook.cbstate[name]) == str(entry)
+
+
+def test_another_key_is_reported_without_an_argument_that_hooks_lack(tmp_path):
+    Loop([Checkpointer(tmp_path, steps=1)]).train(1)
+    with pytest.warns(ResumeWarning) as caught:
+        Loop([Checkpointer(tmp_path, steps=1)], resume=True, key=1).train(2)
+    (text,) = [str(warning.message) for warning in caught]
+    assert text.endswith("differences:\n  path  saved  program  used\n  key   0      1        saved")
 
 
 def test_resumed_hook_knows_position(tmp_path):
