@@ -8,7 +8,10 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
+
+from fluxcb._compile.arrays import is_key
 
 __all__ = ["UNKNOWN", "content_of", "objects_within"]
 
@@ -65,7 +68,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
 
 def _array(value: Any) -> Any:
     if isinstance(value, jax.Array):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) or not value.is_fully_addressable:
+        if is_key(value) or not value.is_fully_addressable:
             return _Same(value)
         if value.is_deleted():
             return UNKNOWN

@@ -1,7 +1,9 @@
 """StepTimeout: what it reports about a hang, when it does not report, and how it ends a training."""
 
+import gc
 import io
 import itertools
+import linecache
 import os
 import queue
 import re
@@ -19,6 +21,7 @@ import pytest
 
 from fluxcb import Callback, DeclarationError, FluxcbError, Learner, ThreadExecutor, every, on
 from fluxcb.callbacks import CustomCallback, StepTimeout
+from fluxcb.callbacks.system import hanging
 from fluxcb.events import EpochEnd, StepBegin, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
@@ -482,3 +485,26 @@ def test_abort_ends_the_process_that_cannot_be_interrupted(tmp_path):
 def test_step_timeout_rejects_invalid_arguments(arguments, options, text, refused):
     with refused(DeclarationError, text):
         StepTimeout(*arguments, **options)
+
+
+def test_no_garbage_is_collected_while_the_frames_of_a_thread_are_read():
+    collected_in = []
+
+    def record(phase, info):
+        frame = sys._getframe(1)
+        collected_in.append(linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+
+    def walk(depth):
+        return walk(depth - 1) if depth else hanging.what_runs(threading.get_ident(), StepTimeout(1))
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(record)
+    gc.set_threshold(1)
+    try:
+        walk(100)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(record)
+    assert collected_in  # at other lines, so the threshold works
+    assert [line for line in collected_in if "f_back" in line or "f_locals" in line] == []
+    assert gc.isenabled()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from fluxcb._declare.callback import Callback
@@ -42,17 +44,16 @@ def stacks() -> str:
     parts = []
     for ident, frame in sys._current_frames().items():
         if ident != threading.get_ident():
-            lines = "".join(traceback.format_stack(frame))
+            frames = _outermost_first(frame)  # kept until the stack is formatted
+            lines = "".join(traceback.format_stack(frames[-1]))
             parts.append(f"Thread {names.get(ident, ident)} (most recent call last):\n{lines}")
     return "\n".join(parts)
 
 
 def innermost_of_fluxcb(thread: int) -> FrameType | None:
     """Return the innermost frame of a thread that belongs to fluxcb."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] != "fluxcb":
-        frame = frame.f_back
-    return frame
+    frames = _outermost_first(sys._current_frames().get(thread))
+    return next((f for f in reversed(frames) if _module(f).partition(".")[0] == "fluxcb"), None)
 
 
 def is_in(thread: int, call: FrameType | None) -> bool:
@@ -60,12 +61,34 @@ def is_in(thread: int, call: FrameType | None) -> bool:
     return call is not None and any(frame is call for frame in _outermost_first(sys._current_frames().get(thread)))
 
 
-def _outermost_first(frame: FrameType | None) -> Iterator[FrameType]:
-    frames = []
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return reversed(frames)
+def _outermost_first(frame: FrameType | None) -> list[FrameType]:
+    with _without_collection():
+        frames = []
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+    frames.reverse()
+    return frames
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no garbage while the frames of a thread that runs are read.
+
+    Python 3.11 may collect garbage when it creates the object of a frame or its locals. A finalizer can let the other
+    thread run, which leaves the frame, and reading it crashes the process. Python 3.12 collects between instructions.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _handlers(frame: FrameType | None, own: Callback) -> list[str]:
@@ -75,8 +98,9 @@ def _handlers(frame: FrameType | None, own: Callback) -> list[str]:
         code = called.f_code
         if code.co_argcount != 4:  # a handler takes self, event, phase and learner
             continue
-        arguments = [called.f_locals.get(name) for name in code.co_varnames[:3]]
-        callback, event, phase = arguments
+        with _without_collection():
+            values = called.f_locals
+        callback, event, phase = (values.get(name) for name in code.co_varnames[:3])
         if not isinstance(callback, Callback) or callback is own:
             continue
         if any(entry.name == code.co_name for entry in callback.handlers()):
@@ -88,7 +112,7 @@ def _without_handler(frame: FrameType | None) -> str:
     """Return what a stack is doing if it contains no handler."""
     inside = data = False
     for called in _outermost_first(frame):
-        module = str(called.f_globals.get("__name__", ""))
+        module = _module(called)
         if module.partition(".")[0] == "fluxcb":
             inside = True
             if module in _COMPILES:
