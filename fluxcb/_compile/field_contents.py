@@ -24,14 +24,20 @@ _MAX_PARTS = 1000
 _MAX_DEPTH = 4
 
 
-class _Same:
-    """A value that is equal only to itself, such as an array that is too large to be copied."""
+class _Array:
+    """A JAX array, which never changes, or a NumPy array that is too large to be copied."""
 
     def __init__(self, value: Any) -> None:
         self._value = value  # kept, because another object could get the same `id`
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
+        if not isinstance(other, _Array):
+            return False
+        a, b = self._value, other._value
+        if a is b or a.nbytes > _MAX_BYTES or is_key(a):
+            return a is b
+        # A new array may have the same values. The values of an array that was donated are not known any more.
+        return _lost(a) or _lost(b) or _copied(a) == _copied(b)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
@@ -48,8 +54,10 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         return value
     if isinstance(value, jax.core.Tracer) or depth == _MAX_DEPTH:
         return UNKNOWN
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return _array(value)
+    if isinstance(value, np.ndarray | np.generic):
+        return _copied(value) if value.nbytes <= _MAX_BYTES and not value.dtype.hasobject else _Array(value)
+    if isinstance(value, jax.Array):
+        return _Array(value)
     if isinstance(value, np.random.Generator):
         return pickle.dumps(value.bit_generator.state)
     if isinstance(value, list | tuple | set | frozenset):
@@ -66,15 +74,12 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
     return found or UNKNOWN
 
 
-def _array(value: Any) -> Any:
-    if isinstance(value, jax.Array):
-        if is_key(value) or not value.is_fully_addressable:
-            return _Same(value)
-        if value.is_deleted():
-            return UNKNOWN
-    if value.nbytes > _MAX_BYTES or value.dtype.hasobject:
-        return _Same(value)
-    return (value.shape, str(value.dtype), np.asarray(value).tobytes())
+def _copied(value: Any) -> tuple[Any, ...]:
+    return value.shape, str(value.dtype), np.asarray(value).tobytes()
+
+
+def _lost(value: Any) -> bool:
+    return isinstance(value, jax.Array) and (value.is_deleted() or not value.is_fully_addressable)
 
 
 def _fields(value: Any) -> Mapping[str, Any]:

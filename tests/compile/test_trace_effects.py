@@ -246,6 +246,7 @@ def test_other_changes_of_objects_in_fields_are_no_warning():
     class Scaled(Callback):
         def __init__(self):
             self.settings = Settings()
+            self.factors = jnp.ones(2)
             self.cache = {}
 
         def stateaccess(self):
@@ -254,11 +255,13 @@ def test_other_changes_of_objects_in_fields_are_no_warning():
         @on(BackwardEnd, TrainingPhase)
         def apply(self, event, phase, learner):
             self.cache["traced"] = True
-            learner.step.grads = jax.tree.map(lambda g: g * self.settings.scale, learner.step.grads)
+            scale = self.settings.scale * self.factors[0]
+            learner.step.grads = jax.tree.map(lambda g: g * scale, learner.step.grads)
 
         @on(EpochEnd, TrainingPhase, access={})
         def end(self, event, phase, learner):
             self.settings.unused += 1
+            self.factors = jnp.ones(2)  # another array with the same values
 
     assert moves(testlearner(Scaled()))
 
