@@ -13,7 +13,7 @@ import numpy as np
 
 from fluxcb._compile.arrays import is_key
 
-__all__ = ["UNKNOWN", "content_of", "objects_within"]
+__all__ = ["UNKNOWN", "content_of", "has_changed", "objects_within"]
 
 UNKNOWN = object()
 """The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
@@ -63,8 +63,10 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > _MAX_PARTS:
             return len(value)
-        parts = tuple(content_of(part, names, depth + 1) for part in value)
-        return set(map(repr, parts)) if isinstance(value, set | frozenset) else parts
+        parts = [content_of(part, names, depth + 1) for part in value]
+        if isinstance(value, set | frozenset):
+            return set(map(repr, parts))
+        return parts if isinstance(value, list) else tuple(parts)
     if isinstance(value, Mapping):
         if len(value) > _MAX_PARTS:
             return len(value)
@@ -72,6 +74,22 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
     fields = _fields(value)
     found = {name: content_of(fields[name], names, depth + 1) for name in names if name in fields}
     return found or UNKNOWN
+
+
+def has_changed(before: Any, after: Any) -> bool:
+    """Return whether a content has changed in a way that matters to a handler that has used it.
+
+    Lists, dicts and sets may grow, because handlers collect values in them.
+    """
+    if before is after or before == after:  # the same NaN is not equal to itself
+        return False
+    if isinstance(before, list) and isinstance(after, list):
+        return len(after) < len(before) or any(map(has_changed, before, after))
+    if isinstance(before, dict) and isinstance(after, dict):
+        return any(key not in after or has_changed(part, after[key]) for key, part in before.items())
+    if isinstance(before, set) and isinstance(after, set):
+        return not before <= after
+    return True
 
 
 def _copied(value: Any) -> tuple[Any, ...]:

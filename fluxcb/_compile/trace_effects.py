@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fluxcb._compile.field_contents import UNKNOWN, content_of
+from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.uncalled_methods import refers
 from fluxcb._tracebacks import warn_user
@@ -116,7 +116,7 @@ def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
     unchanged = []
     for field in fields:
         now = field.now
-        if not _differs(field.content, now):
+        if not has_changed(field.content, now):
             unchanged.append(field)
             continue
         label = field.handler.declared.label
@@ -149,8 +149,5 @@ def _contents(owner: object, names: frozenset[str]) -> dict[str, Any]:
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
-    return {name for name, content in after.items() if name in before and _differs(before[name], content)}
-
-
-def _differs(a: Any, b: Any) -> bool:
-    return a is not b and a != b  # the same NaN is not equal to itself
+    known = {name: (before[name], content) for name, content in after.items() if name in before}
+    return {name for name, (a, b) in known.items() if a is not b and a != b}  # the same NaN is not equal to itself

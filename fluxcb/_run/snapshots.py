@@ -355,7 +355,7 @@ class Snapshots:
 
     def _load(self, callback: Any, label: str, encoded: Any, decoder: Decoder) -> Any:
         current = callback.state_dict()
-        keys = tuple(current)  # before the saved state is filled into it
+        keys = tuple(current) if isinstance(current, dict) else ()  # before the saved state is filled into it
         saved = decoder.decode(encoded, current, f"the state of {label}")
         try:
             return callback.load_state_dict(saved)

@@ -159,6 +159,7 @@ def terminate(step):
         signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.filterwarnings("ignore:SIGTERM ended the fit:RuntimeWarning")
 @pytest.mark.parametrize(("act", "steps", "last"), [(nothing, 2, 2), (cancel, 8, 3), (terminate, 8, 3)])
 def test_the_error_is_raised_if_the_fit_ends_right_away(tmp_path, monkeypatch, default_handlers, act, steps, last):
     Disk(monkeypatch, tmp_path, last)

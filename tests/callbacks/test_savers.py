@@ -285,6 +285,7 @@ def preempt():
     signal.raise_signal(signal.SIGTERM)
 
 
+@pytest.mark.filterwarnings("ignore:SIGTERM ended the fit:RuntimeWarning")
 @pytest.mark.parametrize(("how", "step"), [(cancel, 5), (press, 5), (preempt, 5)])
 def test_a_fit_that_ends_early_is_saved_at_its_end(tmp_path, how, step):
     learner = training(Checkpointer(tmp_path, epochs=100), Ends(how, step), steps=3)

@@ -161,6 +161,7 @@ def test_ctrl_c_ends_all_members_at_the_same_step():
 
 def test_sigterm_returns():
     members = Population(lambda step: testlearner(SignalAt(step, signal.SIGTERM)), step=[6, 0], default_callbacks=False)
-    histories = members.fit(50)
+    with pytest.warns(RuntimeWarning, match="SIGTERM ended the fit"):
+        histories = members.fit(50)
     assert {history.stop_reason for history in histories} == {"preempted"}
     assert len({history.step for history in histories}) == 1

@@ -121,7 +121,9 @@ class Interrupted:
 
         with spared(self._programs):
             learner, _ = self._prepared(preempt)
-            learner.fit(**self._fit)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="SIGTERM ended the fit")  # of Learners without FitSummary
+                learner.fit(**self._fit)
             assert learner.stop_reason == "preempted"
             return self._resumed(self._built()[0])
 
