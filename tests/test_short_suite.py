@@ -66,13 +66,22 @@ def test_long_tests_are_all_others(collect):
     assert short == ["test_a[0]", "test_c[0]"]
 
 
-@pytest.mark.parametrize(("variable", "count"), [(None, 15), ("1", 27)])
-def test_long_suite_samples_slow_functions(collect, monkeypatch, variable, count):
+@pytest.mark.parametrize(
+    ("name", "variable", "count"),
+    [
+        ("run/test_a.py::test_a", None, 4 + 1),
+        ("run/test_a.py::test_a", "1", 27),
+        ("run/test_a.py::test_resumes_exactly_from_every_step", None, 1 + 1),
+        ("fixes/test_a.py::test_a", None, 27),
+    ],
+)
+def test_long_suite_samples_parameters(collect, monkeypatch, name, variable, count):
     monkeypatch.delenv("FLUXCB_LONG", raising=False)
     if variable is not None:
         monkeypatch.setenv("FLUXCB_LONG", variable)
-    items = [Item("run/test_a.py", f"test_training_resumes_exactly[{number}]") for number in range(27)]
-    assert len(collect(items[:], "tests", markexpr="long")) == count  # one of them is in the short suite
+    file, _, function = name.partition("::")
+    items = [Item(file, f"{function}[{number}]") for number in range(27)]
+    assert len(collect(items[:], "tests", markexpr="long")) == count  # including those of the short suite
     assert len(collect(items[:], "tests/run")) == 27
 
 

@@ -124,7 +124,7 @@ def one_learner(folder, times):
         inside = folder / f"one{number}"
         inside.mkdir()
         learner, ends = learner_in(inside, executor)
-        for turn in range(150 * times):
+        for turn in range(75 * times):
             if turn == 30:
                 left(f"fits of one Learner, {executor}")
             fit(learner, ends, Ends.WAYS[turn % len(Ends.WAYS)])
@@ -134,7 +134,7 @@ def one_learner(folder, times):
 
 def many_learners(folder, times):
     """Build Learners, train them briefly, and drop them; every fifth one is never trained."""
-    for turn in range(60 * times):
+    for turn in range(30 * times):
         if turn == 20:
             left("Learners")
         inside = folder / f"many{turn}"

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.long
 
 HERE = Path(__file__).resolve().parent
 LONG = int(os.environ.get("FLUXCB_LONG", "1"))
-KILLS = 25 * LONG  # for each form
-"""`FLUXCB_LONG=10 pytest tests/reliability/test_kills.py` is the long form: 500 kills."""
+KILLS = 10 * LONG  # for each form
+"""`FLUXCB_LONG=25 pytest tests/reliability/test_kills.py` is the long form: 500 kills."""
 
 ENDED = 120
 
@@ -77,7 +77,7 @@ def test_killed_and_resumed_run_matches_uninterrupted_run(start, expected, tmp_p
     kills = inside = rounds = 0
     folder = tmp_path / "0"
     folder.mkdir()
-    while kills < KILLS:
+    while kills < KILLS or (inside == 0 and kills < 10 * KILLS):  # a slow machine may leave little time for a save
         (folder / "begun").unlink(missing_ok=True)
         process = start(folder, steps_per_call, delay)
         until(folder / "begun", process)

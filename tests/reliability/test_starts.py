@@ -87,6 +87,7 @@ def check_files(program, folder):
 # --- killed ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_run_killed_at_any_operation_can_be_restarted(program, run, tmp_path, times):
     # The first checkpoint takes 37 operations, and the next one begins after 66.
     for operations in range(0, 56, max(1, 8 // times)):
