@@ -6,7 +6,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MODEL_FORM", "OUTPUTS_FORM", "PARAMS_FORM", "batch_arguments", "fits_batch_form", "takes", "takes_model"]
+from fluxcb._tracebacks import warn_user
+
+__all__ = [
+    "MODEL_FORM",
+    "OUTPUTS_FORM",
+    "PARAMS_FORM",
+    "batch_arguments",
+    "fits_batch_form",
+    "takes",
+    "takes_model",
+    "warn_about_order",
+]
 
 OUTPUTS_FORM = "loss_fn(outputs, ys)"
 """The short form of `Learner(model, loss_fn)`."""
@@ -20,6 +31,30 @@ PARAMS_FORM = "loss_fn(params, batch, key)"
 _KEYWORDS = frozenset({"key", "train", "model_state"})
 _TARGETS = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
 """Names of a third parameter that receives the targets of a batch. It must not receive the random key instead."""
+
+_OUTPUTS = frozenset(
+    {"logits", "output", "outputs", "pred", "prediction", "predictions", "preds", "y_hat", "y_pred", "yhat"}
+)
+"""Names of parameters that receive the outputs of a model."""
+
+
+def warn_about_order(function: Callable[..., Any], what: str, instead: str) -> None:
+    """Warn if the names of the parameters say that a function takes the targets before the outputs, as in Keras.
+
+    Args:
+        function: A function that fluxcb calls with the outputs first.
+        what: What the function is, for the message: `The loss function`.
+        instead: What to pass instead, with `{}` for the name of the function.
+    """
+    names = [p.name for p in (_parameters(function) or [])[:2]]
+    if len(names) == 2 and names[0] in _TARGETS and names[1] in _OUTPUTS:
+        name = getattr(function, "__name__", "")
+        called = name if name.isidentifier() else "fn"
+        warn_user(
+            f"{what} `{called}({', '.join(names)})` gets the outputs of the model as `{names[0]}` and the targets as "
+            f"`{names[1]}`, because fluxcb passes the outputs first. Pass `{instead.format(called)}` instead.",
+            UserWarning,
+        )
 
 
 def takes_model(loss_fn: Callable[..., Any] | None) -> bool:

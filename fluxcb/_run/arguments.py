@@ -14,7 +14,15 @@ from fluxcb._compile.arrays import is_key, own_copy
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.named_optimizers import NamedOptimizers
 from fluxcb._declare.batch_parts import BatchParts
-from fluxcb._declare.losses import MODEL_FORM, OUTPUTS_FORM, PARAMS_FORM, fits_batch_form, takes, takes_model
+from fluxcb._declare.losses import (
+    MODEL_FORM,
+    OUTPUTS_FORM,
+    PARAMS_FORM,
+    fits_batch_form,
+    takes,
+    takes_model,
+    warn_about_order,
+)
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DataError, DeclarationError
@@ -199,6 +207,8 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
             "calls it with parameters and batch",
             fix=[f"write `def {form}:`", *other],
         )
+    if form == OUTPUTS_FORM:
+        warn_about_order(loss_fn, "The loss function", "lambda outputs, ys: {}(ys, outputs)")
     if form == PARAMS_FORM and takes(loss_fn, "model_state") and model_state is None:
         raise DeclarationError(
             "`loss_fn` takes `model_state`, and `Learner.from_loss` was not given any.",

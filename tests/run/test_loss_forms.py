@@ -11,7 +11,7 @@ from flax import nnx
 
 import fluxcb
 from fluxcb import DeclarationError, Learner, TraceError
-from fluxcb.callbacks import Checkpointer, Metrics, accuracy
+from fluxcb.callbacks import Checkpointer, Metric, Metrics, accuracy
 from fluxcb.phases import LossTrainingPhase, LossValidationPhase, TrainingPhase
 
 RNG = np.random.default_rng(0)
@@ -684,3 +684,41 @@ def test_equinox_module_as_parameters(refused):
     first = learner(model, lambda model, batch: loss_fn(model, batch))
     first.fit(1), second.fit(1)
     np.testing.assert_array_equal(first.params.layers[0].weight, second.params.layers[0].weight)
+
+
+def mean_error(y_true, y_pred):
+    return jnp.mean(2.0 * y_true - y_pred)  # not symmetric
+
+
+def test_functions_that_take_the_targets_first_are_a_warning():
+    def built(loss, metric):
+        return Learner(
+            (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"]),
+            loss,
+            optax.sgd(0.0),
+            data=[(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32))],
+            callbacks=[Metrics(metric)],
+            default_callbacks=False,
+        )
+
+    def ordered(outputs, ys):
+        return mean_error(ys, outputs)
+
+    with pytest.warns(UserWarning, match="gets the outputs of the model as") as caught:
+        built(mean_error, mean_error)
+    told = "`mean_error(y_true, y_pred)` gets the outputs of the model as `y_true` and the targets as `y_pred`"
+    assert [str(warning.message) for warning in caught] == [
+        f"The metric {told}, because fluxcb passes the outputs first. "
+        'Pass `Metric(mean_error, needs=("ys", "outputs"))` instead.',
+        f"The loss function {told}, because fluxcb passes the outputs first. "
+        "Pass `lambda outputs, ys: mean_error(ys, outputs)` instead.",
+    ]
+    for loss, metric in (
+        (ordered, ordered),
+        (lambda outputs, ys: mean_error(ys, outputs), Metric(mean_error, needs=("ys", "outputs"))),
+    ):
+        learner = built(loss, metric)
+        history = learner.fit(1)
+        name = "ordered" if metric is ordered else "mean_error"
+        assert history.per_epoch["training"]["loss"] == [(1, 2.0)]  # outputs 0, targets 1
+        assert history.per_epoch["training"][name] == [(1, 2.0)]

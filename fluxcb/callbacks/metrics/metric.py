@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fluxcb._calls import Constructed
+from fluxcb._declare.losses import warn_about_order
 from fluxcb._declare.padded_batch import mask_of
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
@@ -213,6 +214,8 @@ class Metric(AbstractMetric):
         require(isinstance(called, str), name, "`name` of `Metric`", "a string", 'name="top5"')
         self.fn = fn
         self._function = step_function(fn, needs, f"The function of the metric `{called}`", "Metric")
+        if tuple(needs) == ("outputs", "ys"):
+            warn_about_order(fn, "The metric", 'Metric({}, needs=("ys", "outputs"))')
         self.name = called
         self.weight = weight_function(weight, weight_needs, called, "Metric")
         self.needs = needs_of(self._function, self.weight)
