@@ -64,7 +64,7 @@ def still(params):
         (["encoder*"], {"encoder.w", "encoder.bias", "encoder2.w"}),
         (["*.bias"], {"encoder.bias", "head.1.bias"}),
         (["head.0", "encoder.w"], {"head.0", "encoder.w"}),
-        (["*"], set(flat(PARAMS))),
+        (["encoder", "head"], {"encoder.w", "encoder.bias", "head.0", "head.1.bias"}),
     ],
 )
 @pytest.mark.parametrize("optimizer", [optax.adamw(0.1, weight_decay=0.1), optax.sgd(0.01, momentum=0.9)])
@@ -191,3 +191,17 @@ def test_bad_arguments(make, message):
     with pytest.raises(DeclarationError) as error:
         make()
     assert str(error.value) == message
+
+
+def test_freezing_all_parameters_is_a_warning():
+    with pytest.warns(UserWarning, match="freezes all parameters") as caught:
+        frozen = learner(Freeze("encoder*", "head"))
+    assert str(caught[0].message) == (
+        "Freeze('encoder*', 'head') freezes all parameters, so training changes none of them. Name only those that must "
+        "stay constant, or limit the time with `epochs=` or `steps=`."
+    )
+    before = jax.tree.map(np.asarray, frozen.params)
+    frozen.fit(1)
+    assert jax.tree.all(jax.tree.map(np.array_equal, frozen.params, before))
+    learner(Freeze("encoder*", "head", epochs=1))
+    learner(Freeze("encoder"))

@@ -188,7 +188,7 @@ ROWS = [
     row("`CallbackFactory` requires at least one", "CallbackFactory()", "CallbackFactory(trigger=lambda learner: ...)"),
     row("must be paths of parameters", "Freeze()", 'Freeze("encoder", "*.bias")'),
     row("was given epochs and steps", 'Freeze("encoder", epochs=3, steps=3)', 'Freeze("encoder", epochs=3)'),
-    row("no parameter matches", 'learner(Freeze("v"))', 'learner(Freeze("w"))'),
+    row("no parameter matches", 'learner(Freeze("v", steps=1))', 'learner(Freeze("w", steps=1))'),
 ]
 
 

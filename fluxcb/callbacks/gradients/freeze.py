@@ -15,6 +15,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import NoConflict, NotDefined, Resolution
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import at_most_one, require
 
 __all__ = ["Freeze"]
@@ -85,7 +86,7 @@ class Freeze(Callback):
         return NoConflict() if isinstance(other, Freeze) else NotDefined()
 
     def init(self, learner: LearnerView) -> None:
-        """Check that each path matches a parameter."""
+        """Check that each path matches a parameter, and warn if all parameters are frozen."""
         known = [path for path, _ in _leaves(learner.params)]
         for path in self.paths:
             if not any(_matches(path, leaf) for leaf in known):
@@ -96,6 +97,12 @@ class Freeze(Callback):
                     why="nothing would be frozen",
                     fix=f"use the path of a parameter: {shown}",
                 )
+        if self.epochs is None and self.steps is None and all(self._selects(leaf) for leaf in known):
+            warn_user(
+                f"{self!r} freezes all parameters, so training changes none of them. Name only those that must stay "
+                "constant, or limit the time with `epochs=` or `steps=`.",
+                UserWarning,
+            )
 
     @on(BackwardEnd, AbstractTrainingPhase, access={"params": Read(), "step": {"params_before": Write()}})
     def keep(self, event: Event, phase: Phase, learner: LearnerView) -> None:
@@ -113,10 +120,13 @@ class Freeze(Callback):
         new = learner.params
         frozen = self._frozen(learner)
         leaves = [
-            leaf if not any(_matches(pattern, path) for pattern in self.paths) else jnp.where(frozen, old, leaf)
+            leaf if not self._selects(path) else jnp.where(frozen, old, leaf)
             for (path, leaf), old in zip(_leaves(new), before, strict=True)
         ]
         learner.params = jax.tree.unflatten(jax.tree.structure(new), leaves)
+
+    def _selects(self, leaf: str) -> bool:
+        return any(_matches(path, leaf) for path in self.paths)
 
     def _frozen(self, learner: LearnerView) -> Any:
         """Return whether the parameters are frozen at this step: `bool[]`, or True if they always are."""
