@@ -197,8 +197,8 @@ def test_freezing_all_parameters_is_a_warning():
     with pytest.warns(UserWarning, match="freezes all parameters") as caught:
         frozen = learner(Freeze("encoder*", "head"))
     assert str(caught[0].message) == (
-        "Freeze('encoder*', 'head') freezes all parameters, so training changes none of them. Name only those that must "
-        "stay constant, or limit the time with `epochs=` or `steps=`."
+        "Freeze('encoder*', 'head') freezes all parameters, so training changes none of them. Name only those that "
+        "must stay constant, or limit the time with `epochs=` or `steps=`."
     )
     before = jax.tree.map(np.asarray, frozen.params)
     frozen.fit(1)
