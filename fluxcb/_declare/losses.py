@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from fluxcb._declare.signatures import parameter_names
 from fluxcb._tracebacks import warn_user
 
 __all__ = [
@@ -46,7 +47,7 @@ def warn_about_order(function: Callable[..., Any], what: str, instead: str) -> N
         what: What the function is, for the message: `The loss function`.
         instead: What to pass instead, with `{}` for the name of the function.
     """
-    names = [p.name for p in (_parameters(function) or [])[:2]]
+    names = parameter_names(function)[:2]
     if len(names) == 2 and names[0] in _TARGETS and names[1] in _OUTPUTS:
         name = getattr(function, "__name__", "")
         called = name if name.isidentifier() else "fn"

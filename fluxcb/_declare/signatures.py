@@ -21,6 +21,7 @@ __all__ = [
     "example_call",
     "line_of",
     "method_place",
+    "parameter_names",
     "runs_later",
     "shown_path",
     "source_of",
@@ -38,6 +39,14 @@ def accepts(function: Any, count: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def parameter_names(function: Any) -> list[str]:
+    """Return the names of the parameters of a function, or none if it has no introspectable signature."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def assigns(function: Any, name: str) -> bool:

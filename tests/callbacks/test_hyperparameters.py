@@ -659,3 +659,13 @@ def test_the_optimizer_must_have_the_hyperparameter():
         "ScheduledHyperParamSetter(momentum) needs `hyperparams.momentum`, which this optimizer does not have. "
         "It has `learning_rate`."
     )
+
+
+def test_schedule_of_epochs_is_a_warning():
+    with pytest.warns(UserWarning, match="takes `epoch`") as caught:
+        Scheduler({LearningRate: lambda epoch: 0.1 * 0.5**epoch})
+    assert str(caught[0].message) == (
+        "The schedule of `learning_rate` takes `epoch`, but `Scheduler` calls it with the number of finished steps. "
+        "For a function of the epoch, write `HyperParamSetterWithFunc(LearningRate, lambda epoch, current: ...)`."
+    )
+    Scheduler({LearningRate: lambda step: 0.1 * 0.5**step})

@@ -16,7 +16,9 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import positive
+from fluxcb._declare.signatures import parameter_names
 from fluxcb._errors import ConflictError, DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import choice, finite_number, function_of
 from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, shown_hyperparameter
@@ -96,6 +98,7 @@ class Scheduler(Callback):
             if not is_number:
                 example = "optax.cosine_decay_schedule(1e-3, 1000)"
                 function_of(schedule, f"The schedule of `{name}`", "step", example=example, other="a number or ")
+                _warn_of_epochs(schedule, name, key)
             self.schedules[name] = schedule
         self.count = choice(count, ("steps", "updates"), "`count` of `Scheduler`")
         # The name contains a hyperparameter, so that schedulers of different hyperparameters have separate counts. The
@@ -193,6 +196,18 @@ class Scheduler(Callback):
     def __repr__(self) -> str:
         count = [] if self.count == "steps" else [f'count="{self.count}"']
         return f"Scheduler({', '.join([*self.schedules, *count])})"
+
+
+def _warn_of_epochs(schedule: Any, name: str, key: Any) -> None:
+    """Warn if the parameter of a schedule is called `epoch`, because a schedule is called with a number of steps."""
+    called = parameter_names(schedule)[:1]
+    if called and called[0] in ("epoch", "epochs"):
+        param = key.__name__ if isinstance(key, type) else repr(name)
+        warn_user(
+            f"The schedule of `{name}` takes `{called[0]}`, but `Scheduler` calls it with the number of finished "
+            f"steps. For a function of the epoch, write `HyperParamSetterWithFunc({param}, lambda epoch, current: ...)`.",
+            UserWarning,
+        )
 
 
 @entry_point
