@@ -205,7 +205,8 @@ def _warn_of_epochs(schedule: Any, name: str, key: Any) -> None:
         param = key.__name__ if isinstance(key, type) else repr(name)
         warn_user(
             f"The schedule of `{name}` takes `{called[0]}`, but `Scheduler` calls it with the number of finished "
-            f"steps. For a function of the epoch, write `HyperParamSetterWithFunc({param}, lambda epoch, current: ...)`.",
+            "steps. For a function of the epoch, write "
+            f"`HyperParamSetterWithFunc({param}, lambda epoch, current: ...)`.",
             UserWarning,
         )
 
