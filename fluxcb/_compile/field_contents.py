@@ -54,7 +54,9 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         return value
     if isinstance(value, jax.core.Tracer) or depth == _MAX_DEPTH:
         return UNKNOWN
-    if isinstance(value, np.ndarray | np.generic):
+    if isinstance(value, np.generic):
+        return content_of(value.item(), names, depth + 1)
+    if isinstance(value, np.ndarray):
         return _copied(value) if value.nbytes <= _MAX_BYTES and not value.dtype.hasobject else _Array(value)
     if isinstance(value, jax.Array):
         return _Array(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import pickle
 import random
@@ -16,7 +17,7 @@ import numpy as np
 
 from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed
 from fluxcb._declare.declared import BoundHandler
-from fluxcb._declare.uncalled_methods import refers
+from fluxcb._declare.uncalled_methods import attributes_of
 from fluxcb._tracebacks import warn_user
 
 __all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only"]
@@ -25,12 +26,11 @@ __all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only
 @contextmanager
 def warn_once_only(handler: BoundHandler) -> Iterator[None]:
     """Warn if a traced handler draws random numbers outside JAX or changes a number or a list of its callback."""
-    owner = getattr(handler.function, "__self__", None)
-    names = _names_of(owner, handler.function)
-    numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, names)
+    owner, uses = _owner_and_uses(handler)
+    numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, uses)
     yield
     name = f"The traced handler {handler.declared.label}.{handler.name}"
-    fields, changed = _fields(owner), _changed(before, _contents(owner, names))
+    fields, changed = _fields(owner), _changed(before, _contents(owner, uses))
     generators = {field for field in changed if isinstance(fields[field], np.random.Generator)}
     # Another thread, such as one that prepares batches, may draw from the same generators in the meantime.
     alone = threading.active_count() == 1
@@ -77,32 +77,42 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
     """Return the fields whose values have become constants of a step, right after its handlers were traced."""
     found = []
     for handler in handlers:
-        owner = getattr(handler.function, "__self__", None)
-        names = _names_of(owner, handler.function)
-        codes = _own_codes(owner, handler.function, {})
-        found += [
-            TracedField(handler, name, content, names)
-            for name, content in _contents(owner, names).items()
-            if any(refers(code, code.co_varnames[:1], name) for code in codes)
-        ]
+        owner, uses = _owner_and_uses(handler)
+        contents = _contents(owner, uses)
+        found += [TracedField(handler, name, content, uses.names) for name, content in contents.items()]
     return found
 
 
-def _names_of(owner: Any, function: Any) -> frozenset[str]:
-    """Return the names of attributes in the code of a handler and of the methods that it calls."""
-    return frozenset().union(*map(_names_in, _own_codes(owner, function, {})))
+@dataclass(frozen=True)
+class _Uses:
+    """What the code of a handler uses, including the methods of its callback that it calls.
+
+    Attributes:
+        fields: The names that it reads or changes as attributes of its callback.
+        names: All names of attributes and globals.
+    """
+
+    fields: frozenset[str]
+    names: frozenset[str]
 
 
-def _own_codes(owner: Any, function: Any, seen: dict[CodeType, None]) -> dict[CodeType, None]:
-    """Return the code of a method and of the methods of its object that it uses."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if isinstance(code, CodeType) and code not in seen:
-        seen[code] = None
-        for name in _names_in(code):
-            method = getattr(type(owner), name, None)
-            if inspect.isfunction(method) and refers(code, code.co_varnames[:1], name):
-                _own_codes(owner, method, seen)
-    return seen
+def _owner_and_uses(handler: BoundHandler) -> tuple[Any, _Uses]:
+    owner = getattr(handler.function, "__self__", None)
+    code = getattr(inspect.unwrap(handler.function), "__code__", None)
+    return owner, _uses(type(owner), code) if isinstance(code, CodeType) else _Uses(frozenset(), frozenset())
+
+
+@functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
+def _uses(cls: type, code: CodeType) -> _Uses:
+    fields, names, codes = set[str](), set[str](), [code]
+    for method in codes:  # grows in the loop
+        own = set(attributes_of(method, method.co_varnames[:1]))
+        fields |= own
+        names |= _names_in(method)
+        functions = (getattr(cls, name, None) for name in own)
+        called = [inspect.unwrap(function).__code__ for function in functions if inspect.isfunction(function)]
+        codes += [inner for inner in dict.fromkeys(called) if inner not in codes]
+    return _Uses(frozenset(fields), frozenset(names))
 
 
 def _names_in(code: CodeType) -> set[str]:
@@ -141,10 +151,10 @@ def _fields(owner: object) -> dict[str, Any]:
     return {**vars(type(owner)), **getattr(owner, "__dict__", {})}
 
 
-def _contents(owner: object, names: frozenset[str]) -> dict[str, Any]:
-    """Return the known contents of the fields of an object that some code names."""
+def _contents(owner: object, uses: _Uses) -> dict[str, Any]:
+    """Return the known contents of the fields of an object that some code uses."""
     fields = _fields(owner)
-    contents = {name: content_of(fields[name], names) for name in names if name in fields}
+    contents = {name: content_of(fields[name], uses.names) for name in uses.fields if name in fields}
     return {name: content for name, content in contents.items() if content is not UNKNOWN}
 
 

@@ -16,7 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import source_of
 from fluxcb._errors import DeclarationError
 
-__all__ = ["refers", "refuse_foreign_hooks", "refuse_hidden", "refuse_unmarked", "unmarked"]
+__all__ = ["attributes_of", "refers", "refuse_foreign_hooks", "refuse_hidden", "refuse_unmarked", "unmarked"]
 
 _TRAINING, _VALIDATION = "AbstractTrainingPhase", "AbstractValidationPhase"
 
@@ -223,17 +223,27 @@ def _is_called(name: str, cls: type) -> bool:
 
 
 def refers(code: types.CodeType, owner: tuple[str, ...], name: str) -> bool:
-    """Return whether a function, or one inside it, loads an attribute with this name from a variable in `owner`."""
-    if name in code.co_names and any(_attributes(code, owner, name)):
+    """Return whether a function, or one inside it, reads an attribute with this name from a variable in `owner`."""
+    if name in code.co_names and name in _own_attributes(code, owner):
         return True
     return any(refers(inner, owner, name) for inner in code.co_consts if isinstance(inner, types.CodeType))
 
 
-def _attributes(code: types.CodeType, owner: tuple[str, ...], name: str) -> Iterator[bool]:
-    """Yield, for each load of an attribute with this name, whether it is loaded from `self`."""
+def attributes_of(code: types.CodeType, owner: tuple[str, ...]) -> Iterator[str]:
+    """Yield the attributes that a function, or one inside it, reads or assigns on a variable in `owner`."""
+    yield from _own_attributes(code, owner, "STORE_ATTR")
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from attributes_of(inner, owner)
+
+
+def _own_attributes(code: types.CodeType, owner: tuple[str, ...], *more: str) -> Iterator[str]:
+    """Yield the attributes that a function reads from a variable in `owner`, and those of the `more` instructions."""
     loaded: Any = None
     for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and instruction.argval == name:
-            yield loaded in owner
+        if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", *more) and loaded in owner:
+            yield instruction.argval
+        if instruction.opname == "COPY":  # of the object in `self.count += 1`
+            continue
         value = instruction.argval  # two names if one instruction loads both (Python 3.13)
         loaded = value[-1] if isinstance(value, tuple) and value else value
