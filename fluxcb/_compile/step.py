@@ -28,6 +28,7 @@ from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import FluxcbError, TraceError
+from fluxcb._tracebacks import warn_user
 from fluxcb._traced_values import needs_value, needs_value_error, shapes
 from fluxcb._typing import Batch, PyTree
 
@@ -149,6 +150,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     closed = traced.jaxpr
     if type(phase).trains:
         warn_of_pairs_in_batch(setup, carry_spec, spec, _square_shapes(closed.jaxpr))
+        _warn_of_no_update(type(phase), closed.jaxpr, carry_spec)
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
     return TracedStep(
         phase,
@@ -161,6 +163,22 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         flops_of(closed.jaxpr),
         frozenset(optimizers),
     )
+
+
+def _warn_of_no_update(phase: type[Phase], jaxpr: Any, carry: PyTree) -> None:
+    """Warn if the step of a user's training phase returns all parameters and all state of the model as they were."""
+    if phase.__module__.startswith("fluxcb."):
+        return
+    # The carry is the first argument and the first result, in the same order.
+    indices = jax.tree.unflatten(jax.tree.structure(carry), range(len(jax.tree.leaves(carry))))
+    trained = jax.tree.leaves([indices[name] for name in ("params", "model_state", "opt_state")])
+    if trained and all(jaxpr.outvars[index] is jaxpr.invars[index] for index in trained):
+        warn_user(
+            f"`{phase.__name__}.step` changes neither `params` nor `model_state` nor `opt_state`, so it trains "
+            "nothing. Assign the gradients to `learner.step.grads`, call `emit(BackwardEnd())`, and then "
+            "`learner.apply_updates()`.",
+            UserWarning,
+        )
 
 
 def _square_shapes(jaxpr: Any) -> set[tuple[int, ...]]:

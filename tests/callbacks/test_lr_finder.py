@@ -325,6 +325,7 @@ def test_bad_arguments(arguments, message):
     assert str(error.value) == message
 
 
+@pytest.mark.filterwarnings("ignore:`Bare.step` changes neither:UserWarning")
 def test_unsupported_learners():
     with pytest.raises(DeclarationError) as error:
         find_learning_rate(quadratic(phases=(Bare(),), example_batch=jnp.zeros(1)))

@@ -1,5 +1,7 @@
 """Invalid phases and steps: complete messages."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,10 +9,7 @@ import optax
 import pytest
 
 from fluxcb import Learner, TraceError
-from fluxcb.events import (
-    BackwardBegin,
-    StepEnd,
-)
+from fluxcb.events import BackwardBegin, BackwardEnd, StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
@@ -205,6 +204,51 @@ def test_model_step_without_model_raises():
         "  why:   `Learner.from_loss` was given a loss function that applies the model itself\n"
         "  fix:   use `Learner(model, loss_fn, ...)`, or call `learner.loss_fn(params, batch, key)` in the step"
     )
+
+
+class Trains(AbstractTrainingPhase):
+    provides: ClassVar = {BackwardBegin: ("loss",), BackwardEnd: ("grads",), UpdateEnd: ("updates",)}
+    updates = True
+
+    def step(self, learner, emit):
+        def loss(params):
+            learner.step.loss = (params["w"] - learner.step.batch.mean()) ** 2
+            emit(BackwardBegin())
+            return learner.step.loss
+
+        learner.step.grads = learner.grad(loss, wrt="params")
+        emit(BackwardEnd())
+        if self.updates:
+            learner.apply_updates()
+
+
+class Forgets(Trains):
+    provides: ClassVar = {BackwardBegin: ("loss",), BackwardEnd: ("grads",)}
+    updates = False
+
+
+def test_training_phase_that_updates_nothing_is_a_warning():
+    def made(phase):
+        return Learner.from_loss(
+            {"w": jnp.zeros(())},
+            None,
+            optax.sgd(0.5),
+            data=[np.ones(2, np.float32)],
+            phases=(phase,),
+            default_callbacks=False,
+        )
+
+    with pytest.warns(UserWarning, match="trains nothing") as caught:
+        learner = made(Forgets())
+    assert str(caught[0].message) == (
+        "`Forgets.step` changes neither `params` nor `model_state` nor `opt_state`, so it trains nothing. Assign the "
+        "gradients to `learner.step.grads`, call `emit(BackwardEnd())`, and then `learner.apply_updates()`."
+    )
+    learner.fit(1)
+    assert float(learner.params["w"]) == 0.0
+    learner = made(Trains())
+    learner.fit(1)
+    assert float(learner.params["w"]) == 1.0  # 0 - 0.5 * 2 * (0 - 1)
 
 
 def test_phase_without_step_raises():
