@@ -380,7 +380,17 @@ class BatchStream:
         self._passes = position["pass"]
         return replayed
 
+    def _too_short(self, batches: int, needed: int) -> DataError:
+        return DataError(
+            f"`{self.name}` ends after {batches} of the {needed} batches that came before the checkpoint.",
+            why="the run continues with the batches after them",
+            fix="pass the data that the run began with",
+        )
+
     def _skip(self, iterator: Any, position: Mapping[str, Any], count: int) -> int:
+        length = length_of(self.source)
+        if length is not None and count > length:  # an `ArrayLoader` would yield empty batches
+            raise self._too_short(length, count)
         # The iterator's own state is exact and avoids pulling the skipped batches.
         if position["state"] is not None and hasattr(iterator, "set_state"):
             iterator.set_state(position["state"])
@@ -397,11 +407,7 @@ class BatchStream:
             )
         for done in range(count):
             if self._next(continues_stream=False) is None:
-                raise DataError(
-                    f"`{self.name}` ends after {done} of the {count} batches that came before the checkpoint.",
-                    why="the run continues with the batches after them",
-                    fix="pass the data that the run began with",
-                )
+                raise self._too_short(done, count)
         # Skipping is free for data in memory and for a source with its own position, so it is not reported.
         return 0 if isinstance(self.source, Sequence) or position["state"] is not None else count
 

@@ -330,13 +330,6 @@ class Snapshots:
             if replayed:
                 batches = "1 batch" if replayed == 1 else f"{replayed:,} batches"
                 lines.append(f"data.{name}: read and discarded {batches} to reach the position")
-            # Only with data that the user has changed and allowed.
-            left = self._core.streams[name].batches
-            if left is not None and position["consumed"] > left:
-                lines.append(
-                    f"data.{name}: no step of the epoch is left, because {position['consumed']} batches came before "
-                    f"the checkpoint, and the data has only {left} now"
-                )
         return lines
 
     def _keep_hyperparams(self, saved: Mapping[str, Any], changed: Collection[str]) -> None:

@@ -15,6 +15,7 @@ from fluxcb._declare.described import describe_value
 from fluxcb._run.run_description import describe_run
 from fluxcb.callbacks import (
     Checkpointer,
+    CustomCallback,
     EarlyStopping,
     HyperParamSetterWithFunc,
     LearningRate,
@@ -24,6 +25,7 @@ from fluxcb.callbacks import (
 )
 from fluxcb.checkpoints import ResumeWarning
 from fluxcb.data import ArrayLoader
+from fluxcb.events import StepBegin
 
 STEPS = 4  # of an epoch
 
@@ -347,9 +349,13 @@ def test_allow_names_single_callbacks_and_data(tmp_path):
     assert (learner.step, float(learner.params["w"])) == (4 + 6, -10 * 0.5)
 
 
-def test_an_allowed_source_that_is_shorter_than_the_position_ends_the_epoch_with_a_warning(tmp_path):
+def test_an_allowed_source_that_is_shorter_than_the_position_is_an_error(tmp_path):
     def batches(size):
         return ArrayLoader(np.zeros((24, 1), np.float32), batch_size=size)
+
+    def fail(learner):
+        if learner.progress.step == 5 and fails:
+            raise RuntimeError("no")
 
     def program(size):
         return Learner.from_loss(
@@ -357,18 +363,17 @@ def test_an_allowed_source_that_is_shorter_than_the_position_ends_the_epoch_with
             lambda params, batch, key: params["w"] + 0 * jnp.sum(batch),
             rates(0.5),
             data=batches(size),
-            callbacks=[Checkpointer(tmp_path, steps=1)],
+            callbacks=[Checkpointer(tmp_path, steps=1), CustomCallback(fail, StepBegin)],
             default_callbacks=False,
         )
 
-    program(4).fit(steps=5)
-    learner = program(8)
-    (warned,) = warned_by(lambda: learner.fit(2, resume=True, allow=("data.training",)))
-    assert warned.endswith(
-        "data.training: no step of the epoch is left, because 5 batches came before the checkpoint, and the data has "
-        "only 3 now"
-    )
-    assert learner.step == 5 + 3
+    fails = True
+    with pytest.raises(RuntimeError, match="no"):
+        program(4).fit(2)
+    fails = False
+    with pytest.raises(fluxcb.DataError) as raised:
+        program(8).fit(2, resume=True, allow=("data.training",))
+    assert raised.value.what == "`data.training` ends after 3 of the 5 batches that came before the checkpoint."
 
 
 def test_failed_resume_changes_no_hyperparameter(tmp_path):
