@@ -72,7 +72,7 @@ OTHERS = (ALL, 3)
 
 # `pytest -m long` runs at most this many parameters of a function, so that both suites together take half an hour on a
 # slow machine. All parameters run with `FLUXCB_LONG`, or if a command names the file.
-CASES = 4
+CASES = 2
 MORE_CASES = {
     # Folder or file: every page, every example and every fix is a parameter.
     "docs": ALL,

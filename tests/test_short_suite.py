@@ -69,7 +69,7 @@ def test_long_tests_are_all_others(collect):
 @pytest.mark.parametrize(
     ("name", "variable", "count"),
     [
-        ("run/test_a.py::test_a", None, 4 + 1),
+        ("run/test_a.py::test_a", None, 2 + 1),
         ("run/test_a.py::test_a", "1", 27),
         ("run/test_a.py::test_resumes_exactly_from_every_step", None, 1 + 1),
         ("fixes/test_a.py::test_a", None, 27),
