@@ -58,7 +58,8 @@ def test_marked_test_is_not_in_sample(collect):
     assert collect(items, "tests") == ["test_b"]
 
 
-def test_long_tests_are_all_others(collect):
+def test_long_tests_are_all_others(collect, monkeypatch):
+    monkeypatch.setenv("FLUXCB_LONG", "1")  # all parameters
     items = windows()
     everything = collect(items, "tests", markexpr="long")
     short = [item.nodeid.partition("::")[2] for item in items if "long" not in item.marks]
