@@ -70,8 +70,8 @@ SAMPLES = {
 OTHERS = (ALL, 3)
 """The sample of all other folders, whose tests are fast."""
 
-# `pytest -m long` runs at most this many parameters of a function, so that both suites together take half an hour on a
-# slow machine. All parameters run with `FLUXCB_LONG`, or if a command names the file.
+# `pytest -m long` runs at most this many parameters of a function, because all of them take 50 minutes on a slow
+# machine. All parameters run with `FLUXCB_LONG`, or if a command names the file.
 CASES = 2
 MORE_CASES = {
     # Folder or file: every page, every example and every fix is a parameter.

@@ -17,6 +17,7 @@ import numpy as np
 
 from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed
 from fluxcb._declare.declared import BoundHandler
+from fluxcb._declare.signatures import names_in
 from fluxcb._declare.uncalled_methods import attributes_of
 from fluxcb._tracebacks import warn_user
 
@@ -108,17 +109,11 @@ def _uses(cls: type, code: CodeType) -> _Uses:
     for method in codes:  # grows in the loop
         own = set(attributes_of(method, method.co_varnames[:1]))
         fields |= own
-        names |= _names_in(method)
+        names |= names_in(method)
         functions = (getattr(cls, name, None) for name in own)
         called = [inspect.unwrap(function).__code__ for function in functions if inspect.isfunction(function)]
         codes += [inner for inner in dict.fromkeys(called) if inner not in codes]
     return _Uses(frozenset(fields), frozenset(names))
-
-
-def _names_in(code: CodeType) -> set[str]:
-    """Return the names of attributes and globals in a function and in the functions that it defines."""
-    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return {*code.co_names}.union(*inner)
 
 
 def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:

@@ -6,11 +6,10 @@ import dis
 import inspect
 import itertools
 from collections.abc import Sequence
-from types import CodeType
 from typing import Any
 
 from fluxcb._declare.callback import DECLARATIONS, Callback
-from fluxcb._declare.signatures import example_call, source_of
+from fluxcb._declare.signatures import example_call, names_in, source_of
 from fluxcb._errors import DeclarationError
 from fluxcb._tracebacks import warn_user
 
@@ -81,7 +80,7 @@ def _warn_of_lost_state(cls: type, method: str) -> None:
         # The methods of `Callback` itself save nothing.
         if own.__module__.startswith("fluxcb.") or not base.__module__.startswith("fluxcb.") or base is Callback:
             continue
-        if method not in _names_in(inspect.unwrap(vars(own)[method]).__code__):
+        if method not in names_in(inspect.unwrap(vars(own)[method]).__code__):
             extended = (
                 "return {**super().state_dict(), ...}" if method == "state_dict" else "super().load_state_dict(state)"
             )
@@ -90,10 +89,6 @@ def _warn_of_lost_state(cls: type, method: str) -> None:
                 f"`{base.__name__}` saves. Write `{extended}` in `{own.__name__}.{method}`.",
                 UserWarning,
             )
-
-
-def _names_in(code: CodeType) -> set[str]:
-    return {*code.co_names}.union(*(_names_in(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 def _how_to_list(item: Any) -> Sequence[str]:

@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "example_call",
     "line_of",
     "method_place",
+    "names_in",
     "parameter_names",
     "runs_later",
     "shown_path",
@@ -47,6 +48,12 @@ def parameter_names(function: Any) -> list[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def names_in(code: CodeType) -> set[str]:
+    """Return the names of attributes and globals in a function and in the functions that it defines."""
+    inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return {*code.co_names}.union(*inner)
 
 
 def assigns(function: Any, name: str) -> bool:

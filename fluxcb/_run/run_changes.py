@@ -180,7 +180,7 @@ def _numbers(values: Iterable[Any]) -> str:
 
 
 def explained(changes: Collection[Change], *, can_allow: bool) -> str:
-    """Return a table of the changes, followed by what to do about them if the caller has an argument `allow`."""
+    """Return a table of the changes. If `can_allow`, a line below the table shows how to allow a change."""
     head = Change("path", "saved", "program", "used")
     cells = [[escape_line(text) for text in vars(row).values()] for row in (head, *changes)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

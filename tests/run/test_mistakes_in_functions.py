@@ -18,8 +18,10 @@ from fluxcb import (
     CancelFitting,
     DeclarationError,
     Learner,
+    MissingStateError,
     Read,
     TraceError,
+    Write,
     on,
 )
 from fluxcb._declare.signatures import shown_path
@@ -284,3 +286,52 @@ def test_warning_about_a_phase_without_the_event_names_the_phase_that_emits_it(e
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         testlearner(Fixed())
+
+
+def test_a_handler_that_reads_and_assigns_a_value_needs_one_declaration():
+    class Doubles(Callback):
+        @on
+        def double(self, event: BackwardEnd, phase: TrainingPhase, learner):
+            learner.step.grads = jax.tree.map(lambda g: 2 * g, learner.step.grads)
+
+    class Fixed(Doubles):
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+    with pytest.raises(AccessError) as raised:
+        testlearner(Doubles())
+    assert raised.value.fix == ('add `{"step": {"grads": Write()}}` to `stateaccess`',)
+    testlearner(Fixed())
+
+
+def test_methods_of_dicts_that_state_lacks_are_replaced_by_assignments():
+    class Sets(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"x": Write()}}
+
+        def init(self, learner):
+            learner.cbstate.setdefault("x", 0)
+
+    class Fixed(Sets):
+        def init(self, learner):
+            if "x" not in learner.cbstate:
+                learner.cbstate.x = 0
+
+    with pytest.raises(AccessError) as raised:
+        testlearner(Sets())
+    assert raised.value.fix == ('assign each entry, e.g. `if "x" not in learner.cbstate: learner.cbstate.x = 0`',)
+    assert testlearner(Fixed()).cbstate["x"] == 0
+
+
+def test_reading_an_entry_before_it_exists_suggests_a_check():
+    class Reads(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"x": Write()}}
+
+        def init(self, learner):
+            if not hasattr(learner.cbstate, "x"):
+                learner.cbstate.x = 0
+
+    with pytest.raises(MissingStateError) as raised:
+        testlearner(Reads())
+    assert raised.value.fix[1] == 'check first: `if "x" in learner.cbstate`'

@@ -1,4 +1,4 @@
-"""`Freeze`, which keeps parameters constant, for the whole training or at its start."""
+"""`Freeze`, which keeps parameters constant during the whole training, or during its first epochs or steps."""
 
 from __future__ import annotations
 
