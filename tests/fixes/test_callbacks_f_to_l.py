@@ -377,7 +377,8 @@ ROWS = [
         """
         class Bare(TrainingPhase):
             provides = {LossBegin: ("outputs",)}
-            def step(self, learner, emit): ...
+            def step(self, learner, emit):
+                learner.params = jax.tree.map(jnp.zeros_like, learner.params)
 
         find_learning_rate(learner(phases=[Bare()]))
         """,

@@ -46,7 +46,8 @@ ROWS = [
         "Learner(PAIR, None, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)",
         """
         class Mine(TrainingPhase):
-            def step(self, learner, emit): ...
+            def step(self, learner, emit):
+                learner.params = jax.tree.map(jnp.zeros_like, learner.params)
 
         Learner(PAIR, loss_fn, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)
         Learner(PAIR, None, optax.sgd(0.1), data=BATCHES, default_callbacks=False, phases=[Mine()]).fit(1)
