@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import dis
 import functools
 import inspect
 import pickle
 import random
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import CodeType
+from types import BuiltinFunctionType, CodeType
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,10 @@ __all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only
 
 @contextmanager
 def warn_once_only(handler: BoundHandler) -> Iterator[None]:
-    """Warn if a traced handler draws random numbers outside JAX or changes a number or a list of its callback."""
+    """Warn if a traced handler draws random numbers outside JAX, reads a clock, or changes a field of its callback.
+
+    Changes are reported for fields that hold a number or a list.
+    """
     owner, uses = _owner_and_uses(handler)
     numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, uses)
     yield
@@ -49,6 +55,13 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
                 f"step. Keep the value in `learner.cbstate`, or change `self.{field}` in a host handler.",
                 UserWarning,
             )
+    clock = _clock_in(inspect.unwrap(handler.function))
+    if clock is not None:
+        warn_user(
+            f"{name} uses `{clock}`. It is called once, while the step is traced, so every step gets the same time. "
+            "Read the clock in a host handler, for example of StepEnd.",
+            UserWarning,
+        )
 
 
 @dataclass(frozen=True)
@@ -135,6 +148,35 @@ def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
             UserWarning,
         )
     return unchanged
+
+
+_CLOCKS = (time.time, time.time_ns, time.monotonic, time.perf_counter, time.process_time, datetime.datetime.now)
+
+
+def _clock_in(function: Any) -> str | None:
+    """Return the name of the first clock that a function reads, such as `time.time`, or None.
+
+    Functions that it defines are left out, because `jax.debug.callback` can call them at each step.
+    """
+    code = getattr(function, "__code__", None)
+    # Reading the instructions takes long, and hardly any handler has one of these names.
+    if not isinstance(code, CodeType) or not {clock.__name__ for clock in _CLOCKS}.intersection(code.co_names):
+        return None
+    value, name = None, ""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            name = instruction.argval
+            value = function.__globals__.get(name)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and any(
+            value is owner for owner in (time, datetime, datetime.datetime)
+        ):
+            name += f".{instruction.argval}"
+            value = getattr(value, instruction.argval, None)
+        else:
+            value = None
+        if isinstance(value, BuiltinFunctionType) and value in _CLOCKS:
+            return name
+    return None
 
 
 def _numpy_random() -> bytes:

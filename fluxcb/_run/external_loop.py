@@ -10,7 +10,7 @@ from fluxcb._calls import entry_point
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd
 from fluxcb._errors import DeclarationError
-from fluxcb._run.external_refusals import check_step_number, not_begun, step_not_begun
+from fluxcb._run.external_refusals import check_step_number, not_begun, step_not_begun, warn_of_idle
 from fluxcb._run.external_state import ExternalTree
 from fluxcb._run.external_steps import ExternalStepLoop
 from fluxcb._run.external_values import checked_values
@@ -42,7 +42,7 @@ class CallbacksHook:
         self._learner, self._values, self._resumes = learner, values, resume
         self._core = learner._core
         self._phase = learner.phases[0]
-        self._begun = self._in_epoch = self._step_begun = False
+        self._begun = self._in_epoch = self._step_begun = self._had_epoch = False
         self._state, self._progress = self._core.state, self._core.state.progress
         self._emitter = self._core.engine.emitter
         self._loop = loop
@@ -125,7 +125,7 @@ class CallbacksHook:
     def _begin_fit(self, *, resumes: bool) -> None:
         fit = self._state.fit
         fit.at, fit.ended, fit.restored = None, None, False
-        self._begun, self._step_begun = True, False
+        self._begun, self._step_begun, self._had_epoch = True, False, False
         # These only skip the rest of the moment here, as in `run_fit`.
         with contextlib.suppress(CancelEpoch, CancelStep):
             self._emit(FitBegin(resumes=resumes))
@@ -217,6 +217,7 @@ class CallbacksHook:
         if not self._in_epoch:
             self.before_epoch()
         self._read_again()
+        self._had_epoch = True
         self._in_epoch = False  # before the events: `hook.epoch` counts this epoch also if a callback cancels
         self._run_handlers(self._end_epoch)
 
@@ -237,6 +238,7 @@ class CallbacksHook:
     def _end(self, event: FitEnd) -> None:
         self._begun = False
         self._read_again()
+        never_ended_an_epoch = event.outcome == "finished" and self._in_epoch and not self._had_epoch
         failures: list[Exception] = []
         # FitStopping is for savers, so it needs a consistent train state.
         if self._loop is not None and event.error is None and event.outcome != "rewinding":
@@ -251,6 +253,8 @@ class CallbacksHook:
             raise failures[0]
         if failures:
             raise ExceptionGroup("several callbacks failed at FitEnd", failures)
+        if never_ended_an_epoch:
+            warn_of_idle(self._emitter.plan, type(self._phase))
 
     def _run_handlers(self, run: Callable[[], Any]) -> None:
         """Run handlers, and give the loop the state that they have changed."""

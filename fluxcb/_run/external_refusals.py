@@ -7,15 +7,25 @@ from typing import Any
 
 import numpy as np
 
+from fluxcb._compile.plan import Plan
 from fluxcb._declare.access import dotted, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import ComputeEnd, ForwardBegin, StepBegin
+from fluxcb._declare.events import ComputeEnd, EpochEnd, ForwardBegin, StepBegin
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
 from fluxcb._run.external_state import TREES
 from fluxcb._run.external_steps import AFTER_STEP
+from fluxcb._tracebacks import warn_user
 
-__all__ = ["check_access", "check_handlers", "check_step_number", "check_tree", "not_begun", "step_not_begun"]
+__all__ = [
+    "check_access",
+    "check_handlers",
+    "check_step_number",
+    "check_tree",
+    "not_begun",
+    "step_not_begun",
+    "warn_of_idle",
+]
 
 # State that exists without a model, an optimizer, and data.
 _ALWAYS_AVAILABLE = ("step", "cbstate", "progress", "control", "key", "callbacks")
@@ -176,3 +186,17 @@ def step_not_begun(acting_before: Iterable[str]) -> DeclarationError:
         why="the loop reports a step only after it has finished",
         fix="call `hook.before_step()` before the loop's step function",
     )
+
+
+def warn_of_idle(plan: Plan, phase: type[Phase]) -> None:
+    """Warn about callbacks that act only at the end of an epoch, because the loop has not ended one."""
+    at_steps, at_epochs = plan.phase(phase), (*plan.calls(EpochEnd, phase), *plan.epoch_triggers(phase))
+    acted = {call.handler.declared.label for call in (*at_steps.begin, *at_steps.end, *at_steps.trigger)}
+    idle = [call.handler for call in at_epochs if call.handler.declared.label not in acted]
+    if idle:
+        warn_user(
+            "The loop has not called `hook.after_epoch()`, so these handlers of EpochEnd and Trigger have not run: "
+            f"{', '.join(f'{handler.declared.label}.{handler.name}' for handler in idle)}. Call `hook.after_epoch()` "
+            "at the end of each epoch.",
+            UserWarning,
+        )

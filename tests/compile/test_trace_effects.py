@@ -1,9 +1,12 @@
 """Effects of traced handlers that happen once, while the step is traced."""
 
+import datetime
 import math
 import random
 import re
+import time
 import warnings
+from time import perf_counter
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 
 from fluxcb import Callback, Read, TraceError, Write, on
-from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, StepEnd
+from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -39,6 +42,51 @@ def test_random_numbers_outside_jax_are_a_warning(draw, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         testlearner(Noise())
+
+
+def test_clocks_in_traced_handlers_are_a_warning():
+    class Stamp(Callback):
+        @on(ForwardBegin, TrainingPhase)
+        def module(self, event, phase, learner):
+            self.first = time.time()
+
+        @on(BackwardEnd, TrainingPhase)
+        def function(self, event, phase, learner):
+            self.second = perf_counter()
+
+        @on(ComputeEnd, TrainingPhase)
+        def method(self, event, phase, learner):
+            self.third = datetime.datetime.now()
+
+    with pytest.warns(UserWarning, match="gets the same time") as caught:
+        testlearner(Stamp())
+    assert [str(warning.message) for warning in caught] == [
+        f"The traced handler Stamp().{name} uses `{clock}`. It is called once, while the step is traced, so every step "
+        "gets the same time. Read the clock in a host handler, for example of StepEnd."
+        for name, clock in (
+            ("module", "time.time"),
+            ("function", "perf_counter"),
+            ("method", "datetime.datetime.now"),
+        )
+    ]
+
+
+def test_clocks_that_are_read_at_each_step_give_no_warning():
+    times = []
+
+    class Stamp(Callback):
+        @on(BackwardEnd, TrainingPhase)
+        def traced(self, event, phase, learner):
+            time.sleep(0)
+            jax.debug.callback(lambda: times.append(time.time()))
+
+        @on(StepEnd, TrainingPhase)
+        def host(self, event, phase, learner):
+            times.append(time.time())
+
+    testlearner(Stamp()).fit(1)
+    jax.effects_barrier()
+    assert len(times) == 8
 
 
 @pytest.mark.parametrize("first_in_class", [True, False])

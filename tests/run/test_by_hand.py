@@ -1,5 +1,7 @@
 """callbacks_as_hook: callbacks in a hand-written loop get the same values as in a Learner, or raise an error."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -225,6 +227,30 @@ def test_traced_handlers_are_compiled_once():
         train(hook, [jnp.float32(3), np.float64(5), 1, np.float16(2)], epochs=1)
     assert float(hook.cbstate["largest"]) == 5.0
     assert calls == [1]
+
+
+class AtEpochEnd(Callback):
+    @on(EpochEnd, TrainingPhase)
+    def report(self, event, phase, learner):
+        pass
+
+
+def test_loop_without_after_epoch_is_a_warning():
+    text = (
+        "The loop has not called `hook.after_epoch()`, so these handlers of EpochEnd and Trigger have not run: "
+        "AtEpochEnd().report. Call `hook.after_epoch()` at the end of each epoch."
+    )
+    hook = callbacks_as_hook([AtEpochEnd(), Log(), every(Recorder(), steps=2)], {"loss": 0.0})
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"), hook:
+        hook.after_step(1, {"loss": 1.0})
+    # The second training of the hook ends its first epoch and leaves its second one.
+    with hook:
+        train(hook, [3.0, 2.0], epochs=1, first=2)
+        hook.after_step(4, {"loss": 1.0})
+    with callbacks_as_hook([Log(), every(Recorder(), steps=2)], {"loss": 0.0}) as hook:
+        hook.after_step(1, {"loss": 1.0})
+    with pytest.raises(ZeroDivisionError), callbacks_as_hook([AtEpochEnd()], {"loss": 0.0}) as hook:
+        hook.after_step(1, {"loss": 1 / 0})
 
 
 def test_hook_to_callback_in_hook():
