@@ -45,8 +45,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # `pytest` without arguments runs a sample of the suite, with tests from every folder, so that it takes a few minutes.
 # All other tests are `long`: those that are marked, and those outside of the sample. `pytest -m long` runs them; see
-# also `SLOW`. A command that names files or uses -k runs all tests that it selects. The sample is a rule and not a mark
-# on each test, so that it also covers new tests without becoming slow.
+# also `CASES`. A command that names files or uses -k runs all tests that it selects. The sample is a rule and not a
+# mark on each test, so that it also covers new tests without becoming slow.
 ALL = 10**9
 SAMPLES = {
     # Folder or file: the maximum number of test functions per file, and of parameters per function.
@@ -70,38 +70,27 @@ SAMPLES = {
 OTHERS = (ALL, 3)
 """The sample of all other folders, whose tests are fast."""
 
-# `pytest -m long` runs at most this many parameters of a function, because all of them take 50 minutes on a slow
-# machine. All parameters run with `FLUXCB_LONG`, or if a command names the file.
-CASES = 2
+# `pytest -m long` runs one more parameter of a function, because all of them take 70 minutes on a slow machine. All
+# parameters run with `FLUXCB_LONG`, or if a command names the file.
+CASES = 1
 MORE_CASES = {
     # Folder or file: every page, every example and every fix is a parameter.
     "docs": ALL,
     "fixes": ALL,
-    "contract": 24,
+    "contract": 12,
     "test_calls.py": ALL,
     "test_fixes.py": ALL,
     "test_public_api.py": ALL,
-}
-SLOW = {
-    # Function: exceptions, because each parameter takes long, or is a callback.
-    "test_built_in_callback_does_not_depend_on_windows": 24,
-    "test_built_in_callback_reads_only_when_due": 24,
-    "test_callback_resumes_exactly": 24,
-    "test_every_window_length_computes_same_bits": 5,
-    "test_graph_matches_oracle_for_1000_random_sets": 4,
-    "test_hostile_state_changes_nothing_and_valid_checkpoint_restores": 14,
-    "test_kill_at_moment_of_save_leaves_whole_checkpoint": 1,
-    "test_kill_at_random_moment_of_save_leaves_whole_checkpoint": 1,
-    "test_killed_population_resumes_exactly": 1,
-    "test_process_lost_at_random_step_is_named": 1,
-    "test_random_failures_with_two_and_four_processes": 1,
-    "test_resumes_exactly_from_every_step": 1,
-    "test_schedule_is_due_at_same_steps": 14,
-    "test_signal_saves_checkpoint_of_current_step": 11,
-    "test_sigterm_in_one_process_stops_all_at_same_step": 1,
-    "test_training_resumes_exactly": 14,
-    "test_training_resumes_exactly_from_each_event": 1,
-    "test_training_techniques_with_windows_and_devices": 1,
+    # Function: the callbacks, places, and states that matter most.
+    "test_built_in_callback_does_not_depend_on_windows": 12,
+    "test_built_in_callback_reads_only_when_due": 12,
+    "test_callback_resumes_exactly": 12,
+    "test_every_window_length_computes_same_bits": 3,
+    "test_graph_matches_oracle_for_1000_random_sets": 2,
+    "test_hostile_state_changes_nothing_and_valid_checkpoint_restores": 7,
+    "test_schedule_is_due_at_same_steps": 7,
+    "test_signal_saves_checkpoint_of_current_step": 6,
+    "test_training_resumes_exactly": 7,
 }
 
 ROOT = Path(__file__).resolve().parent
@@ -127,12 +116,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.option.markexpr:
         left_out = {item for item in items if item.get_closest_marker("long")}
     elif "FLUXCB_LONG" not in os.environ:
-        slow: dict[str, list[pytest.Item]] = {}
+        long: dict[str, list[pytest.Item]] = {}
         for item in filter(lambda item: item.get_closest_marker("long"), items):
-            slow.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        for name, tests in slow.items():
+            long.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for name, tests in long.items():
             cases = MORE_CASES.get(tests[0].path.relative_to(ROOT).parts[0], CASES)
-            left_out |= set(tests) - set(spread(tests, SLOW.get(name.rpartition("::")[2], cases)))
+            left_out |= set(tests) - set(spread(tests, MORE_CASES.get(name.rpartition("::")[2], cases)))
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
