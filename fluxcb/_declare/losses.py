@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ __all__ = [
     "fits_batch_form",
     "takes",
     "takes_model",
+    "warn_about_keys",
     "warn_about_order",
+    "warn_about_unused",
 ]
 
 OUTPUTS_FORM = "loss_fn(outputs, ys)"
@@ -32,6 +35,10 @@ PARAMS_FORM = "loss_fn(params, batch, key)"
 _KEYWORDS = frozenset({"key", "train", "model_state"})
 _TARGETS = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
 """Names of a third parameter that receives the targets of a batch. It must not receive the random key instead."""
+
+_KEY_NAME = re.compile(r"(^|_)(key|rng|prng)($|_)", re.IGNORECASE)
+_FLAGS = frozenset({"train", "training", "is_training", "is_train", "deterministic"})
+"""Names of parameters with which functions of other libraries select training mode."""
 
 _OUTPUTS = frozenset(
     {"logits", "output", "outputs", "pred", "prediction", "predictions", "preds", "y_hat", "y_pred", "yhat"}
@@ -56,6 +63,51 @@ def warn_about_order(function: Callable[..., Any], what: str, instead: str) -> N
             f"`{names[1]}`, because fluxcb passes the outputs first. Pass `{instead.format(called)}` instead.",
             UserWarning,
         )
+
+
+def warn_about_keys(function: Callable[..., Any], what: str, *passed: str) -> None:
+    """Warn about optional parameters that look like random keys but get none.
+
+    Args:
+        function: A function of the user.
+        what: What the function is, for the message: `The loss function`.
+        *passed: The names of the parameters that it gets.
+    """
+    ignored = [p.name for p in _optional(function) if _KEY_NAME.search(p.name) and p.name not in passed]
+    if ignored and "key" not in parameter_names(function):
+        warn_user(
+            f"{what} has a parameter `{ignored[0]}`, and gets no random key there. Rename the parameter to `key`.",
+            UserWarning,
+        )
+
+
+def warn_about_unused(loss_fn: Callable[..., Any], form: str) -> None:
+    """Warn if a loss function has an optional train flag or random key that it does not get in this form.
+
+    Args:
+        loss_fn: The loss function.
+        form: The form in which it is called.
+    """
+    if form == OUTPUTS_FORM:
+        passed, instead = frozenset(), f"To get it from fluxcb, write `def {MODEL_FORM}:`."
+    else:
+        args, kwargs = batch_arguments(loss_fn, None, None, key=None, train=True)
+        passed = frozenset(parameter_names(loss_fn)[: len(args)]) | kwargs.keys()
+        instead = "Call it `{}`, and fluxcb passes it."
+    for parameter in _optional(loss_fn):
+        name, is_flag = parameter.name, parameter.name in _FLAGS
+        if name not in passed and (is_flag or _KEY_NAME.search(name)):
+            warn_user(
+                f"The loss function is called as `{form}`, so its parameter `{name}` is always {parameter.default!r}. "
+                f"{instead.format('train' if is_flag else 'key')}",
+                UserWarning,
+            )
+
+
+def _optional(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters with a default, except those that `functools.partial` has fixed."""
+    fixed = getattr(function, "keywords", {})
+    return [p for p in _parameters(function) or [] if p.default is not p.empty and p.name not in fixed]
 
 
 def takes_model(loss_fn: Callable[..., Any] | None) -> bool:
@@ -86,7 +138,8 @@ def batch_arguments(
         loss_fn: The loss function.
         first: The model or the parameters.
         batch: The batch.
-        key: The random key. If the function has no parameter called `key`, a third positional parameter gets it.
+        key: The random key. If the function has no parameter called `key`, a third positional parameter gets it,
+            unless its default or its name shows that it is something else.
         **keywords: Arguments that the function receives if it has a parameter of that name.
 
     Returns:
@@ -101,10 +154,17 @@ def batch_arguments(
         return (first, batch), {"key": key, **named}
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     any_number = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    third = by_position[2].name if len(by_position) > 2 else None
-    if (third is not None and third not in _KEYWORDS | _TARGETS) or (third is None and any_number):
+    third = by_position[2] if len(by_position) > 2 else None
+    if (third is not None and _gets_key(third)) or (third is None and any_number):
         return (first, batch, key), named
     return (first, batch), named
+
+
+def _gets_key(third: inspect.Parameter) -> bool:
+    """Return whether the third positional parameter of a loss function gets the random key."""
+    if third.default is third.empty:
+        return third.name not in _KEYWORDS | _TARGETS
+    return third.default is None and bool(_KEY_NAME.search(third.name))
 
 
 def fits_batch_form(loss_fn: Callable[..., Any], *names: str) -> bool:

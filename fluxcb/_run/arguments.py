@@ -22,6 +22,7 @@ from fluxcb._declare.losses import (
     takes,
     takes_model,
     warn_about_order,
+    warn_about_unused,
 )
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, runs_later
@@ -209,6 +210,7 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
         )
     if form == OUTPUTS_FORM:
         warn_about_order(loss_fn, "The loss function", "lambda outputs, ys: {}(ys, outputs)")
+    warn_about_unused(loss_fn, form)
     if form == PARAMS_FORM and takes(loss_fn, "model_state") and model_state is None:
         raise DeclarationError(
             "`loss_fn` takes `model_state`, and `Learner.from_loss` was not given any.",

@@ -10,7 +10,7 @@ from fluxcb._calls import entry_point
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd
 from fluxcb._errors import DeclarationError
-from fluxcb._run.external_refusals import check_step_number, not_begun, step_not_begun, warn_of_idle
+from fluxcb._run.external_refusals import check_step_number, not_begun, step_not_begun, warn_of_idle, warn_of_missed
 from fluxcb._run.external_state import ExternalTree
 from fluxcb._run.external_steps import ExternalStepLoop
 from fluxcb._run.external_values import checked_values
@@ -42,7 +42,7 @@ class CallbacksHook:
         self._learner, self._values, self._resumes = learner, values, resume
         self._core = learner._core
         self._phase = learner.phases[0]
-        self._begun = self._in_epoch = self._step_begun = self._had_epoch = False
+        self._begun = self._in_epoch = self._step_begun = self._had_epoch = self._missed = False
         self._state, self._progress = self._core.state, self._core.state.progress
         self._emitter = self._core.engine.emitter
         self._loop = loop
@@ -192,6 +192,8 @@ class CallbacksHook:
         if not self._in_epoch:
             self.before_epoch()
         if step != last + 1:  # steps that the loop has not reported count as finished
+            if not self._missed:
+                self._missed = warn_of_missed(self._emitter.plan.phase(type(self._phase)), last, int(step))
             self._set(step=int(step) - 1, step_in_epoch=self._progress.step_in_epoch + int(step) - 1 - last)
         self._step_begun = False
         self._read_again()  # the step has replaced the loop's pytree

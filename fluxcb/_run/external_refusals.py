@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fluxcb._compile.plan import Plan
+from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._declare.access import dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import ComputeEnd, EpochEnd, ForwardBegin, StepBegin
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.schedules import EverySteps
 from fluxcb._errors import DeclarationError
 from fluxcb._run.external_state import TREES
 from fluxcb._run.external_steps import AFTER_STEP
@@ -25,6 +26,7 @@ __all__ = [
     "not_begun",
     "step_not_begun",
     "warn_of_idle",
+    "warn_of_missed",
 ]
 
 # State that exists without a model, an optimizer, and data.
@@ -200,3 +202,24 @@ def warn_of_idle(plan: Plan, phase: type[Phase]) -> None:
             "at the end of each epoch.",
             UserWarning,
         )
+
+
+def warn_of_missed(calls: PhasePlan, last: int, step: int) -> bool:
+    """Warn if a callback is due at a step that the loop has left out, and return whether there is one.
+
+    Args:
+        calls: The host calls around the steps.
+        last: The number of the last reported step.
+        step: The number of the next one.
+    """
+    for call in (*calls.end, *calls.trigger):
+        for schedule in call.schedules:
+            if isinstance(schedule, EverySteps) and step % schedule.steps and schedule.next_due(last, 0) < step:
+                warn_user(
+                    f"{call.handler.declared.label} is due at step {schedule.next_due(last, 0)}, but the loop has "
+                    f"reported step {step} after step {last}, so it does not run. Report each step, or each multiple "
+                    f"of {schedule.steps}.",
+                    UserWarning,
+                )
+                return True
+    return False

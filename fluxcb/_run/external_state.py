@@ -41,7 +41,7 @@ class ExternalTree:
     def __init__(self, get: Callable[[], PyTree], put: Callable[[PyTree], None] | None) -> None:
         self._get, self.put = get, put
         self._parts: dict[str, PyTree] | None = None
-        self._changed = False
+        self._changed = self._put_works = False
         self._names: list[str] = []
         self._structure: Any = None
         self.previous: PyTree = None
@@ -61,8 +61,7 @@ class ExternalTree:
             DeclarationError: The loop's step has donated its arrays.
         """
         self.require_kept()
-        if self.put is not None:
-            self.put(self.previous)
+        self._pass_on(self.previous)
         self._parts = None
 
     def require_kept(self) -> None:
@@ -91,12 +90,37 @@ class ExternalTree:
         self._changed = True
 
     def write_back(self) -> None:
-        """Pass the pytree to the loop if a callback has changed it."""
+        """Pass the pytree to the loop if a callback has changed it; see `_pass_on`."""
         if not self._changed:
             return
         parts, self._changed = self.parts, False  # a failing `set_state` is not called again
-        if self.put is not None:
-            self.put(self._joined(parts))
+        self._pass_on(self._joined(parts))
+
+    def _pass_on(self, tree: PyTree) -> None:
+        """Pass a pytree to the loop, and check once that the loop has taken it over.
+
+        Raises:
+            DeclarationError: `set_state` has changed nothing.
+        """
+        if self.put is None:
+            return
+        before = [] if self._put_works else jax.tree.leaves(self._get())
+        self.put(tree)
+        if self._put_works:
+            return
+        leaves = zip(before, jax.tree.leaves(tree), jax.tree.leaves(self._get()), strict=False)
+        changed = [after is not old for old, new, after in leaves if new is not old]
+        if changed and not any(changed):
+            raise DeclarationError(
+                "`set_state` was called, and `state` still returns the previous arrays.",
+                why="the loop goes on with the state of before, so a restored checkpoint, for example, has no effect",
+                fix=[
+                    "if `set_state` assigns variables of the function around it, begin it with a line such as "
+                    "`nonlocal params, opt_state`",
+                    "if it assigns variables of a module, begin it with `global params, opt_state`",
+                ],
+            )
+        self._put_works = any(changed)
 
     def _split(self, tree: PyTree) -> dict[str, PyTree]:
         found, self._structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)

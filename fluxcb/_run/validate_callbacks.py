@@ -15,7 +15,7 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._declare.access import Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import StepEnd, TracedEvent, is_concrete
+from fluxcb._declare.events import StepEnd, TracedEvent, Trigger, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
@@ -125,10 +125,12 @@ def refuse_useless(graph: CallbackGraph) -> None:
 
     Raises:
         AccessError: A callback without traced handlers writes a flag of the step.
-        DeclarationError: A class has `load_state_dict`, but no `state_dict`.
+        DeclarationError: A class has `load_state_dict`, but no `state_dict`. Or a callback would look for the metric of
+            an epoch only within the epoch.
     """
     _refuse_late_flags(graph)
     _refuse_lost_state(graph)
+    _refuse_early_metrics(graph)
 
 
 def warn_ineffective(graph: CallbackGraph) -> None:
@@ -164,6 +166,27 @@ def _refuse_late_flags(graph: CallbackGraph) -> None:
         flags = [path for path in STEP_FLAGS if _writes(declared, path)]
         if flags and declared.handlers and not any(entry.traced for entry in declared.handlers):
             raise flag_written_late(declared, flags[0], ", but it has no traced handler")
+
+
+def _refuse_early_metrics(graph: CallbackGraph) -> None:
+    """Check that callbacks that watch a metric of a phase also run after the epoch, when it has its value.
+
+    Raises:
+        DeclarationError: A callback runs only within epochs, for example every 10 steps.
+    """
+    names = {phase.name for phase in graph.phases}
+    for phase in filter(lambda phase: phase.trains, graph.phases):
+        for handler in graph.handlers(Trigger, phase):
+            early = [schedule for schedule in handler.schedules if schedule.after_epoch() is None]
+            # An `InferenceRunner` can run on the same schedule, so its metrics have values within the epoch.
+            watched = [of for of in handler.declared.callback.watched_metrics() if early and of.phase in names]
+            if watched:
+                raise DeclarationError(
+                    f"{handler.declared.label} watches `{watched[0]}`, and runs only within epochs ({early[0]}).",
+                    where=handler.declared.where,
+                    why="the metric gets its value at the end of an epoch, so the callback would never act",
+                    fix="give the period in epochs, e.g. `every(callback, epochs=1)`",
+                )
 
 
 def _refuse_lost_state(graph: CallbackGraph) -> None:

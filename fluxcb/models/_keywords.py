@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fluxcb._errors import DeclarationError, did_you_mean
 
-TRAIN_FLAGS = {"train": False, "training": False, "is_training": False, "deterministic": True}
+TRAIN_FLAGS = {"train": False, "training": False, "is_training": False, "is_train": False, "deterministic": True}
 """Keywords that select training mode, and for each whether True means evaluation instead."""
 
 
@@ -48,12 +48,21 @@ def boolean_options(function: Callable[..., Any]) -> dict[str, bool]:
 
 
 def key_means_training(function: Callable[..., Any]) -> bool:
-    """Return whether a random key selects training mode: `key` may be None, and there is no parameter `train`."""
+    """Return whether a random key selects training mode: `key` may be None, and there is no train flag."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
-    return "train" not in parameters and "key" in parameters and parameters["key"].default is None
+    return not TRAIN_FLAGS.keys() & parameters and "key" in parameters and parameters["key"].default is None
+
+
+def step_keywords(function: Callable[..., Any], *, key: Any, train: bool) -> dict[str, Any]:
+    """Return the keywords of `function` that describe a step: `key`, and each of `TRAIN_FLAGS` that it accepts."""
+    values = {"key": key, **{name: train is not inverted for name, inverted in TRAIN_FLAGS.items()}}
+    accepted = accepted_keywords(function)
+    # What `functools.partial` has fixed stays as it is.
+    fixed = getattr(function, "keywords", {})
+    return {name: value for name, value in values.items() if name in accepted and name not in fixed}
 
 
 def fits_call(function: Callable[..., Any], count: int, keywords: Iterable[str]) -> bool:

@@ -44,8 +44,9 @@ def linen(module: Any, train_argument: str | None = None, *, rng_streams: Sequen
     Args:
         module: The module. A bound module provides the initial values of its variables.
         train_argument: The keyword argument of the module's call that selects training mode. With None, the adapter
-            looks for `train`, `training`, `is_training` or `deterministic` among the parameters of the call, and passes
-            nothing if there is none. `deterministic` is True during evaluation, the others are True during training.
+            looks for `train`, `training`, `is_training`, `is_train` or `deterministic` among the parameters of the
+            call, and passes nothing if there is none. `deterministic` is True during evaluation, the others are True
+            during training.
         rng_streams: Names of all random streams that the module uses in a call. The first stream gets the key of the
             step itself. The stream with the index `i` gets `jax.random.fold_in(key, i)`. Evaluation passes all streams
             except `dropout`, so a module that draws from `dropout` in evaluation raises an error.

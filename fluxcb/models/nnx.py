@@ -45,8 +45,8 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
     Args:
         module: The module, with initialized variables.
         train_argument: The keyword argument of the module's call that selects training mode. With None, the adapter
-            looks for `train`, `training`, `is_training` or `deterministic` among the parameters of the call.
-            `deterministic` is True during evaluation, the others are True during training.
+            looks for `train`, `training`, `is_training`, `is_train` or `deterministic` among the parameters of the
+            call. `deterministic` is True during evaluation, the others are True during training.
 
     Returns:
         The adapter.

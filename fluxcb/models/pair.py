@@ -10,9 +10,10 @@ from typing import Any
 import jax
 
 from fluxcb._calls import entry_point
+from fluxcb._declare.losses import warn_about_keys
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import TRAIN_FLAGS, accepted_keywords, fits_call, key_means_training
+from fluxcb.models._keywords import TRAIN_FLAGS, accepted_keywords, fits_call, key_means_training, step_keywords
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
@@ -22,14 +23,16 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     """Adapt two functions to the training step.
 
     If `apply` has a parameter named `key`, it receives the PRNG key of the step. If it has a parameter named `train`,
-    it receives whether the step trains. If it has `key=None` but not `train`, evaluation passes no key. Without these
-    parameters, it is called with the two arrays only, so the functions of other libraries can be used:
+    `training`, `is_training` or `is_train`, it receives whether the step trains, and `deterministic` receives the
+    opposite. If it has `key=None` but no such flag, evaluation passes no key. Without these parameters, it is called
+    with the two arrays only, so the functions of other libraries can be used:
     `pair(*hk.without_apply_rng(hk.transform(f)))` for Haiku, and `pair(lambda key, xs: init(key, xs.shape)[1], apply)`
     for stax.
 
     Args:
         init: `init(key, xs) -> params`, where `xs` is an example of the input.
-        apply: `apply(params, xs) -> outputs`, with optional keywords `key` and `train`.
+        apply: `apply(params, xs) -> outputs`, with optional keywords `key` and `train`. A warning names a parameter
+            such as `rng`, which would get no key.
         stateful: Whether the model has state in addition to its params. If so, `init` returns `(params, model_state)`,
             and `apply(params, model_state, xs)` returns `(outputs, new_model_state)`.
 
@@ -61,7 +64,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     _refuse_module_with_flag(apply)
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
     for name, function in (("init", init), ("apply", apply)):
-        keywords = accepted_keywords(apply) & {"key", "train"} if name == "apply" else ()
+        keywords = step_keywords(apply, key=None, train=True) if name == "apply" else ()
         if not fits_call(function, len(arguments[name]), keywords):
             raise DeclarationError(
                 f"`{name}` of a model pair takes {inspect.signature(function)}, "
@@ -69,6 +72,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 where=_place(function),
                 fix=f"write `def {name}({', '.join(arguments[name])}):`",
             )
+    warn_about_keys(apply, "`apply` of the model pair", "key")
     return PairAdapter(init, apply, stateful)
 
 
@@ -91,7 +95,6 @@ class PairAdapter:
         self._init = init
         self._apply = apply
         self._stateful = stateful
-        self._accepted = accepted_keywords(apply) & {"key", "train"}
         self._key_means_training = key_means_training(apply)
 
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
@@ -118,7 +121,7 @@ class PairAdapter:
         self, params: PyTree, model_state: PyTree, xs: PyTree, *, train: bool, key: Any
     ) -> tuple[PyTree, PyTree]:
         """Return the same as `apply`, and pass the key to a function that would otherwise have none in evaluation."""
-        keywords = {name: value for name, value in (("key", key), ("train", train)) if name in self._accepted}
+        keywords = step_keywords(self._apply, key=key, train=train)
         if not self._stateful:
             return self._apply(params, xs, **keywords), model_state
         outputs, new_model_state = self._apply(params, model_state, xs, **keywords)
@@ -126,7 +129,7 @@ class PairAdapter:
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
         """Return a callable with these arrays for a loss function. `model(xs, ...)` passes its arguments to `apply`."""
-        defaults = {"key": self._key(train, key), "train": train}
+        defaults = step_keywords(self._apply, key=self._key(train, key), train=train)
         model = BoundPair(self._apply, params, model_state, self._stateful, defaults)
         return BoundModel(model, lambda _: model.model_state)
 
@@ -150,7 +153,7 @@ class PairAdapter:
 class BoundPair:
     """A pair of functions in the form that a loss function receives: `model(xs, ...)` is `apply(params, xs, ...)`.
 
-    If `apply` takes the keywords `key` and `train`, a call may omit them.
+    If `apply` takes the keywords of `step_keywords`, a call may omit them.
 
     Attributes:
         params: The parameters.
@@ -165,8 +168,7 @@ class BoundPair:
         self.model_state = model_state
         self._apply = apply
         self._stateful = stateful
-        accepted = accepted_keywords(apply)
-        self._defaults = {name: value for name, value in defaults.items() if name in accepted}
+        self._defaults = defaults
         self._calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> PyTree:

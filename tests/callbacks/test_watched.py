@@ -13,6 +13,7 @@ from fluxcb.callbacks import (
     Metric,
     Metrics,
     Monitors,
+    PeriodicTrigger,
     ScalarStats,
     Watched,
 )
@@ -40,6 +41,11 @@ class Look(Callback):
     def look(self, event, phase, learner):
         metrics, epoch = learner.cbstate.metrics_epoch, learner.progress.epoch
         self.seen.append([watched.at(metrics, epoch) for watched in self.watched])
+
+
+class Watches(Look):
+    def watched_metrics(self):
+        return self.watched
 
 
 def of(**phases):
@@ -192,6 +198,29 @@ def test_a_metric_without_values_is_an_error(text, metrics, message):
     with pytest.raises(DeclarationError) as error:
         Watched.named(text, None, "Mine").at(metrics, 1)
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize(
+    ("wrap", "when"),
+    [
+        (lambda callback: every(callback, steps=4), "every 4 steps"),
+        (lambda callback: every(callback, seconds=1), "every second"),
+        (lambda callback: every(every(callback, epochs=1), steps=3), "every 3 steps"),
+        (lambda callback: PeriodicTrigger(callback, every_k_steps=2), "every 2 steps"),
+    ],
+)
+def test_a_watcher_that_never_runs_after_an_epoch_is_an_error(wrap, when):
+    with pytest.raises(DeclarationError) as error:
+        testlearner(wrap(EarlyStopping(2)), Metrics())
+    assert error.value.what.endswith(f" watches `validation/loss`, and runs only within epochs ({when}).")
+    assert error.value.fix == ("give the period in epochs, e.g. `every(callback, epochs=1)`",)
+
+
+def test_watchers_that_run_after_some_epochs_or_beside_a_runner_are_accepted():
+    testlearner(every(EarlyStopping(2), epochs=2), Metrics())
+    testlearner(PeriodicTrigger(EarlyStopping(2), every_k_steps=2, every_k_epochs=1), Metrics())
+    runner = InferenceRunner(BATCHES, ScalarStats("loss"), name="held_out")
+    testlearner(every(runner, steps=2), every(Watches(Watched.named("held_out/loss", None, "Look")), steps=2))
 
 
 def test_an_epoch_that_has_not_ended():

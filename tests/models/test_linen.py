@@ -206,8 +206,8 @@ def test_module_without_call_raises():
 
 class HiddenFlag(nn.Module):
     @nn.compact
-    def __call__(self, x, is_train=True):
-        return nn.Dropout(0.5, deterministic=not is_train)(x)
+    def __call__(self, x, in_training=True):
+        return nn.Dropout(0.5, deterministic=not in_training)(x)
 
 
 class AlwaysDrops(nn.Module):
@@ -244,10 +244,11 @@ def test_dropout_in_evaluation_raises_and_the_named_flag_turns_it_off():
         "The Linen module `HiddenFlag` draws from the random stream `dropout` in evaluation, so dropout is on.\n"
         f"  where: {__name__}.HiddenFlag\n"
         "  why:   metrics and predictions would be those of a model with randomly disabled units\n"
-        '  fix:   if `is_train` is true in training, pass `fluxcb.models.linen(module, "is_train")` as the model\n'
+        "  fix:   if `in_training` is true in training, pass "
+        '`fluxcb.models.linen(module, "in_training")` as the model\n'
         f"     or: {ON_PURPOSE}"
     )
-    model = linen(HiddenFlag(), "is_train")
+    model = linen(HiddenFlag(), "in_training")
     np.testing.assert_array_equal(model.apply({}, {}, XS, train=False, key=KEY)[0], XS)
     assert (np.asarray(model.apply({}, {}, XS, train=True, key=KEY)[0]) == 0).any()
 
@@ -276,7 +277,7 @@ def test_dropout_in_evaluation_of_a_loss_function_raises_unless_it_passes_keys_i
     with pytest.raises(DeclarationError) as caught:
         model(XS)
     assert caught.value.fix[0] == (
-        "write `def loss_fn(model, batch, *, train):`, and pass `is_train=train` when you call the model"
+        "write `def loss_fn(model, batch, *, train):`, and pass `in_training=train` when you call the model"
     )
-    np.testing.assert_array_equal(model(XS, is_train=False), XS)
+    np.testing.assert_array_equal(model(XS, in_training=False), XS)
     assert (np.asarray(model(XS, rngs={"dropout": KEY})) == 0).any()

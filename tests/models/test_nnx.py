@@ -291,12 +291,12 @@ class Drops(flax_nnx.Module):
 
 
 class HiddenFlag(Drops):
-    def __call__(self, x, is_train=True):
-        return self.dropout(x, deterministic=not is_train)
+    def __call__(self, x, in_training=True):
+        return self.dropout(x, deterministic=not in_training)
 
 
 class LeavesItOut(Drops):
-    def __call__(self, x, is_train=True):
+    def __call__(self, x, in_training=True):
         return self.dropout(x)
 
 
@@ -316,8 +316,8 @@ class Inference(Drops):
 
 
 class PassesRngs(Drops):
-    def __call__(self, x, rngs, is_train=True):
-        return self.dropout(x, deterministic=not is_train, rngs=rngs)
+    def __call__(self, x, rngs, in_training=True):
+        return self.dropout(x, deterministic=not in_training, rngs=rngs)
 
 
 class PassesKey(Drops):
@@ -332,9 +332,9 @@ class Attention(flax_nnx.Module):
         self.noise = rngs.noise.fork()
         self.options = flax_nnx.static(options)
 
-    def __call__(self, x, is_train=True):
+    def __call__(self, x, in_training=True):
         own = {"rngs": self.noise} if self.options.get("own") else {}
-        return self.attention(x[None], deterministic=not is_train, **own)
+        return self.attention(x[None], deterministic=not in_training, **own)
 
 
 class Stacked(Drops):
@@ -370,10 +370,10 @@ def test_dropout_in_evaluation_raises_and_each_fix_works():
         f"  where: {__name__}.HiddenFlag\n"
         "  why:   metrics and predictions would be those of a model with randomly disabled units\n"
         f"  fix:   {LEFT_OUT}\n"
-        '     or: if `is_train` is true in training, pass `fluxcb.models.nnx(module, "is_train")` as the model\n'
+        '     or: if `in_training` is true in training, pass `fluxcb.models.nnx(module, "in_training")` as the model\n'
         f"     or: {ON_PURPOSE}"
     )
-    for model in (nnx(LeavesItOut()), nnx(HiddenFlag(), "is_train")):
+    for model in (nnx(LeavesItOut()), nnx(HiddenFlag(), "in_training")):
         np.testing.assert_array_equal(evaluated(model), XS)
         assert (np.asarray(model.apply({}, {}, XS, train=True, key=KEY)[0]) == 0).any()
     assert (evaluated(nnx(HiddenFlag("noise"))) == 0).any()
@@ -387,7 +387,7 @@ def test_dropout_in_evaluation_raises_and_each_fix_works():
         (Inference(), ("if `inference` is true in evaluation, rename it to `deterministic`",)),
         (
             PassesRngs(),
-            ('if `is_train` is true in training, pass `fluxcb.models.nnx(module, "is_train")` as the model',),
+            ('if `in_training` is true in training, pass `fluxcb.models.nnx(module, "in_training")` as the model',),
         ),
     ],
 )
@@ -402,11 +402,11 @@ def test_dropout_of_attention_in_evaluation_raises_unless_it_has_its_own_stream(
         evaluated(nnx(Attention()))
     assert caught.value.fix == (
         LEFT_OUT.replace("Dropout", "MultiHeadAttention"),
-        'if `is_train` is true in training, pass `fluxcb.models.nnx(module, "is_train")` as the model',
+        'if `in_training` is true in training, pass `fluxcb.models.nnx(module, "in_training")` as the model',
         "if random numbers in evaluation are intended, draw them from another stream: "
         "`rngs=self.noise`, with `self.noise = rngs.noise.fork()` in `__init__`",
     )
-    mean = evaluated(nnx(Attention(), "is_train"))
+    mean = evaluated(nnx(Attention(), "in_training"))
     assert not np.array_equal(evaluated(nnx(Attention(own=True))), mean)
 
 
@@ -425,10 +425,10 @@ def test_dropout_in_evaluation_of_a_loss_function_raises():
         model(XS)
     assert caught.value.fix == (
         LEFT_OUT,
-        "write `def loss_fn(model, batch, *, train):`, and pass `is_train=train` when you call the model",
+        "write `def loss_fn(model, batch, *, train):`, and pass `in_training=train` when you call the model",
         ON_PURPOSE,
     )
-    np.testing.assert_array_equal(model(XS, is_train=False), XS)
+    np.testing.assert_array_equal(model(XS, in_training=False), XS)
     assert isinstance(model.dropout, flax_nnx.Dropout)
     # The user's own module and the trained module have the layers of Flax.
     assert type(module.dropout) is type(nnx(module).rebuild({}, {}).dropout) is flax_nnx.Dropout

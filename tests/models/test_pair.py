@@ -1,3 +1,6 @@
+import functools
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -143,6 +146,37 @@ def test_optional_key_is_not_passed_in_evaluation():
     dropped = dropout_with_key({}, XS, key)
     np.testing.assert_array_equal(model.apply({}, {}, XS, train=True, key=key)[0], dropped)
     np.testing.assert_array_equal(model.bind({}, {}, train=True, key=key).model(XS), dropped)
+
+
+@pytest.mark.parametrize(
+    ("flagged", "inverted"),
+    [
+        (lambda params, xs, training=False: (xs, training), False),
+        (lambda params, xs, *, is_training: (xs, is_training), False),
+        (lambda params, xs, is_train=True: (xs, is_train), False),
+        (lambda params, xs, deterministic=True: (xs, deterministic), True),
+    ],
+)
+def test_each_train_flag_is_set(flagged, inverted):
+    model = pair(init, flagged)
+    for train in (True, False):
+        assert model.apply({}, {}, XS, train=train, key=None)[0][1] is (train is not inverted)
+        assert model.bind({}, {}, train=train, key=None).model(XS)[1] is (train is not inverted)
+    assert model.rebuild({}, {})(XS)[1] is inverted
+
+
+def test_flag_of_partial_function_stays():
+    model = pair(init, functools.partial(lambda params, xs, training=False: (xs, training), training=False))
+    assert model.apply({}, {}, XS, train=True, key=None)[0][1] is False
+
+
+def test_parameter_for_a_key_with_another_name_is_a_warning():
+    text = (
+        "`apply` of the model pair has a parameter `dropout_rng`, and gets no random key there. Rename the parameter "
+        "to `key`."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        pair(init, lambda params, xs, dropout_rng=None: xs)
 
 
 def test_trained_pair_passes_an_explicit_key():

@@ -253,6 +253,22 @@ def test_loop_without_after_epoch_is_a_warning():
         hook.after_step(1, {"loss": 1 / 0})
 
 
+def test_period_that_falls_into_a_gap_is_a_warning():
+    recorder = Recorder()
+    text = (
+        "Recorder() at EverySteps(steps=10) is due at step 10, but the loop has reported step 14 after step 7, so it "
+        "does not run. Report each step, or each multiple of 10."
+    )
+    with callbacks_as_hook([every(recorder, steps=10)], {"loss": 0.0}) as hook:
+        hook.after_step(7, {"loss": 1.0})
+        with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+            hook.after_step(14, {"loss": 1.0})
+        hook.after_step(20, {"loss": 2.0})
+        hook.after_step(26, {"loss": 1.0})  # a step without a gap that is due, and a second gap: no further warning
+        hook.after_step(33, {"loss": 1.0})
+        hook.after_epoch()
+
+
 def test_hook_to_callback_in_hook():
     seen = []
     hook = callbacks_as_hook(

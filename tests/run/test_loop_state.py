@@ -190,6 +190,24 @@ def test_nan_restores_state_changed_in_place(average):
         assert float(hook.cbstate["ema"]["params"]["w"]) == (8 + 4) / 2
 
 
+def test_set_state_that_changes_nothing_raises(refused):
+    class Forgetful(Loop):
+        def put(self, state):
+            params, opt_state = state  # local variables
+            self.puts += len(params) - len(opt_state)
+
+    loop = Forgetful([Scheduler({LearningRate: lambda step: 0.0})])
+    with refused(
+        DeclarationError,
+        "`set_state` was called, and `state` still returns the previous arrays.\n"
+        "  why:   the loop goes on with the state of before, so a restored checkpoint, for example, has no effect\n"
+        "  fix:   if `set_state` assigns variables of the function around it, begin it with a line such as "
+        "`nonlocal params, opt_state`\n"
+        "     or: if it assigns variables of a module, begin it with `global params, opt_state`",
+    ):
+        loop.train(1)
+
+
 def test_donating_loop_cannot_restore_state(refused):
     donating = jax.jit(plain_step, donate_argnums=(0, 1))
     loop = Loop([StopOnNaNLoss()], step=donating)

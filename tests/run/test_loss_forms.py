@@ -1,5 +1,8 @@
 """Loss functions that take the model or the parameters, and the batch."""
 
+import functools
+import re
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -76,7 +79,8 @@ def test_loss_signatures_with_outputs():
         assert key is None
         return cross_entropy(outputs, ys)
 
-    assert type(learner(pair(), optional, data=[(XS, YS)]).phases[0]) is TrainingPhase
+    with pytest.warns(UserWarning, match=r"is called as `loss_fn\(outputs, ys\)`"):
+        assert type(learner(pair(), optional, data=[(XS, YS)]).phases[0]) is TrainingPhase
 
 
 def test_loss_of_parameters_with_model_raises(refused):
@@ -722,3 +726,60 @@ def test_functions_that_take_the_targets_first_are_a_warning():
         name = "ordered" if metric is ordered else "mean_error"
         assert history.per_epoch["training"]["loss"] == [(1, 2.0)]  # outputs 0, targets 1
         assert history.per_epoch["training"][name] == [(1, 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("build", "form", "name", "value", "advice"),
+    [
+        (
+            lambda: learner(pair(), lambda outputs, ys, *, train=False: cross_entropy(outputs, ys), data=[(XS, YS)]),
+            "outputs, ys",
+            "train",
+            False,
+            "To get it from fluxcb, write `def loss_fn(model, batch, *, key, train):`.",
+        ),
+        (
+            lambda: learner(pair(), lambda model, batch, training=False: named_model(model, batch)),
+            "model, batch, *, key, train",
+            "training",
+            False,
+            "Call it `train`, and fluxcb passes it.",
+        ),
+        (
+            lambda: from_loss(lambda params, batch, *, rng=None: jnp.mean(batch["image"] @ params["w"])),
+            "params, batch, key",
+            "rng",
+            None,
+            "Call it `key`, and fluxcb passes it.",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
+)
+def test_optional_parameter_that_gets_nothing_is_a_warning(build, form, name, value, advice):
+    text = f"The loss function is called as `loss_fn({form})`, so its parameter `{name}` is always {value}. {advice}"
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        build()
+
+
+def test_default_of_third_parameter_decides_whether_it_gets_the_key():
+    got = {}
+
+    def keyed(params, batch, dropout_rng=None):
+        got["dropout_rng"] = dropout_rng
+        return jnp.mean(batch["image"] @ params["w"])
+
+    def reduced(params, batch, reduction="mean"):
+        got["reduction"] = reduction
+        return jnp.mean(batch["image"] @ params["w"])
+
+    def distilled(params, batch, teacher=None):
+        got["teacher"] = teacher
+        return jnp.mean(batch["image"] @ params["w"])
+
+    def chosen(params, batch, training=True):
+        return jnp.mean(batch["image"] @ params["w"])
+
+    for loss_fn in (keyed, reduced, distilled, functools.partial(chosen, training=False)):
+        from_loss(loss_fn, data=[BATCH])
+    assert got.pop("dropout_rng").dtype == jax.random.key(0).dtype
+    assert got == {"reduction": "mean", "teacher": None}

@@ -40,8 +40,8 @@ KEPT = "fix: evaluation does not change `model_state`. "
 
 class HiddenFlag(nn.Module):
     @nn.compact
-    def __call__(self, x, is_train=True):
-        return nn.Dense(3)(nn.BatchNorm(use_running_average=not is_train)(x))
+    def __call__(self, x, in_training=True):
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=not in_training)(x))
 
 
 class NoFlag(nn.Module):
@@ -78,8 +78,8 @@ class Counts(nn.Module):
     [
         (
             HiddenFlag(),
-            'if `is_train` is true in training, pass `fluxcb.models.linen(module, "is_train")` as the model',
-            linen(HiddenFlag(), "is_train"),
+            'if `in_training` is true in training, pass `fluxcb.models.linen(module, "in_training")` as the model',
+            linen(HiddenFlag(), "in_training"),
         ),
         (
             NoFlag(),
