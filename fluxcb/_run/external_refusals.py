@@ -100,7 +100,8 @@ def check_access(declared: Declared, names: Iterable[str], *, has_state: bool, h
                 where=where,
                 why="`callbacks_as_hook` can read the values that the loop reports, and cannot change its training",
                 fix=["write `callbacks_as_hook(callbacks, values, state=get, set_state=put)`", _INSTEAD]
-                if (path[0] in _OF_STATE or path == ("step", "skip")) and not has_state
+                if not has_state
+                and (path[0] in _OF_STATE or path == ("step", "skip") or (path == ("*",) and not writing))
                 else _INSTEAD,
             )
         if writing and path[0] in (*TREES, "hyperparams") and not has_put:

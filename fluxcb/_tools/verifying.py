@@ -37,9 +37,10 @@ class Verdict:
         name: `module:name`.
         level: How thoroughly the set was checked.
         problems: The problems of the set.
-        advice: Possible improvements: permissions that nothing uses.
+        advice: Possible improvements, such as permissions that nothing uses, and what may have caused the problems.
         unclear: Places where the source check could not follow a handler.
         graph: The graph of the set, or None if it could not be built.
+        in_testlearner: Whether the callbacks were tested with the model of `fluxcb.testing.testlearner`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Verdict:
     advice: list[str] = field(default_factory=list)
     unclear: list[str] = field(default_factory=list)
     graph: CallbackGraph | None = None
+    in_testlearner: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON data."""
@@ -87,6 +89,12 @@ def verify(name: str, root: Path, level: str) -> Verdict:
                 _try(target, verdict)
     except FluxcbError as error:
         verdict.problems += _each(error)
+    if verdict.problems and verdict.in_testlearner:
+        verdict.advice.insert(
+            0,
+            "this list of callbacks was tested with the small model of `fluxcb.testing.testlearner`, which has one "
+            "output; if the callbacks need your model and data, name a function that returns your Learner",
+        )
     return verdict
 
 
@@ -170,20 +178,20 @@ def _look(target: Target, verdict: Verdict) -> None:
 def _try(target: Target, verdict: Verdict) -> None:
     """Trace the step. At level `audit`, also train two steps. At level `resume`, also interrupt them at every point."""
     if verdict.level == "trace":
-        _learner(target)
+        _learner(target, verdict)
         return
     from fluxcb._tools.auditing import audit_learner
 
-    audit = audit_learner(lambda: _learner(target))
+    audit = audit_learner(lambda: _learner(target, verdict))
     verdict.problems += audit.problems
     verdict.advice += audit.advice
     if verdict.level == "resume" and not verdict.problems:
         from fluxcb._tools.resume_proof import audit_resume
 
-        verdict.problems += audit_resume(lambda: _learner(target))
+        verdict.problems += audit_resume(lambda: _learner(target, verdict))
 
 
-def _learner(target: Target) -> Learner:
+def _learner(target: Target, verdict: Verdict) -> Learner:
     """Return a Learner for the set. A list of callbacks gets the small Learner of `fluxcb.testing`."""
     value = target.get()
     if is_learner(value):
@@ -192,15 +200,8 @@ def _learner(target: Target) -> Learner:
     from fluxcb.testing import testlearner
 
     items = value if target.makes else fresh_callbacks(value)
-    try:
-        return testlearner(*items, default_callbacks=True)
-    except FluxcbError as error:
-        error.add_note(
-            "This list of callbacks was tested with the small Learner of `fluxcb.testing.testlearner`. If it needs "
-            "your "
-            "own model and data, declare a function that returns your Learner instead."
-        )
-        raise
+    verdict.in_testlearner = True
+    return testlearner(*items, default_callbacks=True)
 
 
 def _each(error: FluxcbError) -> list[FluxcbError]:

@@ -305,7 +305,7 @@ def test_callback_that_needs_state_raises(callback, what):
         callbacks_as_hook([callback()], {"loss": 0.0})
     first, _, rest = str(caught.value).partition("\n")
     assert first.endswith(f"{what}, which belongs to the hand-written loop.")
-    needs_state = not what.endswith(("`step.loss`", "`*`"))
+    needs_state = not what.endswith("`step.loss`")
     expected = LOOP.replace("  fix:   ", WITH_STATE + "     or: ") if needs_state else LOOP
     assert rest.partition("\n")[2] == expected  # behind the line that says where
 

@@ -127,6 +127,22 @@ def test_check_does_not_import_jax(sample):
     assert run.stdout.splitlines()[-1] == "False", run.stderr
 
 
+def test_check_says_that_a_list_was_tested_with_another_model(tmp_path):
+    lines = "from fluxcb.callbacks import Metrics, accuracy\ncallbacks = [Metrics(accuracy)]\n"
+    (tmp_path / "classes.py").write_text(lines)
+    advice = (
+        "  advice: this list of callbacks was tested with the small model of `fluxcb.testing.testlearner`, which has "
+        "one output; if the callbacks need your model and data, name a function that returns your Learner"
+    )
+    assert advice in done(cli(tmp_path, "check", "classes:callbacks", "--level", "trace"), 1)
+    (tmp_path / "missing.py").write_text(
+        "from fluxcb.callbacks import EarlyStopping\ncallbacks = [EarlyStopping(2, 'f1')]\n"
+    )
+    assert advice not in done(
+        cli(tmp_path, "check", "missing:callbacks", "--level", "trace"), 1
+    )  # not the model's fault
+
+
 def test_check_with_higher_level(sample):
     lines = done(cli(sample, "check", "kit.train:callbacks", "kit.train:make_learner", "--level", "audit"))
     assert lines[0] == "Sets as named, imported from ., level audit"
