@@ -18,6 +18,7 @@ from fluxcb._declare.access import Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import Event, StepEnd, TracedEvent, is_concrete
+from fluxcb._declare.handlers import Handler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import names_in
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
@@ -240,6 +241,8 @@ def _warn_uncalled(graph: CallbackGraph) -> None:
         is_guard = isinstance(unwrap(declared.callback), StopOnNaNLoss)
         for entry in declared.handlers:
             phases = [phase for phase in graph.phases if issubclass(phase, entry.phase)]
+            if not phases:
+                _warn_other_phase(graph, declared, entry)
             # A handler of a base class, such as `TracedEvent`, is for whatever is emitted.
             if not is_concrete(entry.event) or any(_may_emit(entry.event, p) for p in phases):
                 continue
@@ -260,6 +263,24 @@ def _warn_uncalled(graph: CallbackGraph) -> None:
                     # One of the defaults, which users may not know.
                     + is_guard * " Otherwise, a loss that is NaN or infinite does not end the fit."
                 )
+
+
+def _warn_other_phase(graph: CallbackGraph, declared: Declared, entry: Handler) -> None:
+    """Warn about a handler for a training phase that the Learner does not have, if the Learner has another one."""
+    training = [phase for phase in graph.phases if phase.trains and _may_emit(entry.event, phase)]
+    if not training or not entry.phase.trains:
+        return
+    # A callback may have a handler for each of several training phases, and Learners may have only some of them.
+    for other in declared.handlers:
+        related = issubclass(other.event, entry.event) or issubclass(entry.event, other.event)
+        if related and any(issubclass(phase, other.phase) for phase in training):
+            return
+    names = " and ".join(phase.__name__ for phase in training)
+    _warn(
+        f"fluxcb does not call {declared.label}.{entry.name}, because it is for {entry.phase.__name__}, and the training "
+        f"{'phase' if len(training) == 1 else 'phases'} of this Learner {'is' if len(training) == 1 else 'are'} {names}. "
+        f"Write `AbstractTrainingPhase` instead of `{entry.phase.__name__}`, which includes all training phases."
+    )
 
 
 def _may_emit(event: type[Event], phase: type[Phase]) -> bool:
