@@ -53,7 +53,8 @@ def testlearner(
     Args:
         *callbacks: Callback instances, and `in_order(...)` groups of them.
         batches: Number of training batches in an epoch.
-        validation_batches: Number of validation batches in an epoch. 0 means no validation.
+        validation_batches: Number of validation batches in an epoch. 0 means no validation. Without effect if `phases`
+            has no validation phase.
         batch_size: Number of examples in a batch.
         learning_rate: Step size of gradient descent.
         default_callbacks: Whether to add the default callbacks, as `Learner` does.
@@ -82,7 +83,12 @@ def testlearner(
     def squared_error(outputs: Any, ys: Any) -> Any:
         return jnp.mean((outputs - ys) ** 2)
 
-    data = make(batches, 0), make(validation_batches, 1) if validation_batches else None
+    phases = kwargs.get("phases")
+    # Phases of the caller may have no use for validation data.
+    validates = not isinstance(phases, list | tuple) or any(
+        getattr(phase, "name", None) == "validation" for phase in phases
+    )
+    data = make(batches, 0), make(validation_batches, 1) if validates and validation_batches else None
     arguments = {"data": data, "optimizer": inject(optax.sgd, learning_rate=learning_rate), **kwargs}
     return Learner(
         (lambda key, xs: {"w": jnp.zeros(()), "b": jnp.zeros(())}, lambda params, xs: params["w"] * xs + params["b"]),

@@ -26,6 +26,7 @@ from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
+from fluxcb._declare.events import ComputeEnd, Event, UpdateEnd, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import FluxcbError, TraceError
 from fluxcb._tracebacks import warn_user
@@ -119,12 +120,18 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     """
     touched: dict[BoundHandler, Touched] = {}
     optimizers: set[str] = set()
+    emitted: set[type[Event]] = set()
 
     def step(carry: PyTree, batch: Batch) -> tuple[PyTree, dict[str, Any]]:
         state = TraceState(setup, phase, carry, batch)
         state.touched = touched
+
+        def emit(event: Event) -> None:
+            state.emit(event)
+            emitted.add(type(event))
+
         try:
-            phase.step(TracedLearner(state), state.emit)
+            phase.step(TracedLearner(state), emit)
         except Exception as error:  # errors in handlers have already been converted
             if not needs_value(error):
                 _note_phase(error, phase, batch)
@@ -148,6 +155,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     # JAX would report a leaked tracer only when it is used later, without the handler that stored it.
     _refuse_leaks(touched)
     closed = traced.jaxpr
+    _warn_of_missing_events(setup, type(phase), emitted)
     if type(phase).trains:
         warn_of_pairs_in_batch(setup, carry_spec, spec, _square_shapes(closed.jaxpr))
         _warn_of_no_update(type(phase), closed.jaxpr, carry_spec)
@@ -163,6 +171,26 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         flops_of(closed.jaxpr),
         frozenset(optimizers),
     )
+
+
+def _warn_of_missing_events(setup: StepSetup, phase: type[Phase], emitted: Collection[type[Event]]) -> None:
+    """Warn about events that a user's phase lists in `provides`, has traced handlers for, and does not emit."""
+    if phase.__module__.startswith("fluxcb."):
+        return
+    for event in phase.provides:
+        # fluxcb itself emits these two; UpdateEnd only after an update, and without one, there is another warning.
+        if event in emitted or event in (UpdateEnd, ComputeEnd):
+            continue
+        # A handler of a base class, such as `TracedEvent`, is for whatever is emitted.
+        handlers = [handler for handler in setup.handlers(event) if is_concrete(handler.handler.event)]
+        if handlers:
+            names = [f"{handler.declared.label}.{handler.name}" for handler in handlers]
+            called = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+            warn_user(
+                f"`{phase.__name__}.step` does not emit {event.__name__}, which `{phase.__name__}.provides` lists, so "
+                f"fluxcb does not call {called}. Call `emit({event.__name__}())` in `step`.",
+                UserWarning,
+            )
 
 
 def _warn_of_no_update(phase: type[Phase], jaxpr: Any, carry: PyTree) -> None:

@@ -1,4 +1,4 @@
-"""Effects of traced handlers that happen once, while the step is traced, and not at each step."""
+"""Effects of traced handlers and of phases that happen once, while the step is traced, and not at each step."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ import numpy as np
 
 from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed
 from fluxcb._declare.declared import BoundHandler
+from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import names_in
 from fluxcb._declare.uncalled_methods import attributes_of
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["TracedField", "traced_fields", "warn_about_changed", "warn_once_only"]
+__all__ = ["TracedField", "phase_fields", "traced_fields", "unchanged_fields", "warn_about_changed", "warn_once_only"]
 
 
 @contextmanager
@@ -66,16 +67,22 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TracedField:
-    """A field of a callback that a traced handler reads as `self.<name>`, also in a method that it calls.
+    """A field of a callback or a phase that traced code reads as `self.<name>`, also in a method that it calls.
 
     Attributes:
-        handler: The handler.
+        owner: The callback or the phase.
+        label: Its name in messages.
+        reader: The traced code, in messages.
+        advice: What to do instead of changing the field.
         name: The name of the field.
-        content: Its content when the handler was traced, which is a constant of the compiled step.
-        names: The names in the code of the handler.
+        content: Its content when the code was traced, which is a constant of the compiled step.
+        names: The names in the code.
     """
 
-    handler: BoundHandler
+    owner: object
+    label: str
+    reader: str
+    advice: str
     name: str
     content: Any
     names: frozenset[str]
@@ -83,8 +90,31 @@ class TracedField:
     @property
     def now(self) -> Any:
         """The current content of the field."""
-        value = _fields(getattr(self.handler.function, "__self__", None)).get(self.name)
-        return content_of(value, self.names)
+        return content_of(_fields(self.owner).get(self.name), self.names)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the content has changed since the code was traced."""
+        return has_changed(self.content, self.now)
+
+
+def unchanged_fields(fields: Iterable[TracedField]) -> list[TracedField]:
+    """Return the fields whose content has not changed since it was read."""
+    return [field for field in fields if not field.changed]
+
+
+def phase_fields(phase: Phase) -> list[TracedField]:
+    """Return the fields that the step of a phase reads, before it is traced."""
+    uses = _uses_of(phase, phase.step)
+    name = type(phase).__name__
+    advice = (
+        "Keep the value in an entry of `learner.cbstate` that the `init` of a callback creates, and name the entry in "
+        f"`{name}.uses`: the step reads it each time."
+    )
+    return [
+        TracedField(phase, repr(phase), f"`{name}.step`", advice, field, content, uses.names)
+        for field, content in _contents(phase, uses).items()
+    ]
 
 
 def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
@@ -93,7 +123,12 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
     for handler in handlers:
         owner, uses = _owner_and_uses(handler)
         contents = _contents(owner, uses)
-        found += [TracedField(handler, name, content, uses.names) for name, content in contents.items()]
+        label = handler.declared.label
+        reader = f"the traced handler {label}.{handler.name}"
+        advice = "Keep the value in an entry of `learner.cbstate`: traced handlers read it at each step."
+        found += [
+            TracedField(owner, label, reader, advice, name, content, uses.names) for name, content in contents.items()
+        ]
     return found
 
 
@@ -112,8 +147,12 @@ class _Uses:
 
 def _owner_and_uses(handler: BoundHandler) -> tuple[Any, _Uses]:
     owner = getattr(handler.function, "__self__", None)
-    code = getattr(inspect.unwrap(handler.function), "__code__", None)
-    return owner, _uses(type(owner), code) if isinstance(code, CodeType) else _Uses(frozenset(), frozenset())
+    return owner, _uses_of(owner, handler.function)
+
+
+def _uses_of(owner: object, method: Any) -> _Uses:
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return _uses(type(owner), code) if isinstance(code, CodeType) else _Uses(frozenset(), frozenset())
 
 
 @functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
@@ -133,18 +172,16 @@ def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
     """Warn about each field whose content has changed since it was traced, and return the unchanged fields."""
     unchanged = []
     for field in fields:
-        now = field.now
-        if not has_changed(field.content, now):
+        if not field.changed:
             unchanged.append(field)
             continue
-        label = field.handler.declared.label
+        now = field.now
         change, used = "has changed", "the earlier value"
         if isinstance(field.content, int | float) and isinstance(now, int | float):
             change, used = f"has changed from {field.content!r} to {now!r}", repr(field.content)
         warn_user(
-            f"`self.{field.name}` of {label} {change}, but the traced handler {label}.{field.handler.name} still uses "
-            f"{used}, which is a constant of the compiled step. Keep the value in an entry of `learner.cbstate`: "
-            "traced handlers read it at each step.",
+            f"`self.{field.name}` of {field.label} {change}, but {field.reader} still uses {used}, which is a constant "
+            f"of the compiled step. {field.advice}",
             UserWarning,
         )
     return unchanged

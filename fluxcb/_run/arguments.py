@@ -293,7 +293,8 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
     """Return the data sources by phase name.
 
     Raises:
-        DataError: A name is not the name of a phase, or the data is a pair of inputs and targets.
+        DataError: A name is not the name of a phase, or the data is a pair of inputs and targets, or it has validation
+            data without a phase for it.
     """
     if data is None:
         return {}
@@ -320,6 +321,18 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                 fix=[
                     "for inputs and targets, write `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
                     'for arrays of batches, write `data={"training": a, "validation": b}`',
+                ],
+            )
+        if data[1] is not None and "validation" not in names:
+            others = ", ".join(f'"{name}": ...' for name in sorted(names))
+            raise DataError(
+                "`data` is a pair `(training, validation)`, but no phase is named 'validation'.",
+                why="the second source would never be used",
+                fix=[
+                    "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`",
+                    "pass only the training data: `data=training`"
+                    if names == {"training"}
+                    else f"write a mapping by the names of the phases: `data={{{others}}}`",
                 ],
             )
         return {

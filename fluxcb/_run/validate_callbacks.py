@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import inspect
 from collections.abc import Collection, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import jax
@@ -15,8 +17,10 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._declare.access import Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import StepEnd, TracedEvent, Trigger, is_concrete
+from fluxcb._declare.events import Event, StepEnd, TracedEvent, Trigger, is_concrete
+from fluxcb._declare.handlers import Handler
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import names_in
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
@@ -257,12 +261,13 @@ def _warn_inert(graph: CallbackGraph) -> None:
 def _warn_uncalled(graph: CallbackGraph) -> None:
     """Warn about handlers for events that none of their phases emits, such as (Trigger, ValidationPhase)."""
     for declared in graph.declared:
-        if isinstance(unwrap(declared.callback), StopOnNaNLoss):  # one of the defaults, which suit most phases
-            continue
+        is_guard = isinstance(unwrap(declared.callback), StopOnNaNLoss)
         for entry in declared.handlers:
             phases = [phase for phase in graph.phases if issubclass(phase, entry.phase)]
+            if not phases:
+                _warn_other_phase(graph, declared, entry)
             # A handler of a base class, such as `TracedEvent`, is for whatever is emitted.
-            if not is_concrete(entry.event) or any(emits(entry.event, p) for p in phases):
+            if not is_concrete(entry.event) or any(_may_emit(entry.event, p) for p in phases):
                 continue
             emitting = [phase.__name__ for phase in graph.phases if emits(entry.event, phase)]
             # Without such a phase, the callback is prepared for other Learners, which is no mistake. A Learner that
@@ -278,7 +283,33 @@ def _warn_uncalled(graph: CallbackGraph) -> None:
                 _warn(
                     f"fluxcb does not call {declared.label}.{entry.name}, because {names} "
                     f"{'does' if len(phases) == 1 else 'do'} not emit {event}. {advice}"
+                    # One of the defaults, which users may not know.
+                    + is_guard * " Otherwise, a loss that is NaN or infinite does not end the fit."
                 )
+
+
+def _warn_other_phase(graph: CallbackGraph, declared: Declared, entry: Handler) -> None:
+    """Warn about a handler for a training phase that the Learner does not have, if the Learner has another one."""
+    training = [phase for phase in graph.phases if phase.trains and _may_emit(entry.event, phase)]
+    if not training or not entry.phase.trains:
+        return
+    # A callback may have a handler for each of several training phases, and Learners may have only some of them.
+    for other in declared.handlers:
+        related = issubclass(other.event, entry.event) or issubclass(entry.event, other.event)
+        if related and any(issubclass(phase, other.phase) for phase in training):
+            return
+    names = " and ".join(phase.__name__ for phase in training)
+    _warn(
+        f"fluxcb does not call {declared.label}.{entry.name}, because it is for {entry.phase.__name__}, and the training "
+        f"{'phase' if len(training) == 1 else 'phases'} of this Learner {'is' if len(training) == 1 else 'are'} {names}. "
+        f"Write `AbstractTrainingPhase` instead of `{entry.phase.__name__}`, which includes all training phases."
+    )
+
+
+def _may_emit(event: type[Event], phase: type[Phase]) -> bool:
+    """Return whether a phase declares an event, or its `step` names it, because handlers also run without `provides`."""
+    code = getattr(inspect.unwrap(phase.step), "__code__", None)
+    return emits(event, phase) or (isinstance(code, CodeType) and event.__name__ in names_in(code))
 
 
 _EFFECTS = (

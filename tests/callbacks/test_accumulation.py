@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import DeclarationError, Read
+from fluxcb import DeclarationError, Read, TraceError
 from fluxcb.callbacks import (
     AccumulateGradients,
     ClipGradients,
@@ -19,7 +19,7 @@ from fluxcb.callbacks import (
     StochasticWeightAveraging,
 )
 from fluxcb.events import BackwardEnd, StepEnd
-from fluxcb.phases import TrainingPhase
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 
 
 def joined(batches):
@@ -175,3 +175,53 @@ def test_fits_of_a_few_steps_give_no_warning_without_an_update(build, make_batch
     for _ in range(4):
         learner.fit(steps=1)
     assert learner.cbstate["accumulation"]["updates"] == 1
+
+
+class Twice(AbstractTrainingPhase):
+    """Two updates with all gradients in one step."""
+
+    provides = {BackwardEnd: ("grads",)}
+
+    def step(self, learner, emit):
+        for _ in range(2):
+            learner.step.grads = learner.grad(lambda params: (params["w"] - learner.step.batch.mean()) ** 2)
+            emit(BackwardEnd())
+            learner.apply_updates()
+
+
+class Once(AbstractTrainingPhase):
+    """The fix of the error about `Twice`."""
+
+    provides = {BackwardEnd: ("grads",)}
+
+    def step(self, learner, emit):
+        learner.step.grads = learner.grad(lambda params: (params["w"] - learner.step.batch.mean()) ** 2)
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+def trained_by(phase, callback):
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.zeros(())},
+        None,
+        optax.sgd(0.5),
+        data=[np.ones(2, np.float32)] * 2,
+        phases=(phase,),
+        callbacks=[callback],
+        default_callbacks=False,
+    )
+
+
+def test_gradients_that_come_twice_per_step_are_an_error(refused):
+    with refused(
+        TraceError,
+        "AccumulateGradients(2) got gradients twice in one step of `Twice`.\n"
+        "  why:   it counts steps, and `step.hold` applies to the whole step, so the parameters might never be updated\n"
+        "  fix:   in the step of the phase, assign the sum or the mean of the gradients to `learner.step.grads`, and "
+        "emit BackwardEnd once",
+    ):
+        trained_by(Twice(), AccumulateGradients(2))
+    for callback in (AccumulateGradients(2), fluxcb.switchable(AccumulateGradients(2))):
+        learner = trained_by(Once(), callback)
+        learner.fit(1)
+        assert float(learner.params["w"]) == 1.0  # 0 - 0.5 * 2 * (0 - 1)

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fluxcb import Learner, TraceError
+from fluxcb.callbacks import ClipGradients, StopOnNaNLoss
 from fluxcb.events import BackwardBegin, BackwardEnd, StepEnd, UpdateEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
@@ -249,6 +250,70 @@ def test_training_phase_that_updates_nothing_is_a_warning():
     learner = made(Trains())
     learner.fit(1)
     assert float(learner.params["w"]) == 1.0  # 0 - 0.5 * 2 * (0 - 1)
+
+
+def assign_grads(learner):
+    def loss(params):
+        learner.step.loss = (params["w"] - learner.step.batch.mean()) ** 2
+        return learner.step.loss
+
+    learner.step.grads = learner.grad(loss)
+
+
+class NeverEmits(Trains):
+    def step(self, learner, emit):
+        assign_grads(learner)
+        learner.apply_updates()
+
+
+class Undeclared(NeverEmits):
+    provides: ClassVar = {BackwardBegin: ("loss",)}
+
+
+class EmitsUndeclared(Undeclared):
+    def step(self, learner, emit):
+        assign_grads(learner)
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+def trained_by(phase, *callbacks):
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        None,
+        optax.sgd(0.5),
+        data=[np.ones(2, np.float32)],
+        phases=(phase,),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+def test_phase_that_does_not_emit_an_event_of_its_provides_is_a_warning():
+    with pytest.warns(UserWarning, match="does not emit") as caught:
+        trained_by(NeverEmits(), ClipGradients(1e-3), StopOnNaNLoss())
+    assert [str(warning.message) for warning in caught] == [
+        "`NeverEmits.step` does not emit BackwardEnd, which `NeverEmits.provides` lists, so fluxcb does not call "
+        "ClipGradients(0.001).clip and StopOnNaNLoss().mark. Call `emit(BackwardEnd())` in the `step`."
+    ]
+    trained_by(NeverEmits()).fit(1)  # no handler is left out
+    learner = trained_by(Trains(), ClipGradients(1e-3), StopOnNaNLoss())
+    learner.fit(1)
+    assert float(learner.params["w"]) == pytest.approx(0.0005)
+
+
+def test_guard_that_cannot_act_in_any_training_phase_is_a_warning():
+    with pytest.warns(UserWarning, match="does not call") as caught:
+        trained_by(Undeclared(), StopOnNaNLoss())
+    assert [str(warning.message) for warning in caught] == [
+        "fluxcb does not call StopOnNaNLoss().mark, because Undeclared does not emit BackwardEnd. Call "
+        "`emit(BackwardEnd())` in the `step` of Undeclared, and add BackwardEnd to `provides`. Otherwise, a loss that "
+        "is NaN or infinite does not end the fit."
+    ]
+    # Handlers run at an event that the phase emits but does not list, so there is no warning.
+    learner = trained_by(EmitsUndeclared(), ClipGradients(1e-3), StopOnNaNLoss())
+    learner.fit(1)
+    assert float(learner.params["w"]) == pytest.approx(0.0005)
 
 
 def test_phase_without_step_raises():

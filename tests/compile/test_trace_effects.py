@@ -7,6 +7,7 @@ import re
 import time
 import warnings
 from time import perf_counter
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ import pytest
 
 from fluxcb import Callback, Read, TraceError, Write, on
 from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
-from fluxcb.phases import TrainingPhase
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import testlearner
 
 
@@ -214,6 +215,72 @@ def test_a_field_that_changes_after_a_traced_handler_used_it_is_a_warning_once(c
     by_state = testlearner(ScalesByState())
     assert moves(by_state)
     assert not moves(by_state)
+
+
+class Weighted(AbstractTrainingPhase):
+    """Multiply the loss by a number that a callback or the user can set."""
+
+    provides: ClassVar = {BackwardEnd: ("loss", "grads")}
+
+    def __init__(self):
+        self.weight, self.traces, self.seen = 1.0, 0, []
+
+    def step(self, learner, emit):
+        self.traces += 1
+        self.seen.append(learner.step.batch[0].shape)
+
+        def loss(params):
+            learner.step.loss = self.weight * (params["w"] - 1) ** 2
+            return learner.step.loss
+
+        learner.step.grads = learner.grad(loss)
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+class WeightedByState(Weighted):
+    uses = ("cbstate.scale",)
+
+    def step(self, learner, emit):
+        learner.step.grads = learner.grad(lambda params: learner.cbstate.scale * (params["w"] - 1) ** 2)
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+class SetsScale(ScalesByState):
+    apply = None
+
+    @on(EpochEnd, AbstractTrainingPhase, access={"cbstate": {"scale": Write()}})
+    def end(self, event, phase, learner):
+        learner.cbstate.scale = jnp.float32(0)
+
+
+def test_a_field_of_a_phase_that_changes_after_its_step_used_it_is_a_warning_once():
+    phase = Weighted()
+    learner = testlearner(phases=(phase,))
+    assert moves(learner)
+    phase.weight = 0.0
+    with pytest.warns(UserWarning, match=r"self\.weight") as caught:
+        assert moves(learner)
+    assert [str(warning.message) for warning in caught] == [
+        "`self.weight` of Weighted() has changed from 1.0 to 0.0, but `Weighted.step` still uses 1.0, which is a "
+        "constant of the compiled step. Keep the value in an entry of `learner.cbstate` that the `init` of a callback "
+        "creates, and name the entry in `Weighted.uses`: the step reads it each time."
+    ]
+    assert moves(learner)
+    by_state = testlearner(SetsScale(), phases=(WeightedByState(),))
+    assert moves(by_state)
+    assert not moves(by_state)
+
+
+def test_fields_that_the_step_of_a_phase_changes_itself_give_no_warning():
+    phase = Weighted()
+    learner = testlearner(phases=(phase,))
+    before = phase.traces
+    learner.fit(1)
+    learner.run_step(phase, (np.ones((2, 1), np.float32),) * 2)
+    learner.fit(1)
+    assert phase.traces > before
 
 
 def test_a_field_that_changes_between_construction_and_fit_is_a_warning():

@@ -33,6 +33,7 @@ from fluxcb.callbacks import (
 from fluxcb.checkpoints import load_model, load_model_state, load_params
 from fluxcb.data import ArrayLoader
 from fluxcb.logging import JSONLinesBackend
+from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
 BATCH = (np.ones((8, 1), np.float32), np.ones((8, 1), np.float32))
@@ -100,6 +101,36 @@ def test_tuple_of_one_loader_is_an_error_whose_fixes_work():
     )
     testlearner(data=loader).fit(1)
     testlearner(data=(loader, loader)).fit(1)
+
+
+class OtherName(TrainingPhase):
+    name = "other"
+
+
+@pytest.mark.parametrize(
+    ("phase", "fix", "data"),
+    [
+        (TrainingPhase(), "pass only the training data: `data=training`", lambda loader: loader),
+        (
+            OtherName(),
+            'write a mapping by the names of the phases: `data={"other": ...}`',
+            lambda loader: {"other": loader},
+        ),
+    ],
+)
+def test_validation_data_without_a_validation_phase_is_an_error(phase, fix, data):
+    loader = ArrayLoader(BATCH, batch_size=4)
+    added = "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`"
+    refuses(
+        DataError,
+        "`data` is a pair `(training, validation)`, but no phase is named 'validation'.",
+        (added, fix),
+        lambda: testlearner(data=(loader, loader), phases=(phase,)),
+    )
+    testlearner(data=data(loader), phases=(phase,)).fit(1)
+    testlearner(data=(loader, None), phases=(TrainingPhase(),)).fit(1)
+    learner = testlearner(Metrics(), data=(loader, loader), phases=(TrainingPhase(), ValidationPhase()))
+    assert "validation/loss" in learner.fit(1)
 
 
 # -- arguments in another order --------------------------------------------------------------------

@@ -27,10 +27,11 @@ from fluxcb import (
 from fluxcb._declare.signatures import shown_path
 from fluxcb.callbacks import (
     AbstractMetric,
+    CustomCallback,
     Metrics,
 )
 from fluxcb.events import BackwardEnd, EpochEnd, FitBegin, FitEnd, FitStopping, StepEnd, Trigger
-from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
 BATCH = (np.ones((8, 1), np.float32), np.ones((8, 1), np.float32))
@@ -286,6 +287,55 @@ def test_warning_about_a_phase_without_the_event_names_the_phase_that_emits_it(e
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         testlearner(Fixed())
+
+
+class OwnTraining(AbstractTrainingPhase):
+    provides = TrainingPhase.provides
+    step = TrainingPhase.step
+
+
+class Second(TrainingPhase):
+    name = "second"
+
+
+class ForTheDefault(Callback):
+    @on
+    def look(self, event: EpochEnd, phase: TrainingPhase, learner): ...
+
+    @on
+    def clip(self, event: BackwardEnd, phase: TrainingPhase, learner): ...
+
+
+class ForAny(Callback):
+    @on
+    def look(self, event: EpochEnd, phase: AbstractTrainingPhase, learner): ...
+
+
+class ForEach(ForTheDefault):
+    @on
+    def look_at_own(self, event: EpochEnd, phase: OwnTraining, learner): ...
+
+    @on
+    def clip_own(self, event: BackwardEnd, phase: OwnTraining, learner): ...
+
+
+def test_handlers_for_another_training_phase_than_that_of_the_learner_are_a_warning():
+    phases = (OwnTraining(), ValidationPhase())
+    function = CustomCallback(lambda learner: None, EpochEnd, TrainingPhase, name="function")
+    with pytest.warns(UserWarning, match="does not call") as caught:
+        testlearner(ForTheDefault(), function, phases=phases)
+    because = (
+        "because it is for TrainingPhase, and the training phase of this Learner is OwnTraining. Write "
+        "`AbstractTrainingPhase` instead of `TrainingPhase`, which includes all training phases."
+    )
+    assert sorted(str(warning.message) for warning in caught) == [
+        f"fluxcb does not call CustomCallback(function, EpochEnd, TrainingPhase).run, {because}",
+        f"fluxcb does not call ForTheDefault().clip, {because}",
+        f"fluxcb does not call ForTheDefault().look, {because}",
+    ]
+    testlearner(ForAny(), ForEach(), phases=phases)
+    testlearner(ForEach())
+    testlearner(ForTheDefault(), phases=(OwnTraining(), Second()))
 
 
 def test_a_handler_that_reads_and_assigns_a_value_needs_one_declaration():

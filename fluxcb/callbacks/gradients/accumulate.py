@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,10 @@ from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.metrics.recorder import leading_axis
 
 __all__ = ["AccumulateGradients"]
+
+# For each instance, the batch of the step that was traced last, and the event at which its gradients were added. Not in
+# fields of the instance, because a callback can be copied, and a field must not keep a traced value alive.
+_TRACED: weakref.WeakKeyDictionary[Callback, tuple[weakref.ref[Any], Event]] = weakref.WeakKeyDictionary()
 
 
 class AccumulateGradients(Callback):
@@ -52,8 +57,8 @@ class AccumulateGradients(Callback):
 
     Raises:
         DeclarationError: `steps` is not an integer of at least 1.
-        TraceError: A phase emits BackwardEnd with the gradients of only some of the parameters (when the Learner is
-            built).
+        TraceError: A phase emits BackwardEnd twice per step, or with the gradients of only some of the parameters (when
+            the Learner is built).
 
     Warns:
         UserWarning: `fit(epochs)` ran all its epochs, and the training has not had a single update yet. With
@@ -110,6 +115,14 @@ class AccumulateGradients(Callback):
                 fix="in the step of the phase, assign the gradients of all parts to `learner.step.grads`, with the "
                 "structure of `params`, and emit BackwardEnd once",
             )
+        if self._repeats(event, learner.step.batch):
+            raise TraceError(
+                f"{self!r} got gradients twice in one step of `{type(phase).__name__}`.",
+                why="it counts steps, and `step.hold` applies to the whole step, so the parameters might never be "
+                "updated",
+                fix="in the step of the phase, assign the sum or the mean of the gradients to `learner.step.grads`, and "
+                "emit BackwardEnd once",
+            )
         size = leading_axis(learner.step.batch)
         new = {
             "grads": jax.tree.map(lambda s, g: s + size * g.astype(s.dtype), old["grads"], grads),
@@ -129,6 +142,16 @@ class AccumulateGradients(Callback):
             **jax.tree.map(lambda x: jnp.where(complete, jnp.zeros_like(x), x), new),
             "updates": old["updates"] + complete.astype(jnp.int32),
         }
+
+    def _repeats(self, event: Event, batch: Any) -> bool:
+        """Return whether this is another BackwardEnd of the step that is being traced."""
+        import jax
+
+        leaf = jax.tree.leaves(batch)[0]
+        previous = _TRACED.get(self)
+        _TRACED[self] = weakref.ref(leaf), event
+        # A handler with a schedule can be traced twice for one event. Each trace has its own batch.
+        return previous is not None and previous[0]() is leaf and previous[1] is not event
 
     @on(FitEnd, Phase, access={"cbstate": {"accumulation": {"steps": Read(), "updates": Read()}}})
     def warn_without_updates(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
