@@ -91,6 +91,7 @@ class ModelMethods:
         """
         self._core.refuse_while_running("set_model(...)")
         self._core.exchange_model(model)
+        self._core.state.fit.assign("learner.model")
 
     @entry_point
     def predict(self, data: Any, *, batch_size: int | None = None, average: str | None = VALIDATED) -> PyTree:

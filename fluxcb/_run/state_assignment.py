@@ -23,6 +23,7 @@ def set_state(state: HostState, value: PyTree) -> None:
     # The last counter is `stopped`, which has no meaning between two fits.
     step, epoch, step_in_epoch, _ = state.train.assign(value)
     state.progress.replace(step=step, epoch=epoch, step_in_epoch=step_in_epoch)
+    state.fit.assign("learner.state")
 
 
 def set_part(state: HostState, name: str, value: PyTree) -> None:
@@ -41,6 +42,7 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
             fix=f"assign a value with the structure of `learner.{name}`",
         )
     state.train.replace((name,), placed_as(old, value))  # the compiled programs expect the devices of the old arrays
+    state.fit.assign(f"learner.{name}")
 
 
 def set_key(state: HostState, key: Any) -> None:
@@ -57,6 +59,7 @@ def set_key(state: HostState, key: Any) -> None:
             fix=f"assign `jax.random.key(seed, impl={str(old)!r})`",
         )
     state.train.run_key = key
+    state.fit.assign("learner.key")
     if state.progress.step == 0:  # the program assigns it before it trains or resumes, so the run begins with it
         state.train.give_key(key)
     # Programs take the key from the carry, where its words are in the array of the counters.
@@ -89,6 +92,7 @@ def set_hyperparam(state: HostState, name: str, value: Any) -> float:
             fix="assign a number",
         )
     state.train.replace(("opt_state",), state.train.hyperparams.set(opt_state, name, value))
+    state.fit.assign(f"learner.hyperparams[{name!r}]")
     if state.progress.step == 0:  # the program assigns it before it trains or resumes, so the run begins with it
         state.train.given_hyperparams = state.train.hyperparams.numbers(state.train.live(("opt_state",)))
     return float(state.train.hyperparams.get(state.train.live(("opt_state",)), name))
