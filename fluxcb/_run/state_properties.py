@@ -11,6 +11,7 @@ from fluxcb._calls import entry_point
 from fluxcb._compile.arrays import own_copy
 from fluxcb._errors import AccessError, did_you_mean
 from fluxcb._run.arguments import as_key, data_sources
+from fluxcb._run.averages import restart_averages
 from fluxcb._run.history import History
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.state import HostState
@@ -173,7 +174,8 @@ class StateProperties:
 
         An assignment replaces the parameters by copies of the assigned ones, which must have the same structure, shapes
         and dtypes. The optimizer state stays as it is: an optimizer with momentum continues with the momentum of the
-        old parameters. To start without it, build a new Learner.
+        old parameters. To start without it, build a new Learner. Averages of the parameters, such as that of
+        `ParameterEMA`, restart at the assigned ones.
         """
         return self._copy_of("params")
 
@@ -181,6 +183,7 @@ class StateProperties:
     @entry_point
     def params(self, params: PyTree) -> None:
         self._replace("params", params)
+        restart_averages(self._core.graph, self._state)
 
     @property
     @entry_point
