@@ -7,15 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.arrays import differences, placed_as, with_numbers_as
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import is_number
+from fluxcb._declare.callback import unwrap
 from fluxcb._errors import DeclarationError
 from fluxcb._run.state import HostState
 from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["set_hyperparam", "set_key", "set_part", "set_state"]
+__all__ = ["refuse_scheduled", "set_hyperparam", "set_key", "set_part", "set_state"]
 
 
 def set_state(state: HostState, value: PyTree) -> None:
@@ -65,6 +67,26 @@ def set_key(state: HostState, key: Any) -> None:
     # Programs take the key from the carry, where its words are in the array of the counters.
     if state.train.built:
         state.train.set_counters(state.progress)
+
+
+def refuse_scheduled(graph: CallbackGraph, name: str) -> None:
+    """Refuse to set a hyperparameter that a callback sets at each step.
+
+    Raises:
+        DeclarationError: There is such a callback, and it is enabled.
+    """
+    for declared in graph.declared:
+        callback = unwrap(declared.callback)
+        if not declared.disabled and name in callback.scheduled_hyperparams:
+            cls = type(callback).__name__
+            raise DeclarationError(
+                f"The assignment writes `hyperparams.{name}`, which {declared.label} sets at each step.",
+                why="the next step would overwrite the written value",
+                fix=[
+                    f"remove the callback first: `learner.callbacks.remove({cls})`",
+                    f"give it another schedule: `learner.callbacks.replace({cls}(...))`",
+                ],
+            )
 
 
 def set_hyperparam(state: HostState, name: str, value: Any) -> float:

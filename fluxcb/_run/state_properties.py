@@ -15,7 +15,7 @@ from fluxcb._run.averages import restart_averages
 from fluxcb._run.history import History
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.state import HostState
-from fluxcb._run.state_assignment import set_hyperparam, set_key, set_part, set_state
+from fluxcb._run.state_assignment import refuse_scheduled, set_hyperparam, set_key, set_part, set_state
 from fluxcb._run.state_view import StateView
 from fluxcb._typing import PyTree
 
@@ -303,8 +303,9 @@ class StateProperties:
     def hyperparams(self) -> StateView:
         """The values of the injected hyperparameters, as a mapping whose entries are also attributes.
 
-        `learner.hyperparams["learning_rate"] = 1e-4` sets one between two calls of `fit`, without a recompilation. A
-        callback that also sets it, such as a `Scheduler`, replaces the value.
+        `learner.hyperparams["learning_rate"] = 1e-4` sets one between two calls of `fit`, without a recompilation. It
+        is an error if a `Scheduler` sets this hyperparameter. A callback that sets it only sometimes, such as
+        `ReduceLROnPlateau`, replaces the value then.
         """
         state = self._state
         self._core.refuse_ahead("hyperparams")
@@ -315,4 +316,5 @@ class StateProperties:
     @entry_point
     def _set_hyperparam(self, name: str, value: Any) -> float:
         self._core.refuse_while_running(f"hyperparams.{name} = ...")
+        refuse_scheduled(self._core.graph, name)
         return set_hyperparam(self._state, name, value)
