@@ -48,8 +48,13 @@ class Callback(Constructed):
         validates_with: Name of a `cbstate` entry, or None. The callback replaces `params` with the `params` of this
             entry in each epoch whose EpochBegin it handles. Checkpoints record the name, and `learner.predict` uses
             the same parameters.
+        parameter_average: Name of a `cbstate` entry, or None. The entry is a dict in the carry with an average of the
+            parameters as `params`, and with counts. An assignment to `learner.params` or `learner.model` restarts it:
+            `params` becomes the assigned parameters, and the counts become 0.
         measured_with: For callbacks that compute statistics of other data. It maps the name of the statistics to the
             `cbstate` entry whose `params` are used, or to None for `params`. Checkpoints record it.
+        scheduled_hyperparams: Names of hyperparameters that a traced handler sets at each training step, whatever their
+            value is. An assignment to `learner.hyperparams`, which would have no effect, is an error.
         access_argument: Name of the constructor argument that declares the access, for classes whose users declare it
             there. Error messages name this argument instead of `stateaccess`.
 
@@ -72,7 +77,9 @@ class Callback(Constructed):
     main_thread: bool = False
     chief_only: bool = False
     validates_with: str | None = None
+    parameter_average: str | None = None
     measured_with: Mapping[str, str | None] = MappingProxyType({})
+    scheduled_hyperparams: Collection[str] = ()
     access_argument: str | None = None
 
     def _record_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

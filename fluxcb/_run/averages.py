@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import jax
+import jax.numpy as jnp
+
 from fluxcb._check.graph import CallbackGraph
+from fluxcb._compile.arrays import placed_as
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import EpochBegin
 from fluxcb._declare.phases import Phase
@@ -12,7 +16,7 @@ from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._run.state import HostState
 from fluxcb._typing import PyTree
 
-__all__ = ["average_in", "averages_by_name", "params_with", "validated_average"]
+__all__ = ["average_in", "averages_by_name", "params_with", "restart_averages", "validated_average"]
 
 _ADD = {
     "ema": "add `ParameterEMA()`, which keeps `ema`",
@@ -70,3 +74,16 @@ def params_with(state: HostState, average: str | None) -> PyTree:
             else [f'write `average="{known[0]}"`', "write `average=None` for the parameters that are trained"],
         )
     return entry["params"]
+
+
+def restart_averages(graph: CallbackGraph, state: HostState) -> None:
+    """Restart all averages of the parameters at the current parameters, after the user has assigned these."""
+    carry = state.train.carry
+    for declared in graph.declared:
+        name = unwrap(declared.callback).parameter_average
+        entry = carry["cbstate"].get(name)
+        if name is None or not isinstance(entry, Mapping) or "params" not in entry:
+            continue
+        params = jax.tree.map(lambda e, p: jnp.astype(p, e.dtype), entry["params"], carry["params"])
+        new = {**jax.tree.map(jnp.zeros_like, dict(entry)), "params": params}
+        state.train.replace(("cbstate", name), placed_as(entry, new))

@@ -92,6 +92,8 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     began = (fit.epoch, fit.step) if resumes else (_epochs_done(core, phases), progress.step)
     ended = fit.ended if resumes else None
     fit.epoch, fit.step = began
+    fit.begun, fit.finished = True, False
+    fit.assigned.clear()
     if length.epochs is not None:
         progress.epochs = fit.epoch + length.epochs
     if length.steps is not None:
@@ -101,6 +103,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     while True:
         target, reason = _run(core, phases, length, rewinding, resumes=resumes, ended=ended)
         if target is None:
+            fit.finished = reason is None
             if reason == PREEMPTED:
                 warn_of_preemption(core.graph, core.state.progress)
             return reason

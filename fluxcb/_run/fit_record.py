@@ -58,6 +58,9 @@ class FitRecord:
         steps_per_epoch: The argument of the running `fit` as a text, or None if none runs.
         rewinds: Number of times that the run has gone back to an earlier checkpoint.
         rewound_to: The step of the checkpoint to which the run last went back, or None.
+        begun: Whether this Learner has begun a fit. A restore does not change it.
+        finished: Whether the last fit of this Learner ran to its end. A restore does not change it.
+        assigned: What the program has assigned since this Learner last began a fit, such as `learner.params`.
     """
 
     epoch: int = 0
@@ -69,3 +72,11 @@ class FitRecord:
     steps_per_epoch: str | None = None
     rewinds: int = 0
     rewound_to: int | None = None
+    begun: bool = False
+    finished: bool = False
+    assigned: list[str] = field(default_factory=list)
+
+    def assign(self, name: str) -> None:
+        """Record that the program has assigned a part of the state."""
+        if name not in self.assigned:
+            self.assigned.append(name)

@@ -8,7 +8,7 @@ from fluxcb._calls import entry_point
 from fluxcb._compile.arrays import own_copy
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
-from fluxcb._run.averages import average_in, params_with, validated_average
+from fluxcb._run.averages import average_in, params_with, restart_averages, validated_average
 from fluxcb._run.data_metrics import Measure, evaluate_metrics, validating_phase
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.prediction import Predictor
@@ -83,6 +83,8 @@ class ModelMethods:
     def set_model(self, model: Any) -> None:
         """Replace the parameters of the training by those of another model with the same structure.
 
+        Averages of the parameters, such as that of `ParameterEMA`, restart at the new parameters.
+
         Args:
             model: The model. It can be in any mode, so a model from `learner.model` works.
 
@@ -91,6 +93,8 @@ class ModelMethods:
         """
         self._core.refuse_while_running("set_model(...)")
         self._core.exchange_model(model)
+        restart_averages(self._core.graph, self._core.state)
+        self._core.state.fit.assign("learner.model")
 
     @entry_point
     def predict(self, data: Any, *, batch_size: int | None = None, average: str | None = VALIDATED) -> PyTree:

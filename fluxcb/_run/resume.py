@@ -28,6 +28,11 @@ _IN_ANOTHER_ORDER = (
     "twice, and others not at all."
 )
 
+_TO_KEEP = (
+    "To train with the state of this Learner, call `fit` without `resume=True`, and give the Checkpointer a new "
+    "directory if that call refuses the old one. The epochs or steps then count from the current step."
+)
+
 
 def _in_fit(allow: tuple[str, ...]) -> str:
     """Return the edit that allows differences in the call of `fit`."""
@@ -119,10 +124,31 @@ def _restore_newest(core: LearnerCore, allow: Collection[str], of_hook: bool) ->
     # The saver verifies checksums and skips damaged checkpoints.
     newest = savers[0].newest_checkpoint()
     if newest is not None:
+        discarded = [] if of_hook else _discarded(core, newest)
         # `callbacks_as_hook` has no `allow`.
         restore_checkpoint(core, newest, allow=allow, allowing=None if of_hook else _in_fit)
         # Tells the saver which checkpoint the run continues from, so that it can retire later ones.
         savers[0].resumed_from(newest)
+        if discarded:
+            warn_user(
+                f"`fit(resume=True)` has restored {newest} and discarded {' and '.join(discarded)}. {_TO_KEEP}",
+                ResumeWarning,
+            )
+
+
+def _discarded(core: LearnerCore, newest: StoredCheckpoint) -> list[str]:
+    """Return what a restore of a checkpoint discards that the program has set or trained, as phrases for a message.
+
+    What a program assigns before its first fit is not included: a program that is started again assigns it again. Steps
+    of a fit that has failed or ended early are not included either, because resuming is how to repeat them.
+    """
+    fit, step = core.state.fit, core.state.progress.step
+    found = []
+    if fit.begun and fit.assigned:
+        found.append(f"the assigned {', '.join(f'`{name}`' for name in fit.assigned)}")
+    if fit.finished and step > newest.step:
+        found.append(f"the training from step {newest.step} to step {step}")
+    return found
 
 
 def run_savers(core: LearnerCore) -> list[RunSaver]:

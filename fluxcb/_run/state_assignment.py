@@ -7,15 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.arrays import differences, placed_as, with_numbers_as
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import is_number
+from fluxcb._declare.callback import unwrap
 from fluxcb._errors import DeclarationError
 from fluxcb._run.state import HostState
 from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["set_hyperparam", "set_key", "set_part", "set_state"]
+__all__ = ["refuse_scheduled", "set_hyperparam", "set_key", "set_part", "set_state"]
 
 
 def set_state(state: HostState, value: PyTree) -> None:
@@ -23,6 +25,7 @@ def set_state(state: HostState, value: PyTree) -> None:
     # The last counter is `stopped`, which has no meaning between two fits.
     step, epoch, step_in_epoch, _ = state.train.assign(value)
     state.progress.replace(step=step, epoch=epoch, step_in_epoch=step_in_epoch)
+    state.fit.assign("learner.state")
 
 
 def set_part(state: HostState, name: str, value: PyTree) -> None:
@@ -41,6 +44,7 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
             fix=f"assign a value with the structure of `learner.{name}`",
         )
     state.train.replace((name,), placed_as(old, value))  # the compiled programs expect the devices of the old arrays
+    state.fit.assign(f"learner.{name}")
 
 
 def set_key(state: HostState, key: Any) -> None:
@@ -57,11 +61,32 @@ def set_key(state: HostState, key: Any) -> None:
             fix=f"assign `jax.random.key(seed, impl={str(old)!r})`",
         )
     state.train.run_key = key
+    state.fit.assign("learner.key")
     if state.progress.step == 0:  # the program assigns it before it trains or resumes, so the run begins with it
         state.train.give_key(key)
     # Programs take the key from the carry, where its words are in the array of the counters.
     if state.train.built:
         state.train.set_counters(state.progress)
+
+
+def refuse_scheduled(graph: CallbackGraph, name: str) -> None:
+    """Refuse to set a hyperparameter that a callback sets at each step.
+
+    Raises:
+        DeclarationError: There is such a callback, and it is enabled.
+    """
+    for declared in graph.declared:
+        callback = unwrap(declared.callback)
+        if not declared.disabled and name in callback.scheduled_hyperparams:
+            cls = type(callback).__name__
+            raise DeclarationError(
+                f"The assignment writes `hyperparams.{name}`, which {declared.label} sets at each step.",
+                why="the next step would overwrite the written value",
+                fix=[
+                    f"remove the callback first: `learner.callbacks.remove({cls})`",
+                    f"give it another schedule: `learner.callbacks.replace({cls}(...))`",
+                ],
+            )
 
 
 def set_hyperparam(state: HostState, name: str, value: Any) -> float:
@@ -89,6 +114,7 @@ def set_hyperparam(state: HostState, name: str, value: Any) -> float:
             fix="assign a number",
         )
     state.train.replace(("opt_state",), state.train.hyperparams.set(opt_state, name, value))
+    state.fit.assign(f"learner.hyperparams[{name!r}]")
     if state.progress.step == 0:  # the program assigns it before it trains or resumes, so the run begins with it
         state.train.given_hyperparams = state.train.hyperparams.numbers(state.train.live(("opt_state",)))
     return float(state.train.hyperparams.get(state.train.live(("opt_state",)), name))

@@ -11,10 +11,11 @@ from fluxcb._calls import entry_point
 from fluxcb._compile.arrays import own_copy
 from fluxcb._errors import AccessError, did_you_mean
 from fluxcb._run.arguments import as_key, data_sources
+from fluxcb._run.averages import restart_averages
 from fluxcb._run.history import History
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.state import HostState
-from fluxcb._run.state_assignment import set_hyperparam, set_key, set_part, set_state
+from fluxcb._run.state_assignment import refuse_scheduled, set_hyperparam, set_key, set_part, set_state
 from fluxcb._run.state_view import StateView
 from fluxcb._typing import PyTree
 
@@ -173,7 +174,8 @@ class StateProperties:
 
         An assignment replaces the parameters by copies of the assigned ones, which must have the same structure, shapes
         and dtypes. The optimizer state stays as it is: an optimizer with momentum continues with the momentum of the
-        old parameters. To start without it, build a new Learner.
+        old parameters. To start without it, build a new Learner. Averages of the parameters, such as that of
+        `ParameterEMA`, restart at the assigned ones.
         """
         return self._copy_of("params")
 
@@ -181,6 +183,7 @@ class StateProperties:
     @entry_point
     def params(self, params: PyTree) -> None:
         self._replace("params", params)
+        restart_averages(self._core.graph, self._state)
 
     @property
     @entry_point
@@ -300,8 +303,9 @@ class StateProperties:
     def hyperparams(self) -> StateView:
         """The values of the injected hyperparameters, as a mapping whose entries are also attributes.
 
-        `learner.hyperparams["learning_rate"] = 1e-4` sets one between two calls of `fit`, without a recompilation. A
-        callback that also sets it, such as a `Scheduler`, replaces the value.
+        `learner.hyperparams["learning_rate"] = 1e-4` sets one between two calls of `fit`, without a recompilation. It
+        is an error if a `Scheduler` sets this hyperparameter. A callback that sets it only sometimes, such as
+        `ReduceLROnPlateau`, replaces the value then.
         """
         state = self._state
         self._core.refuse_ahead("hyperparams")
@@ -312,4 +316,5 @@ class StateProperties:
     @entry_point
     def _set_hyperparam(self, name: str, value: Any) -> float:
         self._core.refuse_while_running(f"hyperparams.{name} = ...")
+        refuse_scheduled(self._core.graph, name)
         return set_hyperparam(self._state, name, value)

@@ -204,6 +204,97 @@ def test_smoothing_matches_optax(soft, steps_per_call):
         assert loss == pytest.approx(-(smooth * log_softmax(outputs)).sum(axis=-1).mean(), rel=1e-5)
 
 
+def of_targets(ys, outputs, loss_fn):
+    """Return a Learner with label smoothing whose outputs have a shape and do not depend on the inputs."""
+    return fluxcb.Learner(
+        (lambda key, xs: {"b": jnp.zeros(outputs)}, lambda params, xs: params["b"] + 0 * xs.sum()),
+        loss_fn,
+        optax.sgd(0.1),
+        data=[(np.zeros(6, np.float32), ys)],
+        callbacks=[LabelSmoothing(0.25)],
+        default_callbacks=False,
+    )
+
+
+def binary_loss(outputs, ys):
+    return optax.sigmoid_binary_cross_entropy(outputs, ys).mean()
+
+
+WITHOUT_CLASSES = (
+    "  why:   the classes are the last axis of one-hot targets [..., classes], or of the outputs [..., classes] of "
+    "class numbers [...], and there are at least 2\n"
+    "  fix:   for a binary loss, remove LabelSmoothing and smooth in the loss function: "
+    "`ys = ys * (1 - 0.25) + 0.25 / 2`\n"
+    "     or: for targets that are not classes, such as those of a regression, remove LabelSmoothing"
+)
+
+
+@pytest.mark.parametrize(
+    ("ys", "outputs", "what"),
+    [
+        (np.zeros(6, np.int32), (6,), "`step.ys` contains int32[6] and `step.outputs` is float32[6]"),
+        (np.zeros(6, np.int32), (6, 1), "`step.ys` contains int32[6] and `step.outputs` is float32[6, 1]"),
+        (np.zeros((6, 1), np.int32), (6, 1), "`step.ys` contains int32[6, 1] and `step.outputs` is float32[6, 1]"),
+        (np.zeros(6, np.float32), (6,), "`step.ys` contains float32[6]"),
+        (np.zeros((6, 1), np.float32), (6, 1), "`step.ys` contains float32[6, 1]"),
+    ],
+)
+def test_targets_without_classes_are_not_smoothed(ys, outputs, what, refused):
+    def loss_fn(outputs, ys):
+        return binary_loss(outputs.reshape(6), ys.reshape(6))
+
+    with refused(TraceError, f"LabelSmoothing(0.25) finds no classes in the targets: {what}.\n{WITHOUT_CLASSES}"):
+        of_targets(ys, outputs, loss_fn)
+
+
+@pytest.mark.parametrize(
+    ("ys", "outputs"), [(np.zeros((6, 3), np.int32), (6, 3)), (np.zeros((6, 5, 4), np.int32), (6, 3, 5, 4))]
+)
+def test_class_numbers_whose_classes_are_not_the_last_axis_are_refused(ys, outputs, refused):
+    what = f"`step.ys` contains int32{list(ys.shape)} and `step.outputs` is float32{list(outputs)}"
+    text = (
+        f"LabelSmoothing(0.25) finds no classes in the targets: {what}.\n{WITHOUT_CLASSES}\n"
+        "     or: for one-hot targets, pass floating-point numbers: `ys.astype(np.float32)`\n"
+        "     or: for classes along another axis, let the model return outputs with the classes as last axis"
+    )
+    with refused(TraceError, text):
+        of_targets(ys, outputs, lambda outputs, ys: outputs.mean() + 0 * ys.sum())
+
+
+@pytest.mark.parametrize(
+    ("ys", "outputs"),
+    [((6,), (6, 3)), ((6, 1), (6, 3)), ((6, 4), (6, 4, 3)), ((6, 4, 4), (6, 4, 4, 4)), ((6, 2), (6, 5, 3))],
+)
+def test_class_numbers_of_any_form_are_smoothed(ys, outputs):
+    learner = of_targets(np.zeros(ys, np.int32), outputs, lambda outputs, ys: outputs[..., 0].mean() * ys.mean())
+    learner.fit(1)
+    learner.predict(np.zeros(6, np.float32))
+
+
+@pytest.mark.parametrize("ignored", [-1, 255])
+def test_examples_that_the_loss_ignores_are_not_smoothed(ignored):
+    def loss_fn(outputs, ys):
+        used = (ys >= 0) & (ys < 3)
+        losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.where(used, ys, 0))
+        return (losses * used).sum() / used.sum()
+
+    ys = np.array([0, ignored, 2, ignored, 1, 1])
+    rng = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    kept = []
+    for rows in (np.arange(6), np.flatnonzero(ys != ignored)):
+        learner = fluxcb.Learner(
+            (lambda key, xs: {"w": jnp.ones((3, 3))}, lambda params, xs: xs @ params["w"]),
+            loss_fn,
+            optax.sgd(1.0),
+            data=[(rng[rows], ys[rows])],
+            callbacks=[LabelSmoothing(0.5)],
+            default_callbacks=False,
+        )
+        learner.fit(5)
+        kept.append(np.array(learner.params["w"]))
+    np.testing.assert_allclose(kept[0], kept[1], rtol=1e-5)
+
+
 def test_smoothed_mixtures_agree_for_class_indices_and_one_hot_labels():
     kept = {}
     for soft in (False, True):

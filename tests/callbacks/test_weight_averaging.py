@@ -93,3 +93,39 @@ def test_bad_arguments(arguments, name, value, refused):
         "  fix:   pass a positive int",
     ):
         StochasticWeightAveraging(*arguments)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: ParameterEMA(0.9), lambda: ParameterEMA(0.9, debias=True), lambda: StochasticWeightAveraging(2)],
+    ids=["ema", "debiased", "swa"],
+)
+@pytest.mark.parametrize("epochs", [0, 2])
+@pytest.mark.parametrize("assigned", ["params", "model"])
+def test_assigned_parameters_restart_the_average(build, epochs, assigned):
+    other = testlearner()
+    other.params = {"w": np.float32(1), "b": np.float32(5)}
+    xs = np.float32([[0], [2]])
+    learner = testlearner(build())
+    if epochs:
+        learner.fit(epochs)
+    if assigned == "params":
+        learner.params = other.params
+    else:
+        learner.model = other.model
+    np.testing.assert_array_equal(learner.predict(xs), [[5], [7]])
+    assert learner.evaluate() == learner.evaluate(average=None)
+    assert learner.cbstate[build().entry]["updates"] == 0
+    # The average continues like that of a new Learner with these parameters.
+    fresh = testlearner(build())
+    fresh.params = other.params
+    learner.run_epoch(TrainingPhase())
+    fresh.run_epoch(TrainingPhase())
+    np.testing.assert_array_equal(learner.predict(xs), fresh.predict(xs))
+
+
+def test_assigned_parameters_restart_an_average_that_validation_does_not_use():
+    learner = testlearner(ParameterEMA(0.9, validate=False))
+    learner.fit(1)
+    learner.params = {"w": np.float32(1), "b": np.float32(5)}
+    np.testing.assert_array_equal(learner.predict(np.float32([[2]]), average="ema"), [[7]])

@@ -11,8 +11,8 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import AccessError, DeclarationError, Learner, MissingStateError
-from fluxcb.callbacks import CustomCallback, Recorder
+from fluxcb import AccessError, DeclarationError, Learner, MissingStateError, switchable
+from fluxcb.callbacks import CustomCallback, LearningRate, Metrics, Recorder, ReduceLROnPlateau, Scheduler
 from fluxcb.events import EpochEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -88,6 +88,41 @@ def test_hyperparameter_with_schedule_in_optimizer_raises(refused):
         "`fluxcb.inject(optax.sgd, learning_rate=1e-3)`",
     ):
         learner.hyperparams["learning_rate"] = 1.0
+
+
+def test_hyperparameter_that_a_callback_sets_at_each_step_raises(refused):
+    scheduler = Scheduler({LearningRate: optax.constant_schedule(0.5)})
+    learner = testlearner(switchable(scheduler))
+    text = (
+        "The assignment writes `hyperparams.learning_rate`, which switchable(Scheduler(learning_rate)) sets at each "
+        "step.\n"
+        "  why:   the next step would overwrite the written value\n"
+        "  fix:   remove the callback first: `learner.callbacks.remove(Scheduler)`\n"
+        "     or: give it another schedule: `learner.callbacks.replace(Scheduler(...))`"
+    )
+    with refused(DeclarationError, text):
+        learner.hyperparams["learning_rate"] = 0.25
+    learner.callbacks.disable("Scheduler")
+    learner.hyperparams["learning_rate"] = 0.25
+    learner.callbacks.enable("Scheduler")
+    learner.callbacks.replace(Scheduler({LearningRate: optax.constant_schedule(0.125)}))
+    learner.fit(1)
+    assert learner.hyperparams["learning_rate"] == 0.125
+    learner.callbacks.remove(Scheduler)
+    learner.hyperparams["learning_rate"] = 0.25
+    learner.fit(1)
+    assert learner.hyperparams["learning_rate"] == 0.25
+
+
+def test_hyperparameter_that_a_callback_sets_sometimes_can_be_assigned():
+    learner = testlearner(
+        Scheduler({"momentum": optax.constant_schedule(0.5)}),
+        ReduceLROnPlateau(),
+        Metrics(),
+        optimizer=fluxcb.inject(optax.sgd, learning_rate=0.1, momentum=0.9),
+    )
+    learner.hyperparams["learning_rate"] = 0.25
+    assert learner.hyperparams["learning_rate"] == 0.25
 
 
 @pytest.mark.parametrize(("value", "shown"), [("fast", "str 'fast'"), (np.ones(2, np.float32), "float32[2]")])

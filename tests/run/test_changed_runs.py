@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Callback, DeclarationError, EverySteps, Learner, every
+from fluxcb import Callback, DeclarationError, EverySteps, Learner, every, on
 from fluxcb._declare.described import describe_value
 from fluxcb._run.run_description import describe_run
 from fluxcb.callbacks import (
@@ -26,6 +26,7 @@ from fluxcb.callbacks import (
 from fluxcb.checkpoints import ResumeWarning
 from fluxcb.data import ArrayLoader
 from fluxcb.events import StepBegin
+from fluxcb.phases import TrainingPhase
 
 STEPS = 4  # of an epoch
 
@@ -516,3 +517,64 @@ def test_function_is_described_by_code_defaults_and_closure():
     assert describe_value(recursive(2), "x")["x.code"] == found["x.code"]
     log = []
     assert "x.log" not in describe_value(lambda step: log.append(step), "x")  # it would differ after the first fit
+
+
+DISCARDS = (
+    "To train with the state of this Learner, call `fit` without `resume=True`, and give the Checkpointer a new "
+    "directory if that call refuses the old one. The epochs or steps then count from the current step."
+)
+
+
+def test_values_that_were_assigned_after_a_fit_and_that_a_resume_discards_are_reported(tmp_path):
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+    assert warned_by(lambda: learner.fit(1, resume=True)) == []
+    learner.hyperparams["learning_rate"] = 0.25
+    learner.params = {"w": jnp.ones(())}
+    learner.key = 7
+    assert warned_by(lambda: learner.fit(2, resume=True)) == [
+        f"`fit(resume=True)` has restored {tmp_path / '4'} and discarded the assigned "
+        "`learner.hyperparams['learning_rate']`, `learner.params`, `learner.key`. " + DISCARDS
+    ]
+    assert float(learner.params["w"]) == -8 * 0.5
+    # They are reported once. The fix keeps them, in the same directory.
+    assert warned_by(lambda: learner.fit(3, resume=True)) == []
+    learner.hyperparams["learning_rate"] = 0.25
+    assert warned_by(lambda: learner.fit(1)) == []
+    assert float(learner.params["w"]) == -12 * 0.5 - 4 * 0.25
+    assert warned_by(lambda: learner.fit(1, resume=True)) == []
+
+
+def test_steps_that_a_resume_discards_are_reported(tmp_path):
+    learner = falling(Checkpointer(tmp_path / "1"), optimizer=rates(0.5))
+    learner.fit(1, resume=True)
+    learner.callbacks.remove(Checkpointer)
+    learner.fit(2)
+    learner.callbacks.add(Checkpointer(tmp_path / "1"))
+    assert warned_by(lambda: learner.fit(1, resume=True)) == [
+        f"`fit(resume=True)` has restored {tmp_path / '1' / '4'} and discarded the training from step 4 to step 12. "
+        + DISCARDS
+    ]
+    assert learner.step == 4
+
+
+def test_a_program_that_assigns_before_it_resumes_or_repeats_a_failed_fit_is_not_warned(tmp_path):
+    class Fails(Callback):
+        happened = False
+
+        @on
+        def fail(self, event: StepBegin, phase: TrainingPhase, learner):
+            if learner.progress.step == 6 and not Fails.happened:
+                Fails.happened = True
+                raise OSError("no power")
+
+    def build():
+        learner = falling(Checkpointer(tmp_path), Fails(), optimizer=rates(0.5))
+        learner.params = {"w": jnp.ones(())}
+        return learner
+
+    learner = build()
+    with pytest.raises(OSError, match="no power"):
+        learner.fit(2, resume=True)
+    assert learner.step > 4
+    assert warned_by(lambda: learner.fit(2, resume=True)) == []
+    assert warned_by(lambda: build().fit(3, resume=True)) == []

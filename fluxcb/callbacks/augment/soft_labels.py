@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["all_float", "blended", "is_float"]
+__all__ = ["all_float", "blended", "is_float", "shown"]
 
 
 def is_float(array: Any) -> bool:
@@ -27,3 +27,8 @@ def all_float(tree: Any) -> bool:
 def blended(weight: Any, one: Any, other: Any) -> Any:
     """Return `weight * one + (1 - weight) * other`, in the dtype of `one`."""
     return (weight * one + (1 - weight) * other).astype(one.dtype)
+
+
+def shown(array: Any) -> str:
+    """Return the dtype and shape of an array, for messages."""
+    return f"{array.dtype}[{', '.join(map(str, array.shape))}]"

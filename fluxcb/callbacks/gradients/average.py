@@ -41,6 +41,7 @@ class _ParameterAverage(Callback):
 
     def __init__(self, *, validate: bool) -> None:
         self.validate = validate
+        self.parameter_average = self.entry
         self.validates_with = self.entry if validate else None
         self._training_params: Any = None  # set while validation runs with the average
         self._restored: list[Any] | None = None  # their leaves, if a checkpoint from within a validation was loaded

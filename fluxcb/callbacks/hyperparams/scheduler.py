@@ -100,6 +100,7 @@ class Scheduler(Callback):
                 function_of(schedule, f"The schedule of `{name}`", "step", example=example, other="a number or ")
                 _warn_of_epochs(schedule, name, key)
             self.schedules[name] = schedule
+        self.scheduled_hyperparams = tuple(self.schedules)
         self.count = choice(count, ("steps", "updates"), "`count` of `Scheduler`")
         # The name contains a hyperparameter, so that schedulers of different hyperparameters have separate counts. The
         # name of a hyperparameter in a group contains dots, such as `head.learning_rate`.
