@@ -294,7 +294,7 @@ def test_phase_that_does_not_emit_an_event_of_its_provides_is_a_warning():
         trained_by(NeverEmits(), ClipGradients(1e-3), StopOnNaNLoss())
     assert [str(warning.message) for warning in caught] == [
         "`NeverEmits.step` does not emit BackwardEnd, which `NeverEmits.provides` lists, so fluxcb does not call "
-        "ClipGradients(0.001).clip and StopOnNaNLoss().mark. Call `emit(BackwardEnd())` in the `step`."
+        "ClipGradients(0.001).clip and StopOnNaNLoss().mark. Call `emit(BackwardEnd())` in `step`."
     ]
     trained_by(NeverEmits()).fit(1)  # no handler is left out
     learner = trained_by(Trains(), ClipGradients(1e-3), StopOnNaNLoss())
