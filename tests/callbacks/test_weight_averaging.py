@@ -152,8 +152,8 @@ def test_an_average_that_rounds_to_no_change_is_a_warning(dtype, decay, share, f
         of_dtype(dtype, decay)
     assert [str(warning.message) for warning in caught] == [
         f"ParameterEMA({decay}) keeps the average in {dtype}, like the parameters. An update moves it by {share} of "
-        f"the difference to the parameters, which {dtype} mostly rounds to no change. Keep the parameters in float32 and "
-        f"convert them in the model, e.g. with `w.astype(jnp.{dtype})`, or write `ParameterEMA({fixed})`."
+        f"the difference to the parameters, which {dtype} mostly rounds to no change. Keep the parameters in float32 "
+        f"and convert them in the model, e.g. with `w.astype(jnp.{dtype})`, or write `ParameterEMA({fixed})`."
     ]
     of_dtype(dtype, fixed)
     of_dtype("float32", decay)

@@ -136,9 +136,9 @@ def _averages(learner: LearnerView) -> list[str]:
         replacing = [unwrap(handler.declared.callback) for handler in graph.handlers(EpochBegin, phase)]
         replacing = [callback for callback in replacing if callback.validates_with is not None]
         if replacing:  # the last one to run decides
-            used = replacing[-1]
-            late = isinstance(used, StochasticWeightAveraging) and used.start > 1
-            since = f" from update {used.start} on, and the trained parameters before" if late else ""
+            used, since = replacing[-1], ""
+            if isinstance(used, StochasticWeightAveraging) and used.start > 1:
+                since = f" from update {used.start} on, and the trained parameters before"
             notes.append(f"{phase.name} uses the average `{used.validates_with}` of {used!r}{since}")
     return notes
 
