@@ -75,7 +75,9 @@ def _problem(loss_fn: Callable[..., Any], targets: np.ndarray, form: tuple[int, 
     if not outside.any():
         return ""
     least, largest = int(targets.min()), int(targets.max())
-    rows = np.argsort(~outside.reshape(len(outside), -1).any(axis=1), kind="stable")[:8]
+    has_outside = outside.reshape(len(outside), -1).any(axis=1)
+    # Also examples that the loss function uses, because a mean over those that it does not mask would be 0 / 0.
+    rows = np.concatenate([np.flatnonzero(has_outside)[:4], np.flatnonzero(~has_outside)[:4]])
     ys, outside = targets[rows], outside[rows]
     outputs = np.random.default_rng(0).normal(size=(*ys.shape, classes)).astype(dtype)
 
@@ -101,6 +103,8 @@ def _problem(loss_fn: Callable[..., Any], targets: np.ndarray, form: tuple[int, 
     fix = "Give the model an output for each class, or correct the targets."
     if (least, largest) == (1, classes):
         fix = "Subtract 1 from the targets, so that they begin at 0."
+    elif largest > classes:
+        fix += f" If {largest} marks examples to ignore, let the loss function mask them."
     elif least < 0:
         fix = "If negative numbers mark examples to ignore, let the loss function mask them."
     return (

@@ -159,7 +159,14 @@ def test_an_unknown_count(refused):
     ("average", "note"),
     [
         (ParameterEMA(0.5), ["validation uses the average `ema` of ParameterEMA(0.5)"]),
-        (StochasticWeightAveraging(2), ["validation uses the average `swa` of StochasticWeightAveraging(2, every=1)"]),
+        (StochasticWeightAveraging(1), ["validation uses the average `swa` of StochasticWeightAveraging(1, every=1)"]),
+        (
+            StochasticWeightAveraging(300),
+            [
+                "validation uses the average `swa` of StochasticWeightAveraging(300, every=1) from update 300 on, and "
+                "the trained parameters before"
+            ],
+        ),
         (ParameterEMA(0.5, validate=False), []),
         (AccumulateGradients(2), []),
     ],

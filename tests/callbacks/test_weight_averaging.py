@@ -1,9 +1,11 @@
 """StochasticWeightAveraging against the mean of the parameters after the updates that it averages."""
 
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from fluxcb import Append, Callback, DeclarationError, Read, on
+from fluxcb import Append, Callback, DeclarationError, Learner, Read, on
 from fluxcb.callbacks import AccumulateGradients, Metrics, ParameterEMA, StochasticWeightAveraging
 from fluxcb.events import BackwardEnd, EpochBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
@@ -129,3 +131,29 @@ def test_assigned_parameters_restart_an_average_that_validation_does_not_use():
     learner.fit(1)
     learner.params = {"w": np.float32(1), "b": np.float32(5)}
     np.testing.assert_array_equal(learner.predict(np.float32([[2]]), average="ema"), [[7]])
+
+
+def of_dtype(dtype, decay):
+    return Learner.from_loss(
+        {"w": jnp.ones(3, dtype)},
+        lambda params, batch: jnp.sum(params["w"] * batch).astype(jnp.float32),
+        optax.sgd(0.1),
+        data=[jnp.ones(3, dtype)],
+        callbacks=[ParameterEMA(decay)],
+        default_callbacks=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "share", "fixed"), [("bfloat16", 0.999, "0.001", 0.992), ("float16", 0.9999, "0.0001", 0.999)]
+)
+def test_an_average_that_rounds_to_no_change_is_a_warning(dtype, decay, share, fixed):
+    with pytest.warns(UserWarning, match="keeps the average") as caught:
+        of_dtype(dtype, decay)
+    assert [str(warning.message) for warning in caught] == [
+        f"ParameterEMA({decay}) keeps the average in {dtype}, like the parameters. An update moves it by {share} of "
+        f"the difference to the parameters, which {dtype} mostly rounds to no change. Keep the parameters in float32 "
+        f"and convert them in the model, e.g. with `w.astype(jnp.{dtype})`, or write `ParameterEMA({fixed})`."
+    ]
+    of_dtype(dtype, fixed)
+    of_dtype("float32", decay)

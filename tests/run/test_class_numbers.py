@@ -28,6 +28,12 @@ def masked(outputs, ys):
     return jnp.where((ys >= 0) & (ys < CLASSES), losses, 0).mean()
 
 
+def mean_of_unmasked(outputs, ys):
+    losses = optax.softmax_cross_entropy_with_integer_labels(outputs, jnp.clip(ys, 0, CLASSES - 1))
+    used = (ys >= 0) & (ys < CLASSES)
+    return jnp.where(used, losses, 0).sum() / used.sum()
+
+
 def of_counts(outputs, ys):
     """The Poisson likelihood of counts under a mixture: the targets are integers, but no class numbers."""
     rates = jnp.exp(outputs)
@@ -88,6 +94,7 @@ def as_placed(xs, ys):
 FROM_0, FROM_1, NEGATIVE, IGNORED = np.arange(12) % 4, np.arange(12) % 3 + 1, np.arange(12) % 3 - 1, [0, 1, 2, 255] * 3
 ADD = "Give the model an output for each class, or correct the targets."
 SUBTRACT = "Subtract 1 from the targets, so that they begin at 0."
+LARGE = "If 255 marks examples to ignore, let the loss function mask them."
 MASK = "If negative numbers mark examples to ignore, let the loss function mask them."
 
 
@@ -108,6 +115,7 @@ MASK = "If negative numbers mark examples to ignore, let the loss function mask 
     [
         (of_optax, FROM_0, "0 to 3", "the loss is NaN", ADD),
         (of_optax, FROM_1, "1 to 3", "the loss is NaN", SUBTRACT),
+        (of_optax, IGNORED, "0 to 255", "the loss is NaN", f"{ADD} {LARGE}"),
         (of_optax, NEGATIVE, "-1 to 1", "the loss counts negative ones from the last class", MASK),
         (by_one_hot, FROM_0, "0 to 3", "the loss leaves out class 3", ADD),
         (by_one_hot, FROM_1, "1 to 3", "the loss leaves out class 3", SUBTRACT),
@@ -128,6 +136,8 @@ def test_class_numbers_out_of_range_are_a_warning(loss_fn, ys, numbers, effect, 
         (of_optax, np.arange(12) % 3),
         (masked, NEGATIVE),
         (masked, IGNORED),
+        (mean_of_unmasked, [-1] * 9 + [0, 1, 2]),
+        (mean_of_unmasked, [255] * 9 + [0, 1, 2]),
         (by_one_hot, NEGATIVE),
         (by_one_hot, IGNORED),
         (of_counts, np.arange(12)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhas
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import ConflictError
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import finite_number
 
 __all__ = ["ParameterEMA", "StochasticWeightAveraging"]
@@ -153,6 +155,9 @@ class ParameterEMA(_ParameterAverage):
     divided by `1 - decay**n`. In both cases, `cbstate.ema["params"]` contains the average that validation uses. Skipped
     and held steps (`step.skip`, `step.hold`) do not change it.
 
+    The average has the dtypes of the parameters. In bfloat16 and float16, small changes round to nothing, so a `decay`
+    close to 1 causes a warning.
+
     If validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` also
     use the average.
 
@@ -193,6 +198,27 @@ class ParameterEMA(_ParameterAverage):
         super().__init__(validate=validate)
         self.decay = finite_number(decay, "`decay` of ParameterEMA", least=0, below=1)
         self.debias = debias
+
+    def init(self, learner: LearnerView) -> None:
+        """Create `cbstate.ema`, and warn if its numbers are too coarse for `decay`."""
+        import jax
+        import jax.numpy as jnp
+
+        if self.entry not in learner.cbstate:
+            dtypes = {leaf.dtype for leaf in jax.tree.leaves(learner.params)}
+            for dtype in sorted((d for d in dtypes if d in (jnp.bfloat16, jnp.float16)), key=str):
+                self._warn_of_rounding(dtype.name, float(jnp.finfo(dtype).eps))
+        super().init(learner)
+
+    def _warn_of_rounding(self, dtype: str, eps: float) -> None:
+        if 1 - self.decay < eps:
+            warn_user(
+                f"{self!r} keeps the average in {dtype}, like the parameters. An update moves it by "
+                f"{1 - self.decay:.2g} of the difference to the parameters, which {dtype} mostly rounds to no change. "
+                "Keep the parameters in float32 and convert them in the model, e.g. with "
+                f"`w.astype(jnp.{dtype})`, or write `ParameterEMA({math.floor((1 - eps) * 1000) / 1000})`.",
+                UserWarning,
+            )
 
     def weight(self, updates: Any) -> Any:
         """Return `1 - decay`; with `debias`, `(1 - decay) / (1 - decay**n)`."""

@@ -11,6 +11,7 @@ from fluxcb._declare.events import EpochBegin, Event, FitBegin, FitEnd, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb.callbacks.gradients.average import StochasticWeightAveraging
 from fluxcb.callbacks.progress.console import console_for
 from fluxcb.callbacks.progress.epoch_table import EpochTable, open_table
 from fluxcb.logging.consoles import text_file
@@ -135,7 +136,10 @@ def _averages(learner: LearnerView) -> list[str]:
         replacing = [unwrap(handler.declared.callback) for handler in graph.handlers(EpochBegin, phase)]
         replacing = [callback for callback in replacing if callback.validates_with is not None]
         if replacing:  # the last one to run decides
-            notes.append(f"{phase.name} uses the average `{replacing[-1].validates_with}` of {replacing[-1]!r}")
+            used, since = replacing[-1], ""
+            if isinstance(used, StochasticWeightAveraging) and used.start > 1:
+                since = f" from update {used.start} on, and the trained parameters before"
+            notes.append(f"{phase.name} uses the average `{used.validates_with}` of {used!r}{since}")
     return notes
 
 
