@@ -11,8 +11,9 @@ from fluxcb._check.ordering import moment_name
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
-from fluxcb._declare.events import BUILTIN_EVENTS, HostEvent, StepBegin, StepEnd, TracedEvent
+from fluxcb._declare.events import BUILTIN_EVENTS, ComputeEnd, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import assigns
 from fluxcb._declare.state import (
     ENGINE_STEP_NAMES,
     FIRST_LEVEL,
@@ -99,13 +100,33 @@ def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) 
             if problem:
                 what, hint, known = problem
                 what = f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}"
-                fix = f"name one of {', '.join(sorted(known))}" if known else f"write `{path[0]}` alone"
+                fix = [f"name one of {', '.join(sorted(known))}" if known else f"write `{path[0]}` alone"]
+                if path[0] == "step":
+                    fix = [_listed_in_provides(path[1], phase) for phase in phases if _assigns(phase, path[1])] or fix
                 problems.append(UnknownStateError(what, where=where, fix=fix))
             elif path[0] in ("progress", "key", "*") and writes(permission):
                 what = f"{d.label} declares a write to `{dotted(path)}`, which no callback can write."
                 cure = "declare the paths it changes" if path[0] == "*" else f"remove it from {d.access_owner}"
                 problems.append(UnknownStateError(what, where=where, fix=cure))
     return problems
+
+
+def _assigns(phase: type[Phase], name: str) -> bool:
+    """Return whether the `step` of a user's phase assigns an attribute with this name, such as `learner.step.name`."""
+    return not phase.__module__.startswith("fluxcb.") and assigns(phase.step, name)
+
+
+def _listed_in_provides(name: str, phase: type[Phase]) -> str:
+    """Return the edit that lists a value of a phase's step in its `provides`."""
+    names = ", ".join(f'"{known}"' for known in (*phase.provides.get(ComputeEnd, ()), name))
+    entry = f"ComputeEnd: ({names}{',' * (', ' not in names)})"
+    if "provides" in vars(phase):
+        return f"add `{entry}` to `{phase.__name__}.provides`, because its `step` assigns `step.{name}`"
+    base = next(cls.__name__ for cls in phase.__mro__ if "provides" in vars(cls))
+    return (
+        f"write `provides = {{**{base}.provides, {entry}}}` in the body of `{phase.__name__}`, because its `step` "
+        f"assigns `step.{name}`"
+    )
 
 
 def _written_step_names(declared: Sequence[Declared]) -> set[str]:
@@ -257,10 +278,17 @@ def _too_early(handler: BoundHandler, path: StatePath, moments: Sequence[Any], *
         if only_outside
         else f"`{dotted(path)}` does not exist yet there"
     )
-    later = StepEnd.__name__ if added else _first_with(path[1], [phase for _, phase in moments], host)
+    phases = [phase for _, phase in moments]
+    later = StepEnd.__name__ if added else _first_with(path[1], phases, host)
     if writes(handler.access[path]) and (events := writable_at(path)):
-        later = events[-1].__name__  # at StepEnd, it is too late to write what the step uses
+        # At StepEnd, it is too late to write what the step uses.
+        later = next(
+            (e.__name__ for e in events[::-1] if any(path[1] in (available(e, p) or ()) for p in phases)), None
+        )
     fix = f"handle {later} instead" if later else "use it in a phase that provides it"
+    if later is None and path[1] in ("xs", "ys"):
+        why = f"{phases[0].__name__} does not split the batch, because the loss function gets `step.batch`"
+        fix = "write `step.batch` in a handler of ForwardBegin instead"
     if handler.declared.cls.__module__.startswith("fluxcb.") and not only_outside:  # users do not edit its handlers
         fix = "use it in a phase that provides it; those of `Learner(model, loss_fn)` with `loss_fn(outputs, ys)` do"
     return MissingStateError(

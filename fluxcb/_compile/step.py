@@ -127,6 +127,11 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         state.touched = touched
 
         def emit(event: Event) -> None:
+            if isinstance(event, type):
+                raise TraceError(
+                    f"`{type(phase).__name__}.step` emits the class `{event.__name__}`, not an instance of it.",
+                    fix=f"write `emit({event.__name__}())`",
+                )
             state.emit(event)
             emitted.add(type(event))
 

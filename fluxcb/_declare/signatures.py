@@ -57,10 +57,14 @@ def names_in(code: CodeType) -> set[str]:
 
 
 def assigns(function: Any, name: str) -> bool:
-    """Return whether the code of a function assigns an attribute with this name."""
+    """Return whether the code of a function, or one inside it, assigns an attribute with this name."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return code is not None and any(
-        instruction.opname == "STORE_ATTR" and instruction.argval == name for instruction in dis.get_instructions(code)
+    return code is not None and _assigns(code, name)
+
+
+def _assigns(code: CodeType, name: str) -> bool:
+    return any(i.opname == "STORE_ATTR" and i.argval == name for i in dis.get_instructions(code)) or any(
+        _assigns(constant, name) for constant in code.co_consts if isinstance(constant, CodeType)
     )
 
 

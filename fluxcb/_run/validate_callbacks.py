@@ -284,7 +284,8 @@ def _warn_uncalled(graph: CallbackGraph) -> None:
                     f"fluxcb does not call {declared.label}.{entry.name}, because {names} "
                     f"{'does' if len(phases) == 1 else 'do'} not emit {event}. {advice}"
                     # One of the defaults, which users may not know.
-                    + is_guard * " Otherwise, a loss that is NaN or infinite does not end the fit."
+                    + is_guard
+                    * " Otherwise, a loss that is NaN or infinite does not end the fit."
                 )
 
 
@@ -299,15 +300,18 @@ def _warn_other_phase(graph: CallbackGraph, declared: Declared, entry: Handler) 
         if related and any(issubclass(phase, other.phase) for phase in training):
             return
     names = " and ".join(phase.__name__ for phase in training)
+    which = f"training phase of this Learner is {names}"
+    if len(training) > 1:
+        which = f"training phases of this Learner are {names}"
     _warn(
-        f"fluxcb does not call {declared.label}.{entry.name}, because it is for {entry.phase.__name__}, and the training "
-        f"{'phase' if len(training) == 1 else 'phases'} of this Learner {'is' if len(training) == 1 else 'are'} {names}. "
-        f"Write `AbstractTrainingPhase` instead of `{entry.phase.__name__}`, which includes all training phases."
+        f"fluxcb does not call {declared.label}.{entry.name}, because it is for {entry.phase.__name__}, and the "
+        f"{which}. Write `AbstractTrainingPhase` instead of `{entry.phase.__name__}`, which includes all training "
+        "phases."
     )
 
 
 def _may_emit(event: type[Event], phase: type[Phase]) -> bool:
-    """Return whether a phase declares an event, or its `step` names it, because handlers also run without `provides`."""
+    """Return whether a phase declares an event, or its `step` names it: handlers run even without `provides`."""
     code = getattr(inspect.unwrap(phase.step), "__code__", None)
     return emits(event, phase) or (isinstance(code, CodeType) and event.__name__ in names_in(code))
 

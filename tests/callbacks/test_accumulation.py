@@ -216,7 +216,7 @@ def test_gradients_that_come_twice_per_step_are_an_error(refused):
     with refused(
         TraceError,
         "AccumulateGradients(2) got gradients twice in one step of `Twice`.\n"
-        "  why:   it counts steps, and `step.hold` applies to the whole step, so the parameters might never be updated\n"
+        "  why:   it counts steps, and `step.hold` applies to the whole step, so the parameters may never be updated\n"
         "  fix:   in the step of the phase, assign the sum or the mean of the gradients to `learner.step.grads`, and "
         "emit BackwardEnd once",
     ):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -406,3 +406,77 @@ def test_appending_requires_creator():
     assert raised.value.what == "Puts() appends to `cbstate.monitors`, which no callback creates."
     assert raised.value.fix == ("add `Monitors()` to the callbacks, which creates it",)
     fluxcb.check([Puts(), Monitors()])
+
+
+class AddsValue(TrainingPhase):
+    def step(self, learner: Any, emit: Any) -> None:
+        super().step(learner, emit)
+        learner.step.extra = 2 * learner.step.loss
+
+
+class ListsValue(AddsValue):
+    provides: ClassVar = {**TrainingPhase.provides, ComputeEnd: ("extra",)}
+
+
+class AddsAnother(ListsValue):
+    provides: ClassVar = {**ListsValue.provides}
+
+    def step(self, learner: Any, emit: Any) -> None:
+        super().step(learner, emit)
+
+        def add() -> None:
+            learner.step.more = 1.0
+
+        add()
+
+
+@pytest.mark.parametrize(
+    ("phase", "name", "fix"),
+    [
+        (
+            AddsValue,
+            "extra",
+            'write `provides = {**TrainingPhase.provides, ComputeEnd: ("extra",)}` in the body of `AddsValue`, because '
+            "its `step` assigns `step.extra`",
+        ),
+        (
+            AddsAnother,
+            "more",
+            'add `ComputeEnd: ("extra", "more")` to `AddsAnother.provides`, because its `step` assigns `step.more`',
+        ),
+    ],
+)
+def test_value_that_a_phase_assigns_without_listing_it_names_provides(phase: Any, name: str, fix: str) -> None:
+    with pytest.raises(UnknownStateError) as raised:
+        fluxcb.check([Says({"step": {name: Read()}})], phases=[phase])
+    assert tuple(raised.value.fix) == (fix,)
+    fluxcb.check([Says({"step": {"extra": Read()}})], phases=[ListsValue])
+
+
+class Zeros(Callback):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def stateaccess(self) -> Any:
+        return {"step": {self.name: Write()}}
+
+    @on  # zero
+    def zero(self, event: ForwardBegin, phase: TrainingPhase, learner: Any) -> None:
+        learner.step[self.name] = 0.0
+
+    def __repr__(self) -> str:
+        return "Zeros()"
+
+
+def test_inputs_of_a_phase_that_does_not_split_the_batch_name_the_batch(refused: Any) -> None:
+    for name in ("xs", "ys"):
+        with refused(
+            MissingStateError,
+            f"Zeros() uses `step.{name}` at ForwardBegin x LossTrainingPhase, where it does not exist.\n"
+            "  where: Zeros.zero  <@zero>\n"
+            "  why:   LossTrainingPhase does not split the batch, because the loss function gets `step.batch`\n"
+            "  fix:   write `step.batch` in a handler of ForwardBegin instead",
+        ):
+            fluxcb.check([Zeros(name)], phases=[LossTrainingPhase])
+        fluxcb.check([Zeros(name)], phases=[TrainingPhase])
+    fluxcb.check([Zeros("batch")], phases=[LossTrainingPhase])

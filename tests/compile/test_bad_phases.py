@@ -119,6 +119,10 @@ def half_the_grads(self, learner, emit):
     learner.apply_updates()
 
 
+def emits_class(self, learner, emit):
+    emit(BackwardEnd)
+
+
 def emits_host(self, learner, emit):
     emit(StepEnd())
 
@@ -169,6 +173,10 @@ def reshapes(self, learner, emit):
             "`Bad.step` emits StepEnd, which is not a traced event.\n"
             "  why:   a step is traced once, and host events happen between its calls\n"
             "  fix:   derive `StepEnd` from TracedEvent",
+        ),
+        (
+            emits_class,
+            "`Bad.step` emits the class `BackwardEnd`, not an instance of it.\n  fix:   write `emit(BackwardEnd())`",
         ),
         (unknown_part, "`Bad.step` reads `learner.parameters`, which a step does not have. Did you mean `params`?"),
         (

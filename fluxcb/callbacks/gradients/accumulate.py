@@ -118,10 +118,10 @@ class AccumulateGradients(Callback):
         if self._repeats(event, learner.step.batch):
             raise TraceError(
                 f"{self!r} got gradients twice in one step of `{type(phase).__name__}`.",
-                why="it counts steps, and `step.hold` applies to the whole step, so the parameters might never be "
+                why="it counts steps, and `step.hold` applies to the whole step, so the parameters may never be "
                 "updated",
-                fix="in the step of the phase, assign the sum or the mean of the gradients to `learner.step.grads`, and "
-                "emit BackwardEnd once",
+                fix="in the step of the phase, assign the sum or the mean of the gradients to `learner.step.grads`, "
+                "and emit BackwardEnd once",
             )
         size = leading_axis(learner.step.batch)
         new = {
