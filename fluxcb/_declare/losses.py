@@ -18,7 +18,6 @@ __all__ = [
     "fits_batch_form",
     "takes",
     "takes_model",
-    "warn_about_keys",
     "warn_about_order",
     "warn_about_unused",
 ]
@@ -61,22 +60,6 @@ def warn_about_order(function: Callable[..., Any], what: str, instead: str) -> N
         warn_user(
             f"{what} `{called}({', '.join(names)})` gets the outputs of the model as `{names[0]}` and the targets as "
             f"`{names[1]}`, because fluxcb passes the outputs first. Pass `{instead.format(called)}` instead.",
-            UserWarning,
-        )
-
-
-def warn_about_keys(function: Callable[..., Any], what: str, *passed: str) -> None:
-    """Warn about optional parameters that look like random keys but get none.
-
-    Args:
-        function: A function of the user.
-        what: What the function is, for the message: `The loss function`.
-        *passed: The names of the parameters that it gets.
-    """
-    ignored = [p.name for p in _optional(function) if _KEY_NAME.search(p.name) and p.name not in passed]
-    if ignored and "key" not in parameter_names(function):
-        warn_user(
-            f"{what} has a parameter `{ignored[0]}`, and gets no random key there. Rename the parameter to `key`.",
             UserWarning,
         )
 

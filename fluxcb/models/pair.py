@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,12 +11,14 @@ from typing import Any
 import jax
 
 from fluxcb._calls import entry_point
-from fluxcb._declare.losses import warn_about_keys
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import TRAIN_FLAGS, accepted_keywords, fits_call, key_means_training, step_keywords
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
+
+_KEY_NAME = re.compile(r"(^|_)(key|rng|prng)($|_)", re.IGNORECASE)
 
 
 @entry_point
@@ -72,7 +75,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 where=_place(function),
                 fix=f"write `def {name}({', '.join(arguments[name])}):`",
             )
-    warn_about_keys(apply, "`apply` of the model pair", "key")
+    _warn_about_keys(apply)
     return PairAdapter(init, apply, stateful)
 
 
@@ -218,6 +221,18 @@ def _refuse_module_with_flag(apply: Callable[..., Any]) -> None:
             where=f"{type(module).__module__}.{name}.__call__",
             why="a pair passes neither this flag nor random keys to the module, so dropout would be off in training",
             fix="pass the module itself instead of `(module.init, module.apply)`",
+        )
+
+
+def _warn_about_keys(apply: Callable[..., Any]) -> None:
+    """Warn about an optional parameter for a random key that gets none, because it is not called `key`."""
+    fixed = getattr(apply, "keywords", {})  # of `functools.partial`
+    names = [n for n in accepted_keywords(apply) if _KEY_NAME.search(n) and n not in fixed]
+    if names and "key" not in names:
+        warn_user(
+            f"`apply` of the model pair has a parameter `{min(names)}`, and gets no random key there. Rename the "
+            "parameter to `key`.",
+            UserWarning,
         )
 
 
