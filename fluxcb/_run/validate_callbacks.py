@@ -19,7 +19,7 @@ from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import Event, StepEnd, TracedEvent, Trigger, is_concrete
 from fluxcb._declare.handlers import Handler
-from fluxcb._declare.phases import Phase
+from fluxcb._declare.phases import Phase, TrainingPhase
 from fluxcb._declare.signatures import names_in
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
 from fluxcb._declare.uncalled_methods import unmarked
@@ -290,9 +290,10 @@ def _warn_uncalled(graph: CallbackGraph) -> None:
 
 
 def _warn_other_phase(graph: CallbackGraph, declared: Declared, entry: Handler) -> None:
-    """Warn about a handler for a training phase that the Learner does not have, if the Learner has another one."""
+    """Warn about a handler for `TrainingPhase`, if the Learner has only other training phases."""
     training = [phase for phase in graph.phases if phase.trains and _may_emit(entry.event, phase)]
-    if not training or not entry.phase.trains:
+    # `learner.run_epoch` can run an epoch of any other phase, such as that of `find_learning_rate`.
+    if not training or entry.phase is not TrainingPhase:
         return
     # A callback may have a handler for each of several training phases, and Learners may have only some of them.
     for other in declared.handlers:
