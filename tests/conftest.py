@@ -77,20 +77,20 @@ MORE_CASES = {
     # Folder or file: every page, every example and every fix is a parameter.
     "docs": ALL,
     "fixes": ALL,
-    "contract": 12,
+    "contract": 8,
     "test_calls.py": ALL,
     "test_fixes.py": ALL,
     "test_public_api.py": ALL,
     # Function: the callbacks, places, and states that matter most.
-    "test_built_in_callback_does_not_depend_on_windows": 12,
-    "test_built_in_callback_reads_only_when_due": 12,
-    "test_callback_resumes_exactly": 12,
+    "test_built_in_callback_does_not_depend_on_windows": 8,
+    "test_built_in_callback_reads_only_when_due": 8,
+    "test_callback_resumes_exactly": 8,
     "test_every_window_length_computes_same_bits": 3,
     "test_graph_matches_oracle_for_1000_random_sets": 2,
-    "test_hostile_state_changes_nothing_and_valid_checkpoint_restores": 7,
-    "test_schedule_is_due_at_same_steps": 7,
-    "test_signal_saves_checkpoint_of_current_step": 6,
-    "test_training_resumes_exactly": 7,
+    "test_hostile_state_changes_nothing_and_valid_checkpoint_restores": 4,
+    "test_schedule_is_due_at_same_steps": 4,
+    "test_signal_saves_checkpoint_of_current_step": 4,
+    "test_training_resumes_exactly": 4,
 }
 
 ROOT = Path(__file__).resolve().parent

@@ -72,7 +72,7 @@ def test_long_tests_are_all_others(collect, monkeypatch):
     [
         ("run/test_a.py::test_a", None, 1 + 1),
         ("run/test_a.py::test_a", "1", 27),
-        ("run/test_a.py::test_training_resumes_exactly", None, 7 + 1),
+        ("run/test_a.py::test_training_resumes_exactly", None, 4 + 1),
         ("fixes/test_a.py::test_a", None, 27),
     ],
 )

@@ -27,7 +27,7 @@ from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_
 from fluxcb._run.refused_access import flag_written_late
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
-from fluxcb.callbacks import Monitors, StopOnNaNLoss
+from fluxcb.callbacks import Checkpointer, Monitors, StopOnNaNLoss
 
 __all__ = [
     "carried_entries",
@@ -181,6 +181,8 @@ def _refuse_early_metrics(graph: CallbackGraph) -> None:
     names = {phase.name for phase in graph.phases}
     for phase in filter(lambda phase: phase.trains, graph.phases):
         for handler in graph.handlers(Trigger, phase):
+            if isinstance(unwrap(handler.declared.callback), Checkpointer):
+                continue  # also saves checkpoints that have no value of the metric
             early = [schedule for schedule in handler.schedules if schedule.after_epoch() is None]
             # An `InferenceRunner` can run on the same schedule, so its metrics have values within the epoch.
             watched = [of for of in handler.declared.callback.watched_metrics() if early and of.phase in names]

@@ -72,7 +72,7 @@ def soak(steps, *arguments):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("steps", "arguments"), [(25_000, []), (10_000, ["exchanged"])], ids=["all", "exchanged"])
+@pytest.mark.parametrize(("steps", "arguments"), [(15_000, []), (10_000, ["exchanged"])], ids=["all", "exchanged"])
 def test_memory_and_resources_do_not_grow(steps, arguments, times):
     steps *= times
     held = soak(steps, *arguments)

@@ -151,7 +151,7 @@ def test_long_step_takes_unpacked_train_state():
 
 def test_large_batch_does_not_change_packing():
     phase = TrainingPhase()
-    learner = learner_of(phases=(phase,), steps_per_call=1)
+    learner = learner_of(phases=(phase, ValidationPhase()), steps_per_call=1)
     rows = 100_000  # 2 * 100,000 * (6 * 20 + 20 * 3) operations in the forward pass: more than 2e7
     for examples in (8, rows, 8):
         learner.run_step(phase, (np.zeros((examples, 6), np.float32), np.zeros(examples, np.int32)))
