@@ -1,7 +1,7 @@
 """A run is killed at random moments, with forked processes and second starts, and restarted until it ends.
 
 A moment is a number of Python calls, counted from the first line of the program or from its first step. The imports are
-done before that line. The long form is `FLUXCB_LONG=34 pytest tests/reliability/test_random_kills.py`: 102 kills.
+done before that line. The long form is `FLUXCB_LONG=17 pytest tests/reliability/test_random_kills.py`: 102 kills.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.ev
 pytestmark = pytest.mark.integration
 
 HERE = Path(__file__).resolve().parent
-KILLS = 3
+KILLS = 6
 # Where counting starts, and the most calls until the signal, from those of an undisturbed run until its first step and
 # in all. A start that has fewer calls left ends undisturbed.
 MOMENTS = [
