@@ -113,7 +113,7 @@ class ExternalTree:
         if changed and not any(changed):
             raise DeclarationError(
                 "`set_state` was called, and `state` still returns the previous arrays.",
-                why="the loop goes on with the state of before, so a restored checkpoint, for example, has no effect",
+                why="the loop continues with its previous state, so a restored checkpoint, for example, has no effect",
                 fix=[
                     "if `set_state` assigns variables of the function around it, begin it with a line such as "
                     "`nonlocal params, opt_state`",

@@ -60,7 +60,7 @@ def step_keywords(function: Callable[..., Any], *, key: Any, train: bool) -> dic
     """Return the keywords of `function` that describe a step: `key`, and each of `TRAIN_FLAGS` that it accepts."""
     values = {"key": key, **{name: train is not inverted for name, inverted in TRAIN_FLAGS.items()}}
     accepted = accepted_keywords(function)
-    # What `functools.partial` has fixed stays as it is.
+    # Arguments that `functools.partial` has fixed keep their values.
     fixed = getattr(function, "keywords", {})
     return {name: value for name, value in values.items() if name in accepted and name not in fixed}
 

@@ -230,8 +230,8 @@ def _warn_about_keys(apply: Callable[..., Any]) -> None:
     names = [n for n in accepted_keywords(apply) if _KEY_NAME.search(n) and n not in fixed]
     if names and "key" not in names:
         warn_user(
-            f"`apply` of the model pair has a parameter `{min(names)}`, and gets no random key there. Rename the "
-            "parameter to `key`.",
+            f"`apply` of the model pair has a parameter `{min(names)}`, but receives no random key there. Rename "
+            "the parameter to `key`.",
             UserWarning,
         )
 

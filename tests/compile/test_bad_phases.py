@@ -236,26 +236,28 @@ class Forgets(Trains):
     updates = False
 
 
-def test_training_phase_that_updates_nothing_is_a_warning():
-    def made(phase):
-        return Learner.from_loss(
-            {"w": jnp.zeros(())},
-            None,
-            optax.sgd(0.5),
-            data=[np.ones(2, np.float32)],
-            phases=(phase,),
-            default_callbacks=False,
-        )
+def trained_by(phase, *callbacks):
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        None,
+        optax.sgd(0.5),
+        data=[np.ones(2, np.float32)],
+        phases=(phase,),
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
 
+
+def test_training_phase_that_updates_nothing_is_a_warning():
     with pytest.warns(UserWarning, match="trains nothing") as caught:
-        learner = made(Forgets())
+        learner = trained_by(Forgets())
     assert str(caught[0].message) == (
         "`Forgets.step` changes neither `params` nor `model_state` nor `opt_state`, so it trains nothing. Assign the "
         "gradients to `learner.step.grads`, call `emit(BackwardEnd())`, and then `learner.apply_updates()`."
     )
     learner.fit(1)
     assert float(learner.params["w"]) == 0.0
-    learner = made(Trains())
+    learner = trained_by(Trains())
     learner.fit(1)
     assert float(learner.params["w"]) == 1.0  # 0 - 0.5 * 2 * (0 - 1)
 
@@ -283,18 +285,6 @@ class EmitsUndeclared(Undeclared):
         assign_grads(learner)
         emit(BackwardEnd())
         learner.apply_updates()
-
-
-def trained_by(phase, *callbacks):
-    return Learner.from_loss(
-        {"w": jnp.zeros(())},
-        None,
-        optax.sgd(0.5),
-        data=[np.ones(2, np.float32)],
-        phases=(phase,),
-        callbacks=callbacks,
-        default_callbacks=False,
-    )
 
 
 def test_phase_that_does_not_emit_an_event_of_its_provides_is_a_warning():

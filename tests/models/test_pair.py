@@ -172,8 +172,8 @@ def test_flag_of_partial_function_stays():
 
 def test_parameter_for_a_key_with_another_name_is_a_warning():
     text = (
-        "`apply` of the model pair has a parameter `dropout_rng`, and gets no random key there. Rename the parameter "
-        "to `key`."
+        "`apply` of the model pair has a parameter `dropout_rng`, but receives no random key there. Rename the "
+        "parameter to `key`."
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
         pair(init, lambda params, xs, dropout_rng=None: xs)

@@ -200,7 +200,7 @@ def test_set_state_that_changes_nothing_raises(refused):
     with refused(
         DeclarationError,
         "`set_state` was called, and `state` still returns the previous arrays.\n"
-        "  why:   the loop goes on with the state of before, so a restored checkpoint, for example, has no effect\n"
+        "  why:   the loop continues with its previous state, so a restored checkpoint, for example, has no effect\n"
         "  fix:   if `set_state` assigns variables of the function around it, begin it with a line such as "
         "`nonlocal params, opt_state`\n"
         "     or: if it assigns variables of a module, begin it with `global params, opt_state`",
