@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
-
+from fluxcb._declare.broadcasting import compares_all_pairs
 from fluxcb._tracebacks import warn_user
 from fluxcb._traced_values import describe
 
@@ -23,7 +22,7 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(loss_fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 2 and not kwargs and _are_columns(*args) and _promotes(loss_fn, *args):
+        if len(args) == 2 and not kwargs and _are_columns(*args) and compares_all_pairs(loss_fn, *args):
             count = args[0].shape[0]
             warn_user(
                 f"The outputs and the targets are {describe(args[0])} and {describe(args[1])}, but the loss function "
@@ -32,7 +31,7 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
                 f"from neither. If all pairs are intended, write `[None, :]` after the value without this axis.",
                 UserWarning,
             )
-        elif len(args) == 2 and not kwargs and _differ_by_one_axis(*args) and _promotes(loss_fn, *args):
+        elif len(args) == 2 and not kwargs and _differ_by_one_axis(*args) and compares_all_pairs(loss_fn, *args):
             flat, count = ("outputs" if args[0].ndim == 1 else "ys"), args[0].shape[0]
             column = "ys" if flat == "outputs" else "outputs"
             warn_user(
@@ -67,25 +66,3 @@ def _are_columns(outputs: Any, ys: Any) -> bool:
 def _is_one_row(outputs: Any, ys: Any) -> bool:
     rows, targets = getattr(outputs, "shape", ()), getattr(ys, "shape", ())
     return len(rows) > 0 and len(targets) > 0 and rows[0] > 1 and targets[0] == 1
-
-
-def _promotes(loss_fn: Callable[..., Any], outputs: Any, ys: Any) -> bool:
-    """Return whether an operation of the loss function combines outputs and targets of shapes `[N]` and `[N, 1]`.
-
-    With this option, JAX refuses an operation that must add an axis to an operand. It refuses neither
-    `outputs[:, 0] - ys` nor a deliberate `outputs - ys[None, :]`.
-    """
-    # JAX caches the traces of its own functions by shape, whatever the option, so the batches have unusual sizes. The
-    # sizes differ, which tells outputs from targets: all pairs of the outputs, as in a ranking loss, are intended.
-    sizes = [2 * ys.shape[0] + 1, 2 * ys.shape[0] + 3]
-    specs = [
-        jax.ShapeDtypeStruct((size, *value.shape[1:]), value.dtype)
-        for size, value in zip(sizes, (outputs, ys), strict=True)
-    ]
-    try:
-        with jax.numpy_rank_promotion("raise"):
-            jax.eval_shape(loss_fn, *specs)
-    except Exception as error:  # also one of the loss function, for example if it depends on the batch size
-        text = str(error)
-        return "rank_promotion" in text and all(f"({size}," in text for size in sizes)
-    return False

@@ -12,6 +12,7 @@ from fluxcb import Append, Callback, CancelEpoch, CancelFitting, DeclarationErro
 from fluxcb.callbacks import AbstractMetric, Loss, Metric, Metrics, SmoothLoss, StepValues, accuracy
 from fluxcb.callbacks.metrics.metrics import FLUSH_EVERY
 from fluxcb.callbacks.metrics.packing import Packing
+from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, ComputeEnd, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase, ValidationPhase
 
@@ -499,3 +500,41 @@ def test_metrics_added_later_keep_their_order():
     values.add([2], {"loss": [2.0], **{name: [0.5] for name in names}})
     assert list(values) == ["loss", *names]
     assert str(values["m3"]) == "[nan, 0.5]"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "width", "ys", "shapes"),
+    [
+        (
+            lambda outputs, ys: ((outputs > 0) == ys).mean(),
+            lambda outputs, ys: ((outputs[:, 0] > 0) == ys).mean(),
+            1,
+            np.arange(16) > 7,
+            "outputs float32[8, 1] and targets bool[8]",
+        ),
+        (
+            lambda outputs, ys: (jnp.argmax(outputs, -1) == ys).mean(),
+            lambda outputs, ys: (jnp.argmax(outputs, -1) == ys[:, 0]).mean(),
+            3,
+            np.arange(16)[:, None] % 3,
+            "outputs float32[8, 3] and targets int32[8, 1]",
+        ),
+    ],
+)
+def test_metric_that_compares_all_pairs_gives_warning(wrong, right, width, ys, shapes):
+    xs = np.linspace(-1, 1, 16, dtype=np.float32)[:, None]
+    model = (lambda key, xs: {"w": jnp.ones((1, width))}, lambda params, xs: xs @ params["w"])
+
+    def train(fn):
+        data = ArrayLoader((xs, ys), batch_size=8)
+        metrics = Metrics(Metric(fn, "right"))
+        return fluxcb.Learner(model, lambda outputs, ys: outputs.sum(), optax.sgd(0.1), data=data, callbacks=[metrics])
+
+    with pytest.warns(UserWarning, match="The metric") as caught:
+        train(wrong)
+    assert [str(warning.message) for warning in caught] == [
+        f"The metric `right` broadcasts {shapes} to [8, 8], so that each output is compared with every target. Write "
+        "`[:, 0]` after the value whose last axis has size 1. If all pairs are intended, write `[None, :]` after the "
+        "other one."
+    ]
+    train(right)

@@ -18,6 +18,7 @@ from fluxcb.callbacks.metrics.step_functions import (
     options_shown,
     phase_classes,
     step_function,
+    warn_about_pairs,
     warn_about_weights,
     weight_function,
     weights_of,
@@ -183,6 +184,10 @@ class Metric(AbstractMetric):
         DeclarationError: `fn` does not take the step values in `needs`, or `weight` those in `weight_needs`; `fn` has
             no name and `name` is missing; `phase` is not a phase; `shape` is not a shape.
 
+    Warns:
+        UserWarning: `fn` broadcasts outputs and targets of shapes [N, 1] and [N] to all pairs (when the step is
+            traced).
+
     Example:
         >>> from fluxcb.callbacks import accuracy
         >>> from fluxcb.phases import ValidationPhase
@@ -261,6 +266,7 @@ class Metric(AbstractMetric):
                 why="the values of batches are averaged, so each must be one number, the mean over the batch",
                 fix="return a number, e.g. `jnp.mean(...)`",
             )
+        warn_about_pairs(self._function, step, self.name)
         value = jnp.asarray(value, jnp.float32)
         if self.weight is not None:
             return value

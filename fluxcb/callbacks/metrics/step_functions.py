@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fluxcb._declare.broadcasting import compares_all_pairs
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
@@ -20,6 +21,7 @@ __all__ = [
     "options_shown",
     "phase_classes",
     "step_function",
+    "warn_about_pairs",
     "warn_about_weights",
     "weight_function",
     "weights_of",
@@ -69,6 +71,32 @@ def step_function(fn: Callable[..., Any], needs: Any, what: str, owner: str, arg
             fix=f"change the parameters of the function, or pass the names of its arguments as `{argument}=`",
         )
     return StepFunction(fn, tuple(needs))
+
+
+def warn_about_pairs(function: StepFunction, step: Any, metric: str) -> None:
+    """Warn if the function of a metric broadcasts outputs and targets to all pairs.
+
+    The mean over all pairs is a number, so nothing else would show the mistake.
+
+    Args:
+        function: The function. One of other step values is not checked.
+        step: The values of the step, while it is traced.
+        metric: The name of the metric in the warning.
+    """
+    if function.needs != ("outputs", "ys"):
+        return
+    outputs, ys = (getattr(value, "shape", ()) for value in (step.outputs, step.ys))
+    # Tracing the function again takes time, so it is done only if a last axis has size 1.
+    if not outputs or outputs[:1] != ys[:1] or outputs[0] < 2 or 1 not in (outputs[-1], ys[-1]):
+        return
+    if compares_all_pairs(function.fn, step.outputs, step.ys):
+        count = outputs[0]
+        warn_user(
+            f"The metric `{metric}` broadcasts outputs {describe(step.outputs)} and targets {describe(step.ys)} to "
+            f"[{count}, {count}], so that each output is compared with every target. Write `[:, 0]` after the value "
+            "whose last axis has size 1. If all pairs are intended, write `[None, :]` after the other one.",
+            UserWarning,
+        )
 
 
 def weight_function(weight: Any, needs: Any, metric: str, owner: str) -> StepFunction | None:
