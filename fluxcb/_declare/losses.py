@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
 from fluxcb._declare.signatures import parameter_names
+from fluxcb._step_arguments import TRAIN_FLAGS, names_a_key
 from fluxcb._tracebacks import warn_user
 
 __all__ = [
@@ -34,10 +34,6 @@ PARAMS_FORM = "loss_fn(params, batch, key)"
 _KEYWORDS = frozenset({"key", "train", "model_state"})
 _TARGETS = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
 """Names of a third parameter that receives the targets of a batch. It must not receive the random key instead."""
-
-_KEY_NAME = re.compile(r"(^|_)(key|rng|prng)($|_)", re.IGNORECASE)
-_FLAGS = frozenset({"train", "training", "is_training", "is_train", "deterministic"})
-"""Names of parameters with which functions of other libraries select training mode."""
 
 _OUTPUTS = frozenset(
     {"logits", "output", "outputs", "pred", "prediction", "predictions", "preds", "y_hat", "y_pred", "yhat"}
@@ -78,8 +74,8 @@ def warn_about_unused(loss_fn: Callable[..., Any], form: str) -> None:
         passed = frozenset(parameter_names(loss_fn)[: len(args)]) | kwargs.keys()
         instead = "Call it `{}`, and fluxcb passes it."
     for parameter in _optional(loss_fn):
-        name, is_flag = parameter.name, parameter.name in _FLAGS
-        if name not in passed and (is_flag or _KEY_NAME.search(name)):
+        name, is_flag = parameter.name, parameter.name in TRAIN_FLAGS
+        if name not in passed and (is_flag or names_a_key(name)):
             warn_user(
                 f"The loss function is called as `{form}`, so its parameter `{name}` is always {parameter.default!r}. "
                 f"{instead.format('train' if is_flag else 'key')}",
@@ -147,7 +143,7 @@ def _gets_key(third: inspect.Parameter) -> bool:
     """Return whether the third positional parameter of a loss function gets the random key."""
     if third.default is third.empty:
         return third.name not in _KEYWORDS | _TARGETS
-    return third.default is None and bool(_KEY_NAME.search(third.name))
+    return third.default is None and names_a_key(third.name)
 
 
 def fits_batch_form(loss_fn: Callable[..., Any], *names: str) -> bool:

@@ -5,9 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fluxcb._errors import DeclarationError, did_you_mean
-
-TRAIN_FLAGS = {"train": False, "training": False, "is_training": False, "is_train": False, "deterministic": True}
-"""Keywords that select training mode, and for each whether True means evaluation instead."""
+from fluxcb._step_arguments import TRAIN_FLAGS
 
 
 class TrainFlag(NamedTuple):

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,13 +11,12 @@ import jax
 
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
+from fluxcb._step_arguments import TRAIN_FLAGS, names_a_key
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import TRAIN_FLAGS, accepted_keywords, fits_call, key_means_training, step_keywords
+from fluxcb.models._keywords import accepted_keywords, fits_call, key_means_training, step_keywords
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
-
-_KEY_NAME = re.compile(r"(^|_)(key|rng|prng)($|_)", re.IGNORECASE)
 
 
 @entry_point
@@ -227,7 +225,7 @@ def _refuse_module_with_flag(apply: Callable[..., Any]) -> None:
 def _warn_about_keys(apply: Callable[..., Any]) -> None:
     """Warn about an optional parameter for a random key that gets none, because it is not called `key`."""
     fixed = getattr(apply, "keywords", {})  # of `functools.partial`
-    names = [n for n in accepted_keywords(apply) if _KEY_NAME.search(n) and n not in fixed]
+    names = [n for n in accepted_keywords(apply) if names_a_key(n) and n not in fixed]
     if names and "key" not in names:
         warn_user(
             f"`apply` of the model pair has a parameter `{min(names)}`, but receives no random key there. Rename "

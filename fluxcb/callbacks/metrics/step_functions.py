@@ -85,9 +85,10 @@ def warn_about_pairs(function: StepFunction, step: Any, metric: str) -> None:
     """
     if function.needs != ("outputs", "ys"):
         return
-    outputs, ys = (getattr(value, "shape", ()) for value in (step.outputs, step.ys))
+    outputs: tuple[int, ...] = getattr(step.outputs, "shape", ())
+    ys: tuple[int, ...] = getattr(step.ys, "shape", ())
     # Tracing the function again takes time, so it is done only if a last axis has size 1.
-    if not outputs or outputs[:1] != ys[:1] or outputs[0] < 2 or 1 not in (outputs[-1], ys[-1]):
+    if not outputs or outputs[:1] != ys[:1] or outputs[0] < 2 or 1 not in (*outputs[-1:], *ys[-1:]):
         return
     if compares_all_pairs(function.fn, step.outputs, step.ys):
         count = outputs[0]
