@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fluxcb._calls import entry_point
+from fluxcb._declare.access import dotted, normalise, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import (
@@ -29,8 +30,11 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import ProxyCallback
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Predicate, Schedule, Switched
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
+from fluxcb._typing import StatePath
 
 __all__ = [
+    "BY_SWITCHING",
     "OnSchedule",
     "Scheduled",
     "Switchable",
@@ -41,11 +45,19 @@ __all__ = [
     "switchable",
     "throttle",
     "throttled_by",
+    "warn_about_traced",
     "when",
 ]
 
 _BEGINS: Mapping[type[Event], type[Event]] = {StepEnd: StepBegin, EpochEnd: EpochBegin}
 _ENDS: Mapping[type[Event], type[Event]] = {begin: end for end, begin in _BEGINS.items()}
+
+BY_SWITCHING = (
+    "To switch it on and off, write `switchable(callback)` and call `learner.callbacks.enable` and `disable`."
+)
+"""The advice of `warn_about_traced` for wrappers with a predicate."""
+
+_TRAINED_WITH = {("step", name) for name in ("batch", "loss", "grads", "skip", "hold", "stop")}
 
 
 class Scheduled(ProxyCallback):
@@ -199,6 +211,9 @@ def every(
     Raises:
         DeclarationError: Not exactly one period is given, the period is not positive, the callback has only traced
             handlers and `traced=True` is missing, or none of its handlers gets the schedule.
+
+    Warns:
+        UserWarning: A traced handler that changes the training still runs at every step.
     """
     periods = {k: v for k, v in {"steps": steps, "epochs": epochs, "seconds": seconds}.items() if v is not None}
     if len(periods) != 1:
@@ -216,6 +231,7 @@ def every(
     wrapped = OnSchedule(callback, schedule, traced=traced)
     if not traced:
         refuse_traced_only("every", callback)
+        warn_about_traced("every", callback, "To schedule it as well, write `traced=True` with `steps=` or `epochs=`.")
     refuse_ineffective("every", wrapped)
     return wrapped
 
@@ -283,9 +299,13 @@ def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
     Raises:
         DeclarationError: The predicate is not callable, or the callback has no host handlers except those of FitBegin,
             FitStopping and FitEnd.
+
+    Warns:
+        UserWarning: A traced handler that changes the training still runs at every step.
     """
     wrapped = OnSchedule(callback, Predicate(predicate))
     refuse_traced_only("when", callback)
+    warn_about_traced("when", callback, BY_SWITCHING)
     refuse_ineffective("when", wrapped)
     return wrapped
 
@@ -336,6 +356,34 @@ def refuse_traced_only(wrapper: str, callback: Callback) -> None:
             why="traced handlers are compiled into the step, and run at every step unless `traced=True` schedules them",
             fix="write `every(callback, steps=..., traced=True)` or `every(callback, epochs=..., traced=True)`",
         )
+
+
+def warn_about_traced(wrapper: str, callback: Callback, advice: str) -> None:
+    """Warn about a traced handler that changes the training, and that a wrapper of host handlers does not schedule.
+
+    Args:
+        wrapper: The name of the wrapper.
+        callback: The wrapped callback.
+        advice: How the handler can be scheduled as well, for the message.
+    """
+    for entry in callback.handlers():
+        if not entry.traced:
+            continue
+        declared = callback.stateaccess() if entry.access is None else entry.access
+        access = normalise(declared, owner=f"{type(callback).__name__}.stateaccess", where="")
+        paths = [dotted(path) for path, permission in access.items() if writes(permission) and _trains(path)]
+        if paths:
+            warn_user(
+                f"`{wrapper}` schedules only the host handlers of {callback!r}. Its traced handler `{entry.name}` "
+                f"writes `{paths[0]}`, and runs at every step. {advice}",
+                UserWarning,
+            )
+            return
+
+
+def _trains(path: StatePath) -> bool:
+    """Return whether what a traced handler writes to a path changes the parameters."""
+    return path[0] in ("params", "opt_state", "hyperparams", "model_state") or path in _TRAINED_WITH
 
 
 def refuse_ineffective(wrapper: str, wrapped: OnSchedule) -> None:

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import pytest
 
 from fluxcb import Callback, DeclarationError, Read, Write, every, on, when
-from fluxcb.callbacks import CallbackFactory, EnableCallbackIf, PeriodicCallback, PeriodicTrigger
+from fluxcb.callbacks import (
+    CallbackFactory,
+    EnableCallbackIf,
+    LearningRate,
+    PeriodicCallback,
+    PeriodicTrigger,
+    Scheduler,
+    StopOnNaNLoss,
+)
 from fluxcb.events import EpochEnd, FitBegin, StepEnd, Trigger, UpdateEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import EventLog, testlearner
@@ -390,3 +398,37 @@ def test_chief_only_also_applies_to_trigger():
     # What is said of the wrapped callback counts at the moment that the wrapper adds.
     entries = PeriodicTrigger(CallbackFactory(trigger=print), before_train=True).handlers()
     assert [(entry.event, entry.name) for entry in entries] == [(Trigger, "trigger"), (FitBegin, "begin")]
+
+
+SWITCHING = "To switch it on and off, write `switchable(callback)` and call `learner.callbacks.enable` and `disable`."
+TO_SCHEDULE = "To schedule it as well, write `traced=True` with `steps=` or `epochs=`."
+
+
+@pytest.mark.parametrize(
+    ("wrap", "wrapper", "advice"),
+    [
+        (lambda callback: every(callback, steps=2), "every", TO_SCHEDULE),
+        (lambda callback: every(callback, seconds=1), "every", TO_SCHEDULE),
+        (lambda callback: when(callback, never), "when", SWITCHING),
+        (lambda callback: EnableCallbackIf(callback, never), "EnableCallbackIf", SWITCHING),
+        (
+            lambda callback: PeriodicCallback(callback, 2),
+            "PeriodicCallback",
+            "To schedule it as well, write `every(callback, steps=..., traced=True)`.",
+        ),
+    ],
+)
+def test_traced_handlers_that_change_training_and_have_no_schedule_give_warning(wrap, wrapper, advice):
+    for callback, shown, handler, path in (
+        (Scheduler({LearningRate: 0.5}), "Scheduler(learning_rate)", "set_hyperparams", "hyperparams.learning_rate"),
+        (StopOnNaNLoss(), "StopOnNaNLoss()", "mark", "step.skip"),
+    ):
+        with pytest.warns(UserWarning, match="schedules only") as caught:
+            wrap(callback)
+        assert [str(warning.message) for warning in caught] == [
+            f"`{wrapper}` schedules only the host handlers of {shown}. Its traced handler `{handler}` writes "
+            f"`{path}`, and runs at every step. {advice}"
+        ]
+        assert caught[0].filename == __file__
+    wrap(EventLog())
+    every(Scheduler({LearningRate: 0.5}), steps=2, traced=True)

@@ -21,7 +21,14 @@ from fluxcb._declare.schedules import (
     StepsOrEpochs,
     positive,
 )
-from fluxcb._declare.wrappers import OnSchedule, Scheduled, refuse_ineffective, refuse_traced_only
+from fluxcb._declare.wrappers import (
+    BY_SWITCHING,
+    OnSchedule,
+    Scheduled,
+    refuse_ineffective,
+    refuse_traced_only,
+    warn_about_traced,
+)
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.arguments import flag, function_of
 
@@ -179,6 +186,9 @@ class PeriodicCallback(_WithPeriods):
         DeclarationError: `callback` is not a callback or only has traced handlers, there is no period, or a period is
             not a positive integer.
 
+    Warns:
+        UserWarning: A traced handler that changes the training still runs at every step.
+
     Example:
         >>> from fluxcb.callbacks import CallbackFactory, PeriodicCallback
         >>> from fluxcb.testing import testlearner
@@ -202,6 +212,9 @@ class PeriodicCallback(_WithPeriods):
                 fix="write e.g. `PeriodicCallback(callback, every_k_epochs=5)`",
             )
         refuse_traced_only("PeriodicCallback", callback)
+        warn_about_traced(
+            "PeriodicCallback", callback, "To schedule it as well, write `every(callback, steps=..., traced=True)`."
+        )
         self._schedule = Periodic(steps, epochs)
         # Without a period in epochs, use `EverySteps`, because windows can be planned for it.
         only_steps = EverySteps(steps) if steps is not None and epochs is None else None
@@ -242,6 +255,9 @@ class EnableCallbackIf(OnSchedule):
     Raises:
         DeclarationError: `callback` is not a callback or only has traced handlers, or `pred` is not a function.
 
+    Warns:
+        UserWarning: A traced handler that changes the training still runs at every step.
+
     Example:
         >>> from fluxcb.callbacks import CustomCallback, EnableCallbackIf
         >>> from fluxcb.events import StepEnd
@@ -262,6 +278,7 @@ class EnableCallbackIf(OnSchedule):
             pred, "`pred` of `EnableCallbackIf`", "learner", example="lambda learner: learner.progress.epoch > 3"
         )
         refuse_traced_only("EnableCallbackIf", callback)
+        warn_about_traced("EnableCallbackIf", callback, BY_SWITCHING)
         super().__init__(callback, Predicate(pred))
         refuse_ineffective("EnableCallbackIf", self)
         self.pred = pred
