@@ -25,6 +25,7 @@ __all__ = [
     "check_tree",
     "not_begun",
     "step_not_begun",
+    "warn_about_other_phases",
     "warn_of_idle",
     "warn_of_missed",
 ]
@@ -147,6 +148,19 @@ def check_handlers(declared: Declared, phase: type[Phase], *, has_state: bool) -
                 why="traced handlers can read the state after the loop's step, but cannot replace it",
                 fix="write it in a host handler, for example of StepEnd, or train with a `Learner`",
             )
+
+
+def warn_about_other_phases(declared: Declared, phase: type[Phase]) -> None:
+    """Warn about a callback that does nothing in the loop, because all its handlers are for other phases."""
+    phases = {handler.phase for handler in declared.handlers}
+    if phases and not any(issubclass(phase, other) for other in phases):
+        names = " and ".join(sorted(other.__name__ for other in phases))
+        warn_user(
+            f"{declared.label} does nothing in a hand-written loop, because it has handlers only for {names}. All steps "
+            "and epochs of the loop belong to one training phase. Write `Phase` instead in the handlers that should "
+            "run.",
+            UserWarning,
+        )
 
 
 _EMITTED_WITH_STATE = (

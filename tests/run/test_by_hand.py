@@ -35,8 +35,8 @@ from fluxcb.callbacks import (
     SmoothLoss,
     StopOnNaNLoss,
 )
-from fluxcb.events import ComputeEnd, EpochEnd, FitBegin, FitEnd, HostEvent, StepBegin, StepEnd
-from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.events import ComputeEnd, EpochBegin, EpochEnd, FitBegin, FitEnd, HostEvent, StepBegin, StepEnd
+from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb.testing import EventLog
 
 
@@ -251,6 +251,29 @@ def test_loop_without_after_epoch_is_a_warning():
         hook.after_step(1, {"loss": 1.0})
     with pytest.raises(ZeroDivisionError), callbacks_as_hook([AtEpochEnd()], {"loss": 0.0}) as hook:
         hook.after_step(1, {"loss": 1 / 0})
+
+
+class OfValidation(Callback):
+    @on(EpochEnd, ValidationPhase)
+    def report(self, event, phase, learner):
+        pass
+
+
+class OfBoth(OfValidation):
+    @on(EpochBegin, Phase)
+    def begin(self, event, phase, learner):
+        pass
+
+
+def test_callback_for_other_phases_is_a_warning():
+    with pytest.warns(UserWarning) as caught:
+        callbacks_as_hook([OfValidation(), OfBoth()], {"loss": 0.0})
+    assert [str(warning.message) for warning in caught] == [
+        "OfValidation() does nothing in a hand-written loop, because it has handlers only for ValidationPhase. All "
+        "steps and epochs of the loop belong to one training phase. Write `Phase` instead in the handlers that should "
+        "run."
+    ]
+    assert caught[0].filename == __file__
 
 
 def test_period_that_falls_into_a_gap_is_a_warning():
