@@ -156,9 +156,9 @@ def warn_about_other_phases(declared: Declared, phase: type[Phase]) -> None:
     if phases and not any(issubclass(phase, other) for other in phases):
         names = " and ".join(sorted(other.__name__ for other in phases))
         warn_user(
-            f"{declared.label} does nothing in a hand-written loop, because it has handlers only for {names}. All steps "
-            "and epochs of the loop belong to one training phase. Write `Phase` instead in the handlers that should "
-            "run.",
+            f"{declared.label} does nothing in a hand-written loop, because it has handlers only for {names}. All "
+            "steps and epochs of the loop belong to one training phase. Write `Phase` instead in the handlers that "
+            "should run.",
             UserWarning,
         )
 

@@ -266,7 +266,7 @@ class OfBoth(OfValidation):
 
 
 def test_callback_for_other_phases_is_a_warning():
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="hand-written") as caught:
         callbacks_as_hook([OfValidation(), OfBoth()], {"loss": 0.0})
     assert [str(warning.message) for warning in caught] == [
         "OfValidation() does nothing in a hand-written loop, because it has handlers only for ValidationPhase. All "
@@ -341,6 +341,9 @@ class Begins(Callback):
 class Validates(Callback):
     @on
     def begin(self, event: StepBegin, phase: ValidationPhase, learner): ...
+
+    @on
+    def end(self, event: EpochEnd, phase: Phase, learner): ...
 
 
 @pytest.mark.parametrize(
