@@ -140,6 +140,12 @@ ROWS = [
         """,
     ),
     row("takes metrics, not the class", "Metrics(SmoothLoss)", "Metrics(SmoothLoss())"),
+    row("takes metrics, not the class", "Metrics(ConfusionMatrix)", "Metrics(ConfusionMatrix(classes=1))"),
+    row(
+        "contains `aux.mae`, a part of a step value",
+        """Metric(lambda mae: mae, "mae", needs=("aux.mae",))""",
+        """Metric(lambda aux: aux["mae"], "mae", needs=("aux",))""",
+    ),
     row(
         "contains more than one `Metrics`",
         "learner(Metrics(accuracy), Metrics(SmoothLoss()))",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluxcb._declare.signatures import example_call
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.metrics.metric import AbstractMetric, Metric
 
@@ -25,7 +26,7 @@ def as_metric(metric: Any) -> AbstractMetric:
         return metric
     if isinstance(metric, type) and issubclass(metric, AbstractMetric):
         raise DeclarationError(
-            f"`Metrics` takes metrics, not the class {metric.__name__}.", fix=f"write `{metric.__name__}()`"
+            f"`Metrics` takes metrics, not the class {metric.__name__}.", fix=f"write `{example_call(metric)}`"
         )
     if callable(metric) and not isinstance(metric, type):
         return Metric(metric)

@@ -60,11 +60,19 @@ def step_function(fn: Callable[..., Any], needs: Any, what: str, owner: str, arg
         argument: The name of the constructor argument with `needs`.
 
     Raises:
-        DeclarationError: `needs` is not a tuple of names, or the function does not take that number of arguments.
+        DeclarationError: `needs` is not a tuple of names of step values, or the function does not take that number of
+            arguments.
     """
     fits = isinstance(needs, tuple | list) and bool(needs) and all(isinstance(need, str) for need in needs)
     example = 'needs=("outputs", "ys")' if argument == "needs" else f'{argument}=("batch",)'
     require(fits, needs, f"`{argument}` of `{owner}`", "a tuple of names of step values", example)
+    for value, _, part in (need.partition(".") for need in needs if "." in need):
+        raise DeclarationError(
+            f"`{argument}` of `{owner}` contains `{value}.{part}`, a part of a step value.",
+            why="the function is called with whole step values",
+            fix=f'write `{argument}=("{value}",)`, and take the part in the function: `lambda {value}: '
+            f'{value}["{part}"]`',
+        )
     if not accepts(fn, len(needs)):
         raise DeclarationError(
             f"{what} takes {inspect.signature(fn)}, but is called with {', '.join(needs)}.",
