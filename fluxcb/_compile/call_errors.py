@@ -15,6 +15,7 @@ from fluxcb._declare.access import Append, Write
 from fluxcb._declare.control import Cancel
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import StepBegin, StepEnd
+from fluxcb._declare.losses import TARGET_NAMES
 from fluxcb._declare.signatures import line_of
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._tracebacks import innermost_user_frame
@@ -97,11 +98,14 @@ def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
         # If the model did not get the whole batch, the split of the batch is not the problem.
         if xs is not batch or not isinstance(batch, Mapping | tuple | list) or not batch:
             return _unequal(error)
-        names = [repr(name) for name in batch] if isinstance(batch, Mapping) else [str(i) for i in range(len(batch))]
-        targets = f" and `targets=lambda batch: batch[{names[-1]}]`" if len(names) > 1 else ""
+        names = list(batch) if isinstance(batch, Mapping) else list(range(len(batch)))
+        # After inputs and targets, a batch usually has weights or a mask.
+        second = next((name for name in names if name in TARGET_NAMES), names[min(1, len(names) - 1)])
+        first = next((name for name in names if name != second), second)
+        targets = f" and `targets=lambda batch: batch[{second!r}]`" if second != first else ""
         return (
             f"the model got the whole batch, a {type(batch).__name__}. To pass a part of it, give the Learner, for "
-            f"example, `inputs=lambda batch: batch[{names[0]}]`{targets}, or write `def loss_fn(model, batch):`"
+            f"example, `inputs=lambda batch: batch[{first!r}]`{targets}, or write `def loss_fn(model, batch):`"
         )
 
     return advice

@@ -14,6 +14,7 @@ __all__ = [
     "MODEL_FORM",
     "OUTPUTS_FORM",
     "PARAMS_FORM",
+    "TARGET_NAMES",
     "batch_arguments",
     "fits_batch_form",
     "takes",
@@ -32,8 +33,8 @@ PARAMS_FORM = "loss_fn(params, batch, key)"
 """The form of `Learner.from_loss`; `key` and the keywords `train` and `model_state` are optional."""
 
 _KEYWORDS = frozenset({"key", "train", "model_state"})
-_TARGETS = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
-"""Names of a third parameter that receives the targets of a batch. It must not receive the random key instead."""
+TARGET_NAMES = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
+"""Names of targets: a third parameter of a loss function with such a name must not receive the random key."""
 
 _OUTPUTS = frozenset(
     {"logits", "output", "outputs", "pred", "prediction", "predictions", "preds", "y_hat", "y_pred", "yhat"}
@@ -50,7 +51,7 @@ def warn_about_order(function: Callable[..., Any], what: str, instead: str) -> N
         instead: What to pass instead, with `{}` for the name of the function.
     """
     names = parameter_names(function)[:2]
-    if len(names) == 2 and names[0] in _TARGETS and names[1] in _OUTPUTS:
+    if len(names) == 2 and names[0] in TARGET_NAMES and names[1] in _OUTPUTS:
         name = getattr(function, "__name__", "")
         called = name if name.isidentifier() else "fn"
         warn_user(
@@ -142,7 +143,7 @@ def batch_arguments(
 def _gets_key(third: inspect.Parameter) -> bool:
     """Return whether the third positional parameter of a loss function gets the random key."""
     if third.default is third.empty:
-        return third.name not in _KEYWORDS | _TARGETS
+        return third.name not in _KEYWORDS | TARGET_NAMES
     return third.default is None and names_a_key(third.name)
 
 

@@ -3,11 +3,12 @@
 import os
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fluxcb import DeclarationError
-from fluxcb.callbacks import HumanHyperParamSetter, LearningRate
+from fluxcb.callbacks import HumanHyperParamSetter, LearningRate, ObjAttrParam
 from fluxcb.testing import testlearner
 
 
@@ -23,7 +24,7 @@ def warned(setter):
     """Return the value that the file sets, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        value = setter.next_value(None)
+        value = setter.next_value(SimpleNamespace(hyperparams={"learning_rate": 1.0, "momentum": 0.9}, cbstate={}))
     return value, [str(warning.message) for warning in caught]
 
 
@@ -130,3 +131,25 @@ def test_bad_limits(limits, refused):
     with refused(DeclarationError, text):
         HumanHyperParamSetter(LearningRate, limits=limits)
     HumanHyperParamSetter(LearningRate, limits=(0.0, 1.0))
+
+
+class Sampler:
+    size = 1.0
+
+
+def test_line_for_unknown_hyperparameter_is_skipped(file):
+    file.write_text("learning_rate: 0.5\nlearning_rat: 0.25\nlr: 0.25\nSampler_size: 2")
+    learner = testlearner(HumanHyperParamSetter(LearningRate, file))
+    with pytest.warns(UserWarning, match="is skipped") as caught:
+        learner.fit(1)
+    # The setter reads the file at the beginning of the fit and after the epoch.
+    assert sorted({str(warning.message) for warning in caught}) == [
+        f"{file}:2 is skipped: there is no hyperparameter `learning_rat`. Did you mean `learning_rate`?",
+        f"{file}:3 is skipped: there is no hyperparameter `lr`.",
+        f"{file}:4 is skipped: there is no hyperparameter `Sampler_size`.",
+    ]
+    assert float(learner.hyperparams["learning_rate"]) == 0.5
+    sampler = Sampler()
+    other = HumanHyperParamSetter(ObjAttrParam(sampler, "size"), file)
+    testlearner(HumanHyperParamSetter(LearningRate, file), other).fit(1)
+    assert sampler.size == 2.0

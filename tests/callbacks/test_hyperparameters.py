@@ -255,7 +255,7 @@ def test_a_file_sets_the_rate_until_the_line_is_removed(tmp_path):
     file = tmp_path / "hyper.txt"
     setter, rates = HumanHyperParamSetter(LearningRate, file), Rates()
     learner = testlearner(setter, rates, batches=1, learning_rate=9.0, validation_batches=0)
-    for text in (None, "learning_rate: 0.5", "momentum: 0.9", "", "learning_rate:0.25\nlearning_rate :0.125", "#"):
+    for text in (None, "learning_rate: 0.5", "# momentum: 0.9", "", "learning_rate:0.25\nlearning_rate :0.125", "#"):
         if text is not None:
             file.write_text(text)
         learner.fit(1)

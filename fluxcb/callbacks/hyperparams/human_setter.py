@@ -8,6 +8,7 @@ from typing import Any
 
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.state import is_negative_rate
+from fluxcb._errors import did_you_mean
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.arguments import file_path, require
 from fluxcb.callbacks.hyperparams.hyperparameter import is_name
@@ -28,8 +29,9 @@ class HumanHyperParamSetter(HyperParamSetter):
     removed. If there is no file, or no line with the name of this hyperparameter, nothing is set.
 
     A line is skipped with a warning if it is not `name: value` with a finite number, if the value is outside `limits`,
-    or if it is a negative learning rate. The other lines are still used. If the file changes while it is read, it is
-    read again immediately or after the next epoch.
+    or if it is a negative learning rate. A line whose name is not a hyperparameter of the Learner is also skipped with
+    a warning, unless another callback sets an `ObjAttrParam`. The other lines are still used. If the file changes while
+    it is read, it is read again immediately or after the next epoch.
 
     The file is used only if no other user can have written it. It must be a regular file without further hard links,
     and not a symbolic link. It must belong to the user who runs the program, and no one else may have write permission
@@ -124,6 +126,13 @@ class HumanHyperParamSetter(HyperParamSetter):
                 warn_user(f"{self.file}:{number} is skipped: {parsed:g} is negative", UserWarning)
             elif name.strip() == self.param_name:
                 result = parsed
+            # With an `ObjAttrParam`, the line may be for an attribute, whose name is not known here.
+            elif name.strip() not in learner.hyperparams and "attributes" not in learner.cbstate:
+                warn_user(
+                    f"{self.file}:{number} is skipped: there is no hyperparameter `{name.strip()}`."
+                    f"{did_you_mean(name.strip(), learner.hyperparams)}",
+                    UserWarning,
+                )
         return result
 
     def __repr__(self) -> str:
