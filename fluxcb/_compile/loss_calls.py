@@ -28,6 +28,7 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
         The loss and aux; aux is None if there is none.
     """
     setup, batch, train = state.setup, state.values["step", "batch"], type(state.phase).trains
+    state.inputs.read("batch")
     loss_fn: Any = setup.loss_fn
     model_state, key = state.values["model_state",], state.model_key()
     # `Learner.from_loss` has no model: the loss function gets the parameters.

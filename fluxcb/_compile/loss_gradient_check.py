@@ -1,8 +1,8 @@
-"""Checks that a phase uses the values that handlers write to the loss and the gradients."""
+"""Checks that a phase uses what handlers write to the loss, the gradients, and the inputs of a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,9 +11,10 @@ from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import TraceError
-from fluxcb._typing import PyTree
+from fluxcb._tracebacks import warn_user
+from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["GradWrites", "LossWrites", "independent_loss", "watched"]
+__all__ = ["GradWrites", "InputWrites", "LossWrites", "independent_loss", "watched"]
 
 
 class LossWrites:
@@ -160,6 +161,38 @@ class GradWrites:
                 "call `learner.apply_updates()`, which reads it",
             ],
         )
+
+
+class InputWrites:
+    """The writes of handlers to `step.batch` and `step.xs` while one step is traced.
+
+    Args:
+        phase: The phase whose `step` is traced.
+    """
+
+    def __init__(self, phase: Phase) -> None:
+        self._phase = phase
+        self._unread: dict[str, tuple[Event, BoundHandler]] = {}
+
+    def written(self, paths: Iterable[StatePath], event: Event, handler: BoundHandler) -> None:
+        """Record the values of the step that a handler has replaced."""
+        self._unread.update({path[1]: (event, handler) for path in paths if path[1] in ("batch", "xs")})
+
+    def read(self, name: str) -> None:
+        """Record that the phase reads a value of the step."""
+        self._unread.pop(name, None)
+
+    def finish(self) -> None:
+        """Warn at the end of the step about written values that the phase has not read."""
+        phase = type(self._phase)
+        for name, (event, handler) in self._unread.items():
+            splits = name == "batch" and any("xs" in names for names in phase.provides.values())
+            warn_user(
+                f"{handler.declared.label} replaces `step.{name}` at {event!r}, but `{phase.__name__}.step` does not "
+                f"read it after this event, so the model gets the old value. "
+                + ("Write `step.xs` instead." if splits else f"Read `learner.step.{name}` after {event!r}."),
+                UserWarning,
+            )
 
 
 def watched(tree: PyTree, reached: Callable[[], Any]) -> PyTree:

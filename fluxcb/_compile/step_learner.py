@@ -56,6 +56,7 @@ class _StepNames:
             self._state.losses.read()
         if name == "grads":
             self._state.grads.read()
+        self._state.inputs.read(name)
         return values["step", name]
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -26,7 +26,7 @@ from fluxcb._compile.carry_paths import (
     writable_roots,
 )
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
-from fluxcb._compile.loss_gradient_check import GradWrites, LossWrites, independent_loss, watched
+from fluxcb._compile.loss_gradient_check import GradWrites, InputWrites, LossWrites, independent_loss, watched
 from fluxcb._compile.protect import make_proxy
 from fluxcb._compile.skip_records import OWN_SKIP, SkipRecords
 from fluxcb._compile.step_setup import StepSetup
@@ -84,6 +84,7 @@ class TraceState:
         touched: The state that each handler has used.
         losses: The writes of handlers to `step.loss`, and whether they are used.
         grads: The writes of handlers to `step.grads`, and whether they are used.
+        inputs: The writes of handlers to `step.batch` and `step.xs`, and whether they are used.
         updates: How the step changes the parameters.
         skips: Records which callbacks write `step.skip`, or None.
     """
@@ -104,6 +105,7 @@ class TraceState:
         self._external: dict[str, Any] = {}
         self.losses = LossWrites(phase)
         self.grads = GradWrites(phase)
+        self.inputs = InputWrites(phase)
         self.updates = Updates(self)
         self._level = get_opaque_trace_state()
         # True while an optimizer computes the loss again; see `replayed`.
@@ -119,9 +121,8 @@ class TraceState:
         Returns:
             The new carry, and the step's values by name.
         """
-        self.losses.finish()
-        self.grads.finish()
-        self.updates.finish()
+        for writes in (self.losses, self.grads, self.inputs, self.updates):
+            writes.finish()
         # After the update, so that metrics can read every value of the step.
         self.emit(ComputeEnd())
         if self._lineage is not None:
@@ -306,6 +307,7 @@ class TraceState:
                 replaced_by = handler
             if ("step", "grads") in changed:
                 self.grads.written(event, handler)
+            self.inputs.written(changed, event, handler)
             # `value_fn` would not repeat these changes. Flags do not affect the loss.
             if self.inside_gradient and changed.difference(STEP_FLAGS):
                 self.losses.changed_by = handler

@@ -3,10 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import fluxcb
 from fluxcb import Callback, Read, TraceError, Write, every, on
-from fluxcb.events import BackwardBegin, ComputeEnd, ForwardBegin, LossBegin, StepEnd
+from fluxcb.events import BackwardBegin, BackwardEnd, ComputeEnd, ForwardBegin, LossBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
@@ -262,3 +264,82 @@ def test_validation_shows_replaced_loss():
     testlearner(doubled, Doubles(), phases=(TrainingPhase(), Measures())).run_epoch(Measures())
     assert len(plain.kept) == 2
     np.testing.assert_allclose(doubled.kept, 2 * np.array(plain.kept), rtol=1e-6)
+
+
+# -- inputs --------------------------------------------------------------------------------------
+
+
+class Zeros(Callback):
+    """Replace an input of the step by zeros, at ForwardBegin."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def stateaccess(self):
+        return {"step": {self.name: Write()}}
+
+    @on
+    def clear(self, event: ForwardBegin, phase: AbstractTrainingPhase, learner):
+        learner.step[self.name] = jax.tree.map(jnp.zeros_like, learner.step[self.name])
+
+    def __repr__(self):
+        return f"Zeros({self.name!r})"
+
+
+class ReadsBeforeEvent(TrainingPhase):
+    def step(self, learner, emit):
+        learner.step.xs, learner.step.ys = xs, ys = learner.split(learner.step.batch)
+        emit(ForwardBegin())
+
+        def loss(params):
+            learner.step.outputs = learner.forward(params, xs)
+            emit(LossBegin())
+            learner.step.loss = learner.loss_fn(learner.step.outputs, ys)
+            emit(BackwardBegin())
+            return learner.step.loss
+
+        learner.step.grads = learner.grad(loss)
+        emit(BackwardEnd())
+        learner.apply_updates()
+
+
+def slope(phase, *callbacks):
+    """Return `w` after one step from w = b = 0. The inputs are the only factor of its gradient that differs."""
+    learner = testlearner(*callbacks, phases=(phase,), validation_batches=0, batches=1)
+    learner.fit(1)
+    return float(learner.params["w"])
+
+
+@pytest.mark.parametrize(
+    ("phase", "name", "advice"),
+    [
+        (TrainingPhase(), "batch", "Write `step.xs` instead."),
+        (ReadsBeforeEvent(), "xs", "Read `learner.step.xs` after ForwardBegin."),
+    ],
+)
+def test_input_that_phase_does_not_read_again_is_a_warning(phase, name, advice):
+    with pytest.warns(UserWarning, match="replaces") as caught:
+        unchanged = slope(phase, Zeros(name))
+    assert [str(warning.message) for warning in caught] == [
+        f"Zeros({name!r}) replaces `step.{name}` at ForwardBegin, but `{type(phase).__name__}.step` does not read it "
+        f"after this event, so the model gets the old value. {advice}"
+    ]
+    assert unchanged == slope(phase) != 0
+
+
+def test_input_that_phase_reads_again_is_used():
+    assert slope(TrainingPhase(), Zeros("xs")) == 0
+    xs, ys = np.ones((4, 1), np.float32), np.ones(4, np.float32)
+
+    def loss_fn(params, batch):
+        return jnp.mean((params["w"] * batch[0][:, 0] - batch[1]) ** 2)
+
+    def trained_from_loss(*callbacks):
+        learner = fluxcb.Learner.from_loss(
+            {"w": jnp.zeros(())}, loss_fn, optax.sgd(0.5), data=[(xs, ys)], callbacks=callbacks
+        )
+        learner.fit(1)
+        return float(learner.params["w"])
+
+    assert trained_from_loss(Zeros("batch")) == 0  # d/dw mean((0 w - 0)^2)
+    assert trained_from_loss() == 1  # 0 - 0.5 * -2
