@@ -231,7 +231,8 @@ def _mismatch(what: str, lines: Sequence[str], first: str, label: str) -> Declar
         where=list(lines[:6]),
         why="all members run in one program, which performs the same operations on arrays of the same shapes",
         fix=[
-            "build all members with the same model, callbacks and data shapes; numbers may differ",
+            "build all members with the same model, callbacks and data shapes; numbers may differ, except those that "
+            "decide which operations a step has, such as a weight decay of 0 or an integer exponent",
             "train members of different structure in populations of their own",
         ],
     )

@@ -247,7 +247,8 @@ class Population(Constructed, Uncopied):
             The history of each member.
 
         Raises:
-            DeclarationError: An argument is not valid, or a member is fitting already.
+            DeclarationError: An argument is not valid, or a member is fitting already. Or the members have trained
+                different numbers of epochs, for example after `SuccessiveHalving`, and a callback compares them.
             CheckpointError: With `resume`, the members have no common checkpoint.
             Exception: An exception of a handler, with a note that names the member.
         """
@@ -268,6 +269,8 @@ class Population(Constructed, Uncopied):
                 why="`allow` names differences from the run that is resumed",
                 fix=f"write `population.fit(..., resume=True, allow={tuple(allow)!r})`",
             )
+        else:
+            self._refuse_different_epochs()
 
         def fit(learner: Learner) -> None:
             learner.fit(epochs, steps=steps, steps_per_epoch=steps_per_epoch, resume=resume)
@@ -283,6 +286,23 @@ class Population(Constructed, Uncopied):
         if interrupt.requested and not interrupt.preempted:
             raise KeyboardInterrupt
         return [learner.history for learner in self._members]
+
+    def _refuse_different_epochs(self) -> None:
+        """Refuse another fit if callbacks would compare members that have trained different numbers of epochs."""
+        epochs = [core.state.progress.epoch for core in self._cores]
+        comparing = [c for c in self._callbacks[0] if not isinstance(c, PopulationTable | PopulationRecord)]
+        if comparing and len(set(epochs)) > 1:
+            first, other = epochs.index(min(epochs)), epochs.index(max(epochs))
+            raise DeclarationError(
+                f"`fit` would train all members, but {self._labels[first]} is at epoch {epochs[first]}, and "
+                f"{self._labels[other]} is at epoch {epochs[other]}.",
+                why=f"{comparing[0]!r} compares members at the same epoch",
+                fix=[
+                    f"train one member further, e.g. `population[{other}].fit(5)`; `population.best()` returns the "
+                    "number of the best one",
+                    "build a new `Population`, and train it for all epochs in one `fit`",
+                ],
+            )
 
     def _raise(self, errors: list[BaseException | None]) -> None:
         """Raise the first error of a member. Those of Ctrl-C are the same for all members."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fluxcb._errors import CheckpointError
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.resume import lock_run, restore_checkpoint, run_savers, unlock_run
-from fluxcb.checkpoints.savers import RunSaver
+from fluxcb.checkpoints.savers import RunSaver, StoredCheckpoint
 from fluxcb.populations.record import PopulationRecord
 
 __all__ = ["resume_members"]
@@ -31,8 +31,8 @@ def resume_members(
         allow: The allowed differences; see `Learner.restore`.
 
     Raises:
-        CheckpointError: A member has not exactly one Checkpointer, has no checkpoint of the common step, or all its
-            checkpoints are damaged.
+        CheckpointError: A member has not exactly one Checkpointer, has no checkpoint or none of the common step, or all
+            its checkpoints are damaged.
         ResumeError: A checkpoint belongs to another run.
     """
     try:
@@ -52,8 +52,9 @@ def _restore(
     allow: Collection[str],
 ) -> None:
     savers = [_saver_of(core, label) for core, label in zip(cores, labels, strict=True)]
-    for core, saver in zip(cores, savers, strict=True):
-        newest = saver.newest_checkpoint()
+    found = [saver.newest_checkpoint() for saver in savers]
+    _refuse_missing(cores, labels, found)
+    for core, saver, newest in zip(cores, savers, found, strict=True):
         if newest is not None:  # otherwise the process was killed before this member had saved its beginning
             restore_checkpoint(core, newest, allow=allow)
             saver.resumed_from(newest)
@@ -73,6 +74,32 @@ def _restore(
             savers[member].resumed_from(earlier)
     for member, reason in stopped.items():
         cores[member].state.fit.ended = reason  # its own checkpoint can be older than the stop
+
+
+def _refuse_missing(
+    cores: Sequence[LearnerCore], labels: Sequence[str], found: Sequence[StoredCheckpoint | None]
+) -> None:
+    """Refuse to resume if a member has no checkpoint, and others have trained since the beginning of the run.
+
+    A run that was killed while the members saved its beginning has no later checkpoints.
+
+    Raises:
+        CheckpointError: A member has none.
+    """
+    missing = [member for member, newest in enumerate(found) if newest is None]
+    saved = {member: newest.step for member, newest in enumerate(found) if newest is not None}
+    if not missing or max(saved.values(), default=0) <= cores[missing[0]].state.progress.step:
+        return
+    member, other = missing[0], max(saved, key=saved.__getitem__)
+    raise CheckpointError(
+        f"{labels[member][0].upper()}{labels[member][1:]} has no checkpoint, but {labels[other]} has one of step "
+        f"{saved[other]}.",
+        why="all members resume from the same step, so the others would begin again and replace their checkpoints",
+        fix=[
+            "build the population with the members of the saved run, and restore the folders of their checkpoints",
+            "begin a new run with other folders",
+        ],
+    )
 
 
 def _not_saved(label: str, step: int) -> CheckpointError:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import fluxcb
-from fluxcb import Callback, CancelFitting, Population, on
+from fluxcb import Callback, CancelFitting, DeclarationError, Population, on
 from fluxcb.callbacks import EarlyStopping, Metrics, StopOnNaNLoss
 from fluxcb.events import EpochEnd, FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase
-from fluxcb.populations import joint_runner
+from fluxcb.populations import SuccessiveHalving, joint_runner
 from fluxcb.testing import testlearner
 
 
@@ -46,6 +46,31 @@ def test_stopped_member_is_frozen_while_others_train():
         alone = testlearner()
         alone.fit(epochs)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), member.params, alone.params)
+
+
+def test_members_at_different_epochs_cannot_be_compared_in_another_fit():
+    def make(learning_rate):
+        return testlearner(Metrics(), learning_rate=learning_rate)
+
+    halving = SuccessiveHalving("loss")
+    members = Population(make, learning_rate=[0.1, 0.01], callbacks=[halving], default_callbacks=False)
+    members.fit(2)
+    with pytest.raises(DeclarationError) as caught:
+        members.fit(2)
+    assert str(caught.value) == (
+        "`fit` would train all members, but member 1 (learning_rate=0.01) is at epoch 1, and member 0 "
+        "(learning_rate=0.1) is at epoch 2.\n"
+        "  why:   SuccessiveHalving('validation/loss', eta=2, epochs=1) compares members at the same epoch\n"
+        "  fix:   train one member further, e.g. `population[0].fit(5)`; `population.best()` returns the number of the "
+        "best one\n"
+        "     or: build a new `Population`, and train it for all epochs in one `fit`"
+    )
+    members[members.best()].fit(5)
+    assert [member.epoch for member in members] == [7, 1]
+    # Without a callback that compares them, members need not be at the same epoch.
+    free = Population(make, learning_rate=[0.1, 0.01])
+    free[1].fit(1)
+    assert [history.epoch for history in free.fit(2)] == [2, 3]
 
 
 def test_nan_of_one_member_stops_only_this_member():

@@ -18,7 +18,8 @@ from fluxcb.testing import testlearner
 
 WHY = "  why:   all members run in one program, which performs the same operations on arrays of the same shapes\n"
 FIX = (
-    "  fix:   build all members with the same model, callbacks and data shapes; numbers may differ\n"
+    "  fix:   build all members with the same model, callbacks and data shapes; numbers may differ, except those that "
+    "decide which operations a step has, such as a weight decay of 0 or an integer exponent\n"
     "     or: train members of different structure in populations of their own"
 )
 

@@ -109,6 +109,34 @@ def test_member_without_common_step_is_named(tmp_path):
     )
 
 
+def test_member_without_any_checkpoint_is_named(tmp_path):
+    population(tmp_path, rates=RATES[:2]).fit(2)
+    with pytest.raises(CheckpointError) as caught:
+        population(tmp_path, rates=RATES[:3]).fit(3, resume=True)
+    assert str(caught.value) == (
+        "Member 2 (learning_rate=0.1) has no checkpoint, but member 0 (learning_rate=0.001) has one of step 8.\n"
+        "  why:   all members resume from the same step, so the others would begin again and replace their "
+        "checkpoints\n"
+        "  fix:   build the population with the members of the saved run, and restore the folders of their "
+        "checkpoints\n"
+        "     or: begin a new run with other folders"
+    )
+    resumed = population(tmp_path, rates=RATES[:2])
+    resumed.fit(3, resume=True)
+    whole = population(tmp_path / "whole", rates=RATES[:2])
+    whole.fit(3)
+    for one, other in zip(whole, resumed, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, one.params, other.params)
+
+
+def test_members_begin_again_if_run_was_killed_while_beginning_was_saved(tmp_path):
+    population(tmp_path, rates=RATES[:2]).fit(1)
+    shutil.rmtree(tmp_path / "0" / "4")
+    shutil.rmtree(tmp_path / "1")
+    histories = population(tmp_path, rates=RATES[:2]).fit(2, resume=True)
+    assert [history.epoch for history in histories] == [2, 2]
+
+
 def test_member_that_was_stopped_by_nan_stays_stopped(tmp_path):
     rates = [0.01, 1e30, 0.1]
     with pytest.warns(RuntimeWarning, match="Training stopped"):
