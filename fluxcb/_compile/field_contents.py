@@ -1,10 +1,13 @@
-"""Contents of the fields of a callback, to be compared before and after a change."""
+"""Contents of the fields of a callback and of the variables of a function, to be compared before and after a change."""
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
 import pickle
 from collections.abc import Collection, Iterator, Mapping
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
@@ -12,8 +15,9 @@ import jax.core
 import numpy as np
 
 from fluxcb._compile.arrays import is_key
+from fluxcb._declare.signatures import names_in
 
-__all__ = ["UNKNOWN", "content_of", "has_changed", "objects_within"]
+__all__ = ["UNKNOWN", "content_of", "has_changed", "objects_within", "variables_of"]
 
 UNKNOWN = object()
 """The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
@@ -22,6 +26,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _MAX_BYTES = 1 << 20
 _MAX_PARTS = 1000
 _MAX_DEPTH = 4
+_LIBRARIES = frozenset({"fluxcb", "jax", "jaxlib", "numpy", "optax"})
 
 
 class _Array:
@@ -73,9 +78,41 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         if len(value) > _MAX_PARTS:
             return len(value)
         return {repr(key): content_of(part, names, depth + 1) for key, part in value.items()}
+    if isinstance(value, FunctionType):
+        variables = variables_of(value)
+        inner = names_in(value.__code__) if variables else ()
+        contents = {name: content_of(variable, inner, depth + 1) for name, variable in variables.items()}
+        return {name: content for name, content in contents.items() if content is not UNKNOWN} or UNKNOWN
     fields = _fields(value)
     found = {name: content_of(fields[name], names, depth + 1) for name in names if name in fields}
     return found or UNKNOWN
+
+
+def variables_of(function: Any) -> dict[str, Any]:
+    """Return the variables outside of a function of the user that its code reads: of enclosing functions, and global.
+
+    Returns:
+        The current values, by name. Empty for functions of libraries, and for other objects.
+    """
+    function = inspect.unwrap(getattr(function, "func", function))  # `func` of `functools.partial`
+    if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
+        return {}
+    if function.__module__ and function.__module__.partition(".")[0] in _LIBRARIES:
+        return {}
+    found = {name: function.__globals__[name] for name in _globals_of(function.__code__) & function.__globals__.keys()}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # the variable has no value yet
+            continue
+    return found
+
+
+@functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
+def _globals_of(code: CodeType) -> frozenset[str]:
+    """Return the global variables that a function and the functions in it read."""
+    inner = (_globals_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL").union(*inner)
 
 
 def has_changed(before: Any, after: Any) -> bool:
@@ -103,12 +140,18 @@ def _lost(value: Any) -> bool:
 
 
 def _fields(value: Any) -> Mapping[str, Any]:
-    """Return the fields of an object of the user. Objects of libraries change on their own."""
+    """Return the fields of an object of the user, which may have their values in the class, except methods.
+
+    Objects of libraries change on their own.
+    """
     if isinstance(value, type | ModuleType | FunctionType | MethodType):
         return {}
-    if type(value).__module__.partition(".")[0] in ("fluxcb", "jax", "jaxlib", "numpy", "optax"):
+    if type(value).__module__.partition(".")[0] in _LIBRARIES:
         return {}
-    return getattr(value, "__dict__", {})
+    own = getattr(value, "__dict__", None)
+    if own is None:
+        return {}
+    return {**{k: v for k, v in vars(type(value)).items() if isinstance(v, _ATOMS)}, **own}
 
 
 def objects_within(value: Any) -> Iterator[Any]:

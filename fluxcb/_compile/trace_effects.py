@@ -13,19 +13,27 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
-from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed
+from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, variables_of
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import names_in
 from fluxcb._declare.uncalled_methods import attributes_of
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["TracedField", "phase_fields", "traced_fields", "unchanged_fields", "warn_about_changed", "warn_once_only"]
+__all__ = [
+    "TracedField",
+    "loss_variables",
+    "phase_fields",
+    "traced_fields",
+    "unchanged_fields",
+    "warn_about_changed",
+    "warn_once_only",
+]
 
 
 @contextmanager
@@ -67,14 +75,14 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TracedField:
-    """A field of a callback or a phase that traced code reads as `self.<name>`, also in a method that it calls.
+    """A value that traced code reads from outside: a field `self.<name>` of its owner, or a variable of a function.
 
     Attributes:
-        owner: The callback or the phase.
-        label: Its name in messages.
+        owner: The callback, the phase, or the function.
+        label: The value in messages.
         reader: The traced code, in messages.
-        advice: What to do instead of changing the field.
-        name: The name of the field.
+        advice: What to do instead of changing the value.
+        name: The name of the field or the variable.
         content: Its content when the code was traced, which is a constant of the compiled step.
         names: The names in the code.
     """
@@ -112,9 +120,29 @@ def phase_fields(phase: Phase) -> list[TracedField]:
         f"`{name}.uses`: the step reads it each time."
     )
     return [
-        TracedField(phase, repr(phase), f"`{name}.step`", advice, field, content, uses.names)
+        TracedField(phase, f"`self.{field}` of {phase!r}", f"`{name}.step`", advice, field, content, uses.names)
         for field, content in _contents(phase, uses).items()
     ]
+
+
+def loss_variables(loss_fn: Any) -> list[TracedField]:
+    """Return the variables that a loss function reads, before it is traced."""
+    advice = "To change the value during training, pass it in the batch, for example with `fluxcb.data.map`."
+    return _variables(loss_fn, "the loss function", advice)
+
+
+def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
+    variables = variables_of(function)
+    if not variables:
+        return []
+    names = frozenset(names_in(inspect.unwrap(getattr(function, "func", function)).__code__))
+    found = []
+    for name, variable in variables.items():
+        content = content_of(variable, names)
+        if content is not UNKNOWN:
+            what = "A variable of the function" if isinstance(variable, FunctionType) else "The variable"
+            found.append(TracedField(function, f"{what} `{name}`", reader, advice, name, content, names))
+    return found
 
 
 def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
@@ -127,8 +155,10 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
         reader = f"the traced handler {label}.{handler.name}"
         advice = "Keep the value in an entry of `learner.cbstate`: traced handlers read it at each step."
         found += [
-            TracedField(owner, label, reader, advice, name, content, uses.names) for name, content in contents.items()
+            TracedField(owner, f"`self.{name}` of {label}", reader, advice, name, content, uses.names)
+            for name, content in contents.items()
         ]
+        found += _variables(getattr(handler.function, "__func__", handler.function), reader, advice)
     return found
 
 
@@ -180,8 +210,8 @@ def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
         if isinstance(field.content, int | float) and isinstance(now, int | float):
             change, used = f"has changed from {field.content!r} to {now!r}", repr(field.content)
         warn_user(
-            f"`self.{field.name}` of {field.label} {change}, but {field.reader} still uses {used}, which is a constant "
-            f"of the compiled step. {field.advice}",
+            f"{field.label} {change}, but {field.reader} still uses {used}, which is a constant of the compiled step. "
+            f"{field.advice}",
             UserWarning,
         )
     return unchanged
@@ -221,7 +251,9 @@ def _numpy_random() -> bytes:
 
 
 def _fields(owner: object) -> dict[str, Any]:
-    """Return the fields of an object. A field may have its first value in the class."""
+    """Return the fields of an object, or the variables of a function. A field may have its value in the class."""
+    if isinstance(owner, FunctionType | functools.partial):
+        return variables_of(owner)
     return {**vars(type(owner)), **getattr(owner, "__dict__", {})}
 
 

@@ -14,7 +14,14 @@ from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._compile.program import Program, ProgramKind, compile_program
 from fluxcb._compile.step import TracedStep, trace_step
 from fluxcb._compile.step_setup import StepSetup
-from fluxcb._compile.trace_effects import TracedField, phase_fields, traced_fields, unchanged_fields, warn_about_changed
+from fluxcb._compile.trace_effects import (
+    TracedField,
+    loss_variables,
+    phase_fields,
+    traced_fields,
+    unchanged_fields,
+    warn_about_changed,
+)
 from fluxcb._compile.windows import WindowPlan, plan_windows
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import Phase
@@ -164,12 +171,12 @@ class Programs:
         known = self._steps.get((phase, shape))
         if known is not None and known[0] == content:
             return known[1]
-        of_phase = phase_fields(phase)
+        before = [*phase_fields(phase), *loss_variables(setup.loss_fn)]
         with self._meter.span(f"trace the step of {type(phase).__name__}", "compile"), self.mesh():
             step = trace_step(setup, phase, train.carry, batch)
         self.traces += 1
-        # A field that the step itself changes, such as a cache, is left out.
-        self._fields[step] = [*traced_fields(step.touched), *unchanged_fields(of_phase)]
+        # A value that the step itself changes, such as a cache, is left out.
+        self._fields[step] = [*traced_fields(step.touched), *unchanged_fields(before)]
         self._first.setdefault(phase, step.batch_spec)  # `_check_batch` compares later batches with it
         # Tracing derives the moments of a phase that was not named at construction, so the content is computed again.
         self._steps[phase, shape] = (content[0], _traced_content(plan, phase), content[2]), step

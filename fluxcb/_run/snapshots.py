@@ -16,7 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import method_place
 from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError, FluxcbError, ResumeError
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.averages import averages_by_name, validated_average
+from fluxcb._run.averages import averages_by_name, restart_averages, validated_average
 from fluxcb._run.encoding import Decoder, Encoder, state_of_callback
 from fluxcb._run.fit_record import Position
 from fluxcb._run.restore_undo import RestoreUndo
@@ -307,6 +307,8 @@ class Snapshots:
         for name, tree in placed.items():
             state.train.replace((name,), tree)
         state.train.carry = {**state.train.carry, "cbstate": cbstate}
+        # The average of a new callback has begun with the parameters that were replaced.
+        restart_averages(self._core.graph, state, kept=carried_entries)
         cancelled, cancelled_in_epoch = host["cancelled"]
         state.progress.replace(**progress, cancelled=cancelled, cancelled_in_epoch=cancelled_in_epoch)
         # A checkpoint between two steps is never in a stopped window, so `stopped` becomes 0.

@@ -1,4 +1,4 @@
-"""Notes on exceptions of Equinox modules that do not fit how fluxcb calls them."""
+"""Notes on exceptions of Equinox modules that do not fit how fluxcb calls them, and a warning about unused flags."""
 
 from __future__ import annotations
 
@@ -7,16 +7,30 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from fluxcb._step_arguments import TRAIN_FLAGS
+from fluxcb._tracebacks import warn_user
 from fluxcb._traced_values import shapes
-from fluxcb.models._keywords import accepted_keywords
+from fluxcb.models._keywords import accepted_keywords, boolean_options
 
-__all__ = ["explaining_call"]
+__all__ = ["explaining_call", "warn_about_flags"]
 
 # Messages of JAX and Equinox for an array with too few axes.
 _TOO_FEW_AXES = re.compile(r"has ndim 0|rank should be at least 1|needs to have rank")
 _NO_KEY = "Dropout requires a key"
 _MISSING_KEY = re.compile(r"missing 1 required (?:positional|keyword-only) argument: '(\w*(?:key|rng)\w*)'")
 _KEY_NAME = re.compile(r"key|rng|random", re.IGNORECASE)
+
+
+def warn_about_flags(module: Any) -> None:
+    """Warn about an argument of the module's call that selects training mode, because fluxcb does not pass it."""
+    for name, default in boolean_options(module.__call__).items():
+        if name in (*TRAIN_FLAGS, "inference"):
+            call = f"{type(module).__qualname__}.__call__"
+            warn_user(
+                f"The parameter `{name}` of `{call}` is always {default}, in training and in evaluation. Remove it: "
+                "fluxcb sets the `inference` attributes of the layers with `eqx.nn.inference_mode`.",
+                UserWarning,
+            )
 
 
 @contextlib.contextmanager

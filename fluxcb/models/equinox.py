@@ -9,7 +9,7 @@ import jax
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._equinox_notes import explaining_call
+from fluxcb.models._equinox_notes import explaining_call, warn_about_flags
 from fluxcb.models._keywords import accepted_keywords
 from fluxcb.models._shapes import shape_of
 
@@ -126,6 +126,8 @@ class EquinoxAdapter:
         import equinox as eqx
 
         module = eqx.combine(params, self._static[train])
+        if train:
+            warn_about_flags(module)
         stateful = self._state_keys is not None
 
         def call(x: PyTree, state: Any, key: Any) -> tuple[PyTree, Any]:

@@ -1,5 +1,6 @@
 """Flax Linen modules."""
 
+import contextlib
 import functools
 import inspect
 from abc import ABC, abstractmethod
@@ -13,6 +14,7 @@ from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import TrainFlag, train_flag
+from fluxcb.models._linen_inactive import noticing_inactive_layers
 from fluxcb.models._linen_streams import DROPOUT, naming_streams
 
 try:
@@ -147,7 +149,9 @@ class LinenAdapter:
         variables = {"params": params, **model_state}
         mutable = list(model_state) if train else []
         keywords = {"rngs": self._rngs(key, train), **self._keywords(train)}
-        with naming_streams(self._module, self._streams, self._flag, train):
+        unset = train and self._flag is None
+        noticing = noticing_inactive_layers(self._module) if unset else contextlib.nullcontext()
+        with naming_streams(self._module, self._streams, self._flag, train), noticing:
             if not mutable:
                 return self._module.apply(variables, xs, **keywords), model_state
             outputs, updated = self._module.apply(variables, xs, mutable=mutable, **keywords)

@@ -6,7 +6,7 @@ import optax
 import pytest
 
 from fluxcb import Append, Callback, DeclarationError, Learner, Read, on
-from fluxcb.callbacks import AccumulateGradients, Metrics, ParameterEMA, StochasticWeightAveraging
+from fluxcb.callbacks import AccumulateGradients, Checkpointer, Metrics, ParameterEMA, StochasticWeightAveraging
 from fluxcb.events import BackwardEnd, EpochBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
@@ -131,6 +131,30 @@ def test_assigned_parameters_restart_an_average_that_validation_does_not_use():
     learner.fit(1)
     learner.params = {"w": np.float32(1), "b": np.float32(5)}
     np.testing.assert_array_equal(learner.predict(np.float32([[2]]), average="ema"), [[7]])
+
+
+@pytest.mark.parametrize("build", [lambda: ParameterEMA(0.9), lambda: StochasticWeightAveraging(2)], ids=["ema", "swa"])
+def test_average_added_to_a_resumed_run_begins_with_the_restored_parameters(build, tmp_path):
+    testlearner(Checkpointer(tmp_path)).fit(2)
+    learner = testlearner(Checkpointer(tmp_path), build())
+    learner.restore(tmp_path / "8", allow=("callbacks",))
+    assert learner.params["w"] != 0
+    assert learner.evaluate() == learner.evaluate(average=None)
+    # The average continues like that of a new Learner with these parameters.
+    fresh = testlearner(build())
+    fresh.params = learner.params
+    learner.run_epoch(TrainingPhase())
+    fresh.run_epoch(TrainingPhase())
+    xs = np.float32([[0], [2]])
+    np.testing.assert_array_equal(learner.predict(xs), fresh.predict(xs))
+
+
+def test_average_of_a_resumed_run_is_restored(tmp_path):
+    saved = testlearner(Checkpointer(tmp_path), ParameterEMA(0.9))
+    saved.fit(2)
+    learner = testlearner(Checkpointer(tmp_path), ParameterEMA(0.9))
+    learner.restore(tmp_path / "8")
+    assert learner.evaluate() == saved.evaluate() != saved.evaluate(average=None)
 
 
 def of_dtype(dtype, decay):

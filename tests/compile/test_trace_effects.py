@@ -1,6 +1,7 @@
 """Effects of traced handlers that happen once, while the step is traced."""
 
 import datetime
+import functools
 import math
 import random
 import re
@@ -12,9 +13,12 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+import fluxcb
 from fluxcb import Callback, Read, TraceError, Write, on
+from fluxcb.callbacks import LearningRate, Scheduler
 from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import testlearner
@@ -436,3 +440,128 @@ def test_a_traced_value_inside_a_field_is_an_error(nested):
 
     with pytest.raises(TraceError, match=r"Keeps\(\) stores a traced value in `self\.kept`"):
         testlearner(Keeps())
+
+
+# -- variables -----------------------------------------------------------------------------------
+
+WEIGHT = 1.0
+
+
+def weighted(value):
+    return WEIGHT * value
+
+
+class LossOptions:
+    weight = 1.0
+
+
+def global_variable(monkeypatch):
+    def loss(outputs, ys):
+        return WEIGHT * jnp.mean((outputs - ys) ** 2)
+
+    return loss, lambda: monkeypatch.setitem(globals(), "WEIGHT", 0.0), "The variable `WEIGHT`", (1.0, 0.0)
+
+
+def variable_of_called_function(monkeypatch):
+    def loss(outputs, ys):
+        return weighted(jnp.mean((outputs - ys) ** 2))
+
+    return loss, lambda: monkeypatch.setitem(globals(), "WEIGHT", 0.0), "A variable of the function `weighted`", None
+
+
+def variable_of_enclosing_function(monkeypatch):
+    weight = 1.0
+
+    def loss(outputs, ys):
+        return weight * jnp.mean((outputs - ys) ** 2)
+
+    def change():
+        nonlocal weight
+        weight = 0.0
+
+    return loss, change, "The variable `weight`", (1.0, 0.0)
+
+
+def entry_of_dict(monkeypatch):
+    weights = {"mse": 1.0}
+
+    def loss(outputs, ys, scale):
+        return scale * weights["mse"] * jnp.mean((outputs - ys) ** 2)
+
+    return functools.partial(loss, scale=1.0), lambda: weights.update(mse=0.0), "The variable `weights`", None
+
+
+def attribute_of_object(monkeypatch):
+    settings = LossOptions()
+
+    def loss(outputs, ys):
+        return settings.weight * jnp.mean((outputs - ys) ** 2)
+
+    return loss, lambda: setattr(settings, "weight", 0.0), "The variable `settings`", None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [global_variable, variable_of_called_function, variable_of_enclosing_function, entry_of_dict, attribute_of_object],
+)
+def test_variable_that_changes_after_loss_function_used_it_is_a_warning_once(make, monkeypatch):
+    loss, change, what, values = make(monkeypatch)
+    xs = np.linspace(-1, 1, 8, dtype=np.float32)
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+
+    def learner(data):
+        return fluxcb.Learner(model, loss, optax.sgd(0.1), data=data, default_callbacks=False)
+
+    trained = learner([(xs, 3 * xs)])
+    assert moves(trained)
+    change()
+    with pytest.warns(UserWarning, match="has changed") as caught:
+        assert moves(trained)
+    before = "has changed" if values is None else f"has changed from {values[0]} to {values[1]}"
+    used = "the earlier value" if values is None else values[0]
+    assert [str(warning.message) for warning in caught] == [
+        f"{what} {before}, but the loss function still uses {used}, which is a constant of the compiled step. To "
+        "change the value during training, pass it in the batch, for example with `fluxcb.data.map`."
+    ]
+    assert moves(trained)
+    # The suggested fix.
+    weight = 1.0
+    passed = fluxcb.Learner(
+        model,
+        lambda outputs, ys: jnp.mean(ys[1] * (outputs - ys[0]) ** 2),
+        optax.sgd(0.1),
+        data=fluxcb.data.map(lambda batch: (batch[0], (batch[1], np.float32(weight))), [(xs, 3 * xs)]),
+        default_callbacks=False,
+    )
+    assert moves(passed)
+    weight = 0.0
+    assert not moves(passed)
+
+
+def test_variable_that_changes_after_traced_handler_used_it_is_a_warning():
+    rate = 0.1
+    learner = testlearner(Scheduler({LearningRate: lambda step: rate / (1 + step)}))
+    assert moves(learner)
+    rate = 0.0
+    with pytest.warns(
+        UserWarning, match=r"^`self\.schedules` of Scheduler\(learning_rate\) has changed, but the traced"
+    ):
+        assert moves(learner)
+
+
+def test_variables_that_stay_or_that_tracing_changes_give_no_warning():
+    traces, cache, large = 0, {}, np.zeros(1 << 19, np.float32)
+
+    def loss(outputs, ys):
+        nonlocal traces
+        traces += 1
+        cache["traced"] = traces
+        return jnp.mean((outputs - ys) ** 2) + large[0]
+
+    xs = np.linspace(-1, 1, 8, dtype=np.float32)
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+    learner = fluxcb.Learner(model, loss, optax.sgd(0.1), data=[(xs, 3 * xs)], default_callbacks=False)
+    assert moves(learner)
+    learner.data = [(xs[:4], 3 * xs[:4])]
+    assert moves(learner)
+    assert traces > 1
