@@ -14,7 +14,7 @@ from fluxcb._run.switches import restored_switches, set_disabled
 from fluxcb._terminal import escape_line
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
-from fluxcb.checkpoints.reading import FolderCheckpoint, array_differences, read_found
+from fluxcb.checkpoints.reading import FolderCheckpoint, array_differences, part_differences, read_found
 from fluxcb.checkpoints.run_folder import ResumeWarning
 from fluxcb.checkpoints.savers import RunLock, RunSaver, StoredCheckpoint
 from fluxcb.checkpoints.snapshot import Snapshot
@@ -225,17 +225,22 @@ def _read(
     # The description of the run is compared before any array is read. All differences are then reported together, and
     # the shapes of the arrays are known from the Learner and not only from the file.
     snapshots = core.snapshots
-    trees = snapshots.trees()
     wrong, changes = snapshots.differences(checkpoint.about, allow)
     # Shapes and dtypes only; the arrays are read after all checks.
     saved = checkpoint.arrays()
-    wrong += array_differences(saved, _compared(saved, trees, allow))
+    compared, trees = _compared(core, saved, snapshots.trees(), allow)
+    wrong += array_differences(compared, trees)
     if wrong:
         fix = ["build the Learner as it was when the run began"]
-        kinds = tuple(kind for kind in DIFFERENCES if any(line.startswith(f"{kind}: ") for line in wrong))
+        of_callbacks = any(line.startswith("cbstate: ") for line in wrong)  # `allow` names the callbacks of an entry
+        kinds = tuple(
+            kind
+            for kind in DIFFERENCES
+            if (of_callbacks and kind == "callbacks") or any(line.startswith(f"{kind}: ") for line in wrong)
+        )
         more = (*allow, *kinds)
         rest, _ = snapshots.differences(checkpoint.about, more)
-        if allowing and not rest and not array_differences(saved, _compared(saved, trees, more)):  # `allow` then helps
+        if allowing and not rest and not array_differences(*_compared(core, saved, snapshots.trees(), more)):
             fix.append(f"if the differences are intended, {allowing(more)}")
         fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
         raise ResumeError(
@@ -302,10 +307,28 @@ def _expects_note(allow: Collection[str], path: str) -> bool:
 
 
 def _compared(
-    saved: Mapping[str, Mapping[str, str]], trees: Mapping[str, Any], allow: Collection[str]
-) -> dict[str, Any]:
-    """Return the trees that must match the checkpoint, without entries of callbacks that may differ."""
+    core: LearnerCore, saved: Mapping[str, Mapping[str, str]], trees: Mapping[str, Any], allow: Collection[str]
+) -> tuple[Mapping[str, Mapping[str, str]], dict[str, Any]]:
+    """Return the arrays of the checkpoint and the trees that must match, without entries of callbacks that may differ.
+
+    These are the entries of callbacks that were added or removed, and those that a callback with other arguments
+    creates in another form, such as the sums of other metrics. The entries of the program keep their initial state.
+    """
     if not any(name.partition(".")[0] == "callbacks" for name in allow):
-        return dict(trees)
-    names = {name.split(".")[0] for name in saved["cbstate"]}
-    return {**trees, "cbstate": {name: entry for name, entry in trees["cbstate"].items() if name in names}}
+        return saved, dict(trees)
+    then: dict[str, dict[str, str]] = {}
+    for name, text in saved["cbstate"].items():
+        then.setdefault(name.split(".")[0], {})[name] = text
+    entries = {
+        name: entry
+        for name, entry in trees["cbstate"].items()
+        if name in then and not (_may_differ(core, name, allow) and part_differences("", then[name], {name: entry}))
+    }
+    arrays = {name: text for entry in entries for name, text in then[entry].items()}
+    return {**saved, "cbstate": arrays}, {**trees, "cbstate": entries}
+
+
+def _may_differ(core: LearnerCore, entry: str, allow: Collection[str]) -> bool:
+    """Return whether the user allows all callbacks that write an entry of `cbstate` to differ."""
+    writers = [d for d in core.graph.declared if d.may_write(("cbstate", entry))]
+    return bool(writers) and all(allows(allow, f"callbacks.{declared.name}") for declared in writers)
