@@ -55,6 +55,9 @@ class Callback(Constructed):
             `cbstate` entry whose `params` are used, or to None for `params`. Checkpoints record it.
         scheduled_hyperparams: Names of hyperparameters that a traced handler sets at each training step, whatever their
             value is. An assignment to `learner.hyperparams`, which would have no effect, is an error.
+        carried_layout: A text about what the values in the callback's entries of the carry stand for, if their shapes
+            do not tell, such as the names of metrics in one array. A checkpoint with another text is that of another
+            run.
         access_argument: Name of the constructor argument that declares the access, for classes whose users declare it
             there. Error messages name this argument instead of `stateaccess`.
 
@@ -80,6 +83,7 @@ class Callback(Constructed):
     parameter_average: str | None = None
     measured_with: Mapping[str, str | None] = MappingProxyType({})
     scheduled_hyperparams: Collection[str] = ()
+    carried_layout: str = ""
     access_argument: str | None = None
 
     def _record_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -76,18 +76,12 @@ def params_with(state: HostState, average: str | None) -> PyTree:
     return entry["params"]
 
 
-def restart_averages(graph: CallbackGraph, state: HostState, kept: Collection[str] = ()) -> None:
-    """Restart averages of the parameters at the current parameters, which have just been assigned or restored.
-
-    Args:
-        graph: The graph.
-        state: The state of the run.
-        kept: Names of the entries of `cbstate` that stay as they are.
-    """
+def restart_averages(graph: CallbackGraph, state: HostState) -> None:
+    """Restart all averages of the parameters at the current parameters, after the user has assigned these."""
     carry = state.train.carry
     for declared in graph.declared:
         name = unwrap(declared.callback).parameter_average
-        entry = carry["cbstate"].get(name) if name not in kept else None
+        entry = carry["cbstate"].get(name)
         if name is None or not isinstance(entry, Mapping) or "params" not in entry:
             continue
         params = jax.tree.map(lambda e, p: jnp.astype(p, e.dtype), entry["params"], carry["params"])

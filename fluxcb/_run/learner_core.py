@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import jax
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import checked_graph
-from fluxcb._compile.arrays import own_copy, spec_of
+from fluxcb._compile.arrays import spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.lineage import LineageProbe
@@ -22,11 +22,11 @@ from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.traced import COUNTERS
 from fluxcb._compile.windows import WindowPlan
 from fluxcb._declare.batch_parts import BatchParts
-from fluxcb._declare.callback import Callback, unwrap
+from fluxcb._declare.callback import unwrap
 from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.turns import InTurn
-from fluxcb._errors import DataError, DeclarationError, FluxcbError
+from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.arguments import data_sources
 from fluxcb._run.batch_placement import BatchPlacement
 from fluxcb._run.batch_stream import BatchStream
@@ -35,7 +35,8 @@ from fluxcb._run.distributed_state import check_padding
 from fluxcb._run.engine import Engine
 from fluxcb._run.evaluation import Evaluator
 from fluxcb._run.initial_state import initialized
-from fluxcb._run.new_state import in_place, new_opt_state, params_of_model, params_of_user, with_other_model
+from fluxcb._run.initialization import initialize, initialize_again
+from fluxcb._run.new_state import new_opt_state, params_of_model, params_of_user, with_other_model
 from fluxcb._run.phase_set import PhaseSet
 from fluxcb._run.process_differences import check_same_key
 from fluxcb._run.returned_copies import ReturnedCopies, read_ahead, used_while_running
@@ -43,7 +44,6 @@ from fluxcb._run.services import Services
 from fluxcb._run.snapshots import Snapshots
 from fluxcb._run.switches import flags, keep_switches, switched_names
 from fluxcb._run.validate_callbacks import (
-    carried_entries,
     check_hyperparams,
     check_watched_data,
     refuse_shared,
@@ -194,25 +194,9 @@ class LearnerCore:
             self._waiting_for_batch = True
             return
         backends = {d.position: self.engine.emitter.backend(d, self._services) for d in graph.declared}
-        in_carry_before = dict(train.carry["cbstate"])
-        # The set of callbacks determines which entries are in the carry. So all entries are on the host while callbacks
-        # initialize, and those that traced handlers use move to the carry afterwards.
-        state.cbstate = {**state.cbstate, **in_carry_before}
-        train.carry = {**train.carry, "cbstate": {}}
         emitter = self.engine.emitter
         plan = Plan(graph, lambda d: backends[d.position].naming(d), state.meter.wrapper, emitter.adapt_call)
-        # In the order of the graph, so that `init` can read entries that another callback's `init` creates.
-        for declared in (d for d in graph.init_order() if type(d.callback).init is not Callback.init):
-            try:
-                declared.callback.init(plan.proxy(declared, declared.access, in_init=True))
-            except FluxcbError:  # already names the callback
-                raise
-            except BaseException as error:
-                error.add_note(f"raised in the `init` of {declared.label}")
-                raise
-            state.moment.lent.verify()
-        moved = {name: own_copy(state.cbstate.pop(name)) for name in carried_entries(graph, state.cbstate)}
-        train.carry = in_place(self.placement, {**train.carry, "cbstate": moved})
+        moved = initialize(graph, plan, state, self.placement, graph.declared)
         if train.switches != flags(graph):
             train.switches = flags(graph)
             train.set_counters(state.progress)
@@ -342,6 +326,10 @@ class LearnerCore:
         for declared in old:
             if id(unwrap(declared.callback)) not in kept:
                 object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", None)
+
+    def initialize_again(self, restored: Collection[str]) -> None:
+        """Initialize the entries of `cbstate` that a checkpoint does not have, after it was restored."""
+        initialize_again(self.graph, self.engine.emitter.plan, self.state, self.placement, restored)
 
     def rewrap_handlers(self) -> None:
         """Wrap the handlers again, after measuring or tracing was turned on or off."""

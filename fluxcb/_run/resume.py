@@ -228,7 +228,8 @@ def _read(
     wrong, changes = snapshots.differences(checkpoint.about, allow)
     # Shapes and dtypes only; the arrays are read after all checks.
     saved = checkpoint.arrays()
-    compared, trees = _compared(core, saved, snapshots.trees(), allow)
+    about = checkpoint.about
+    compared, trees = _compared(core, saved, about, allow)
     wrong += array_differences(compared, trees)
     if wrong:
         fix = ["build the Learner as it was when the run began"]
@@ -240,7 +241,7 @@ def _read(
         )
         more = (*allow, *kinds)
         rest, _ = snapshots.differences(checkpoint.about, more)
-        if allowing and not rest and not array_differences(*_compared(core, saved, snapshots.trees(), more)):
+        if allowing and not rest and not array_differences(*_compared(core, saved, about, more)):
             fix.append(f"if the differences are intended, {allowing(more)}")
         fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
         raise ResumeError(
@@ -280,6 +281,7 @@ def _put_back(
     # Other checkpoints may keep the arrays that they return.
     owned = isinstance(checkpoint, FolderCheckpoint)
     lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed, changed_key=key)
+    core.initialize_again({*snapshot.trees["cbstate"], *snapshot.host["cbstate"]})
     if switches is not None:
         disabled, core.switching = switches
         set_disabled(core, disabled)
@@ -307,28 +309,35 @@ def _expects_note(allow: Collection[str], path: str) -> bool:
 
 
 def _compared(
-    core: LearnerCore, saved: Mapping[str, Mapping[str, str]], trees: Mapping[str, Any], allow: Collection[str]
+    core: LearnerCore, saved: Mapping[str, Mapping[str, str]], about: Mapping[str, Any], allow: Collection[str]
 ) -> tuple[Mapping[str, Mapping[str, str]], dict[str, Any]]:
     """Return the arrays of the checkpoint and the trees that must match, without entries of callbacks that may differ.
 
     These are the entries of callbacks that were added or removed, and those that a callback with other arguments
     creates in another form, such as the sums of other metrics. The entries of the program keep their initial state.
     """
+    trees = core.snapshots.trees()
     if not any(name.partition(".")[0] == "callbacks" for name in allow):
-        return saved, dict(trees)
+        return saved, trees
     then: dict[str, dict[str, str]] = {}
     for name, text in saved["cbstate"].items():
         then.setdefault(name.split(".")[0], {})[name] = text
     entries = {
         name: entry
         for name, entry in trees["cbstate"].items()
-        if name in then and not (_may_differ(core, name, allow) and part_differences("", then[name], {name: entry}))
+        if name in then and not _differs(core, name, entry, then[name], about, allow)
     }
     arrays = {name: text for entry in entries for name, text in then[entry].items()}
     return {**saved, "cbstate": arrays}, {**trees, "cbstate": entries}
 
 
-def _may_differ(core: LearnerCore, entry: str, allow: Collection[str]) -> bool:
-    """Return whether the user allows all callbacks that write an entry of `cbstate` to differ."""
-    writers = [d for d in core.graph.declared if d.may_write(("cbstate", entry))]
-    return bool(writers) and all(allows(allow, f"callbacks.{declared.name}") for declared in writers)
+def _differs(
+    core: LearnerCore, name: str, entry: Any, then: Mapping[str, str], about: Mapping[str, Any], allow: Collection[str]
+) -> bool:
+    """Return whether an entry of `cbstate` has another form than in the checkpoint, and the user allows this."""
+    writers = [declared for declared in core.graph.declared if declared.may_write(("cbstate", name))]
+    if not writers or not all(allows(allow, f"callbacks.{declared.name}") for declared in writers):
+        return False
+    saved, layouts = about.get("layouts", {}), core.snapshots.about()["layouts"]
+    other = any(saved.get(d.name, layouts.get(d.name)) != layouts.get(d.name) for d in writers)
+    return other or bool(part_differences("", then, {name: entry}))

@@ -56,6 +56,7 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
     arguments = {d.name: getattr(d.callback, "_fluxcb_arguments", None) for d in declared}
     about = {
         "callbacks": {d.name: _class_of(d.callback) for d in declared},
+        "layouts": {d.name: f"({text})" for d in declared if (text := unwrap(d.callback).carried_layout)},
         # Copies of callbacks do not know the arguments with which the original was constructed.
         "arguments": {name: found for name, found in arguments.items() if found is not None},
         "optimizer": optimizer,

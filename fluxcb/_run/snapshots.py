@@ -16,7 +16,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import method_place
 from fluxcb._errors import AccessError, CheckpointCorruptError, DeclarationError, FluxcbError, ResumeError
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.averages import averages_by_name, restart_averages, validated_average
+from fluxcb._run.averages import averages_by_name, validated_average
 from fluxcb._run.encoding import Decoder, Encoder, state_of_callback
 from fluxcb._run.fit_record import Position
 from fluxcb._run.restore_undo import RestoreUndo
@@ -205,6 +205,8 @@ class Snapshots:
         check_allowed_names(allow, about, current)
         then, now = ({name: data["batches"] for name, data in of["data"].items()} for of in (about, current))
         different = _changes("callbacks", about["callbacks"], current["callbacks"], allow)
+        layouts = {name: text for name, text in about.get("layouts", {}).items() if name in current["layouts"]}
+        different += _changes("callbacks", layouts, {name: current["layouts"][name] for name in layouts}, allow)
         different += _changes("data", then, now, allow)
         different += self.other_phases(about)
         return different, find_changes(about, current, self._core.program_kinds(about["programs"]), allow)
@@ -307,8 +309,6 @@ class Snapshots:
         for name, tree in placed.items():
             state.train.replace((name,), tree)
         state.train.carry = {**state.train.carry, "cbstate": cbstate}
-        # The average of a new callback has begun with the parameters that were replaced.
-        restart_averages(self._core.graph, state, kept=carried_entries)
         cancelled, cancelled_in_epoch = host["cancelled"]
         state.progress.replace(**progress, cancelled=cancelled, cancelled_in_epoch=cancelled_in_epoch)
         # A checkpoint between two steps is never in a stopped window, so `stopped` becomes 0.

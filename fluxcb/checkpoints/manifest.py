@@ -341,6 +341,7 @@ _FIELDS: Mapping[str, Any] = {
     "about": {
         "callbacks": mapping(str),
         "arguments": mapping(mapping(str)),
+        "layouts": optional(mapping(str)),
         "optimizer": mapping(str),
         "hyperparams": mapping(list),
         "key": optional(str),

@@ -111,6 +111,7 @@ class Metrics(Callback):
                     why="their values are stored by name",
                     fix='rename one: `Metric(fn, name="...")`',
                 )
+        self.carried_layout = ", ".join(metric.name for metric in self.metrics)
         self._means = plain_means(self.metrics)
         self._others = tuple(metric for metric in self.metrics if metric not in self._means)
         # In the order of their columns in the ring.
