@@ -1,4 +1,4 @@
-"""Detection of paths that no file can have."""
+"""Detection of paths that no file can have, or that no one means."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TOO_LONG = "File name too long"
 
 
 def why_impossible(path: Path) -> str:
-    """Return the reason why no file can have a path, or an empty string.
+    """Return the reason why no file can have a path or should have it, or an empty string.
 
     `Path.exists` and `Path.is_dir` raise an OSError for such a path, or return False.
 
@@ -22,6 +22,8 @@ def why_impossible(path: Path) -> str:
     """
     if "\0" in str(path):
         return "no file's name has a null character"
+    if "~" in path.parts:  # a folder with this name is hard to remove from a shell
+        return "Python does not replace `~` with the home directory; `os.path.expanduser` does"
     if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
         return _TOO_LONG
     try:

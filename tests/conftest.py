@@ -97,6 +97,11 @@ ROOT = Path(__file__).resolve().parent
 Value = TypeVar("Value")
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Return the number of processes for `-n=logical`: one more than cores, because many tests wait for processes."""
+    return (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which applies -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests outside of the sample as `long`. Deselect long tests if the command selects no tests itself."""

@@ -13,6 +13,7 @@ from fluxcb._tracebacks import warn_user
 __all__ = [
     "MODEL_FORM",
     "OUTPUTS_FORM",
+    "OUTPUT_NAMES",
     "PARAMS_FORM",
     "TARGET_NAMES",
     "batch_arguments",
@@ -36,7 +37,7 @@ _KEYWORDS = frozenset({"key", "train", "model_state"})
 TARGET_NAMES = frozenset({"y", "ys", "y_true", "label", "labels", "target", "targets"})
 """Names of targets: a third parameter of a loss function with such a name must not receive the random key."""
 
-_OUTPUTS = frozenset(
+OUTPUT_NAMES = frozenset(
     {"logits", "output", "outputs", "pred", "prediction", "predictions", "preds", "y_hat", "y_pred", "yhat"}
 )
 """Names of parameters that receive the outputs of a model."""
@@ -51,7 +52,7 @@ def warn_about_order(function: Callable[..., Any], what: str, instead: str) -> N
         instead: What to pass instead, with `{}` for the name of the function.
     """
     names = parameter_names(function)[:2]
-    if len(names) == 2 and names[0] in TARGET_NAMES and names[1] in _OUTPUTS:
+    if len(names) == 2 and names[0] in TARGET_NAMES and names[1] in OUTPUT_NAMES:
         name = getattr(function, "__name__", "")
         called = name if name.isidentifier() else "fn"
         warn_user(

@@ -16,8 +16,10 @@ from fluxcb._compile.named_optimizers import NamedOptimizers
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.losses import (
     MODEL_FORM,
+    OUTPUT_NAMES,
     OUTPUTS_FORM,
     PARAMS_FORM,
+    TARGET_NAMES,
     fits_batch_form,
     takes,
     takes_model,
@@ -25,7 +27,7 @@ from fluxcb._declare.losses import (
     warn_about_unused,
 )
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.signatures import accepts, runs_later
+from fluxcb._declare.signatures import accepts, parameter_names, runs_later
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.argument_order import is_optimizer
 from fluxcb._traced_values import describe
@@ -45,6 +47,7 @@ __all__ = [
     "colocate_carry",
     "copy_params",
     "data_sources",
+    "refuse_collections",
     "zeros_of_batch",
 ]
 
@@ -208,6 +211,7 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
             "calls it with parameters and batch",
             fix=[f"write `def {form}:`", *other],
         )
+    _refuse_other_names(loss_fn, form)
     if form == OUTPUTS_FORM:
         warn_about_order(loss_fn, "The loss function", "lambda outputs, ys: {}(ys, outputs)")
     warn_about_unused(loss_fn, form)
@@ -225,6 +229,45 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
             "or `loss, aux, new_model_state`",
         )
     return loss_fn
+
+
+def _refuse_other_names(loss_fn: LossFn, form: str) -> None:
+    """Raise an error if the names of the parameters say that a loss function was written for another form."""
+    names = parameter_names(loss_fn)
+    if form == OUTPUTS_FORM and names[:1] == ["params"]:
+        raise DeclarationError(
+            f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{form}`.",
+            why="`Learner` has a model, and computes its outputs",
+            fix=[
+                "pass the function to `Learner.from_loss(params, loss_fn, optimizer)`, which calls it with parameters",
+                "write `def loss_fn(model, batch):`, and call `model(xs)`",
+            ],
+        )
+    if form == MODEL_FORM and (names[0] in OUTPUT_NAMES or not TARGET_NAMES.isdisjoint(names[1:2])):
+        needed = next(name for name in ("train", "key") if name in names)
+        raise DeclarationError(
+            f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{form}`.",
+            why=f"a loss function with the parameter `{needed}` gets the model and the batch",
+            fix=[
+                f"remove `{needed}` from the parameters of `loss_fn`",
+                f"write `def loss_fn(model, batch, *, {needed}):`, and call the model in it",
+            ],
+        )
+
+
+def refuse_collections(params: PyTree) -> None:
+    """Raise an error for the variables of a Flax Linen module with running averages, given as parameters.
+
+    Raises:
+        DeclarationError: `params` has the entries `params` and `batch_stats`.
+    """
+    if isinstance(params, Mapping) and {"params", "batch_stats"} <= params.keys():
+        raise DeclarationError(
+            "`params` contains the collections `params` and `batch_stats` of a Flax Linen module.",
+            why="the optimizer would change the running averages in `batch_stats` like trained parameters",
+            fix='pass `variables["params"]`, and `model_state={"batch_stats": variables["batch_stats"]}` to '
+            "`Learner.from_loss`. The loss function takes `model_state`, and returns `loss, new_model_state`",
+        )
 
 
 def as_parts(inputs: Any, targets: Any) -> BatchParts:

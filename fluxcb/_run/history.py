@@ -162,6 +162,8 @@ class History(Constructed, Mapping[str, list[Any]]):
         found = self.per_epoch.get(phase, {}).get(metric)
         if found is None:
             # A KeyError instead of a FluxcbError, because `Mapping.get` and `in` expect it.
+            if not any(self):
+                raise KeyError(f"{name!r}: the history has no metrics. Add `Metrics()` to the callbacks.")
             raise KeyError(f"{name!r} is not among {list(self)}.{self._hint(str(name))}")
         return [value for _, value in found]
 

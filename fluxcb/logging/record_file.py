@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import DeclarationError
+from fluxcb._paths import why_impossible
 from fluxcb._tracebacks import warn_user
 
 __all__ = ["RecordFile", "checked_path", "locations", "unused_path"]
@@ -153,8 +154,8 @@ def checked_path(path: str | os.PathLike[str], *, owner: str, folder: bool) -> P
     found = Path(path)
     existing = found
     try:
-        if "\0" in os.fspath(found):
-            raise OSError(None, "no file's name has a null character")
+        if why := why_impossible(found):
+            raise OSError(None, why)
         os.stat(found) if found.exists() else None
     except OSError as error:
         raise DeclarationError(

@@ -12,8 +12,10 @@ import numpy as np
 import optax
 import pytest
 
+import fluxcb
 from fluxcb import DataError, DeclarationError, Learner
 from fluxcb.callbacks import InferenceRunner, PredictionWriter
+from fluxcb.data import ArrayLoader
 from fluxcb.testing import testlearner
 
 XS = np.float32([[0.0], [1.0], [2.0], [5.0], [-3.0]])
@@ -181,3 +183,17 @@ def test_bad_arguments(tmp_path):
     (tmp_path / "folder.npz").mkdir()
     with pytest.raises(DeclarationError, match="it is a folder"):
         PredictionWriter(tmp_path / "folder.npz")
+
+
+def test_loader_that_shuffles_is_an_error_whose_fix_works(tmp_path, refused):
+    path, loader = tmp_path / "p.npz", ArrayLoader((XS, XS), batch_size=2)
+    writer = PredictionWriter(path)
+    with refused(
+        DeclarationError,
+        "The data of InferenceRunner('inference') is an `ArrayLoader` that shuffles.\n"
+        f"  why:   {writer!r} would get the examples in random order, and not in the order of the arrays\n"
+        "  fix:   build the loader with `shuffle=False`",
+    ):
+        InferenceRunner(fluxcb.data.map(lambda batch: batch, loader), writer)
+    learner = run(path, data=ArrayLoader((XS, XS), batch_size=2, shuffle=False))
+    np.testing.assert_allclose(np.load(path)["outputs"], line(learner), rtol=1e-6)

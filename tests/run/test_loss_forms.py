@@ -783,3 +783,79 @@ def test_default_of_third_parameter_decides_whether_it_gets_the_key():
         from_loss(loss_fn, data=[BATCH])
     assert got.pop("dropout_rng").dtype == jax.random.key(0).dtype
     assert got == {"reduction": "mean", "teacher": None}
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "signature", "needed"),
+    [
+        (lambda outputs, ys, train: cross_entropy(outputs, ys), "(outputs, ys, train)", "train"),
+        (lambda logits, targets, key: cross_entropy(logits, targets), "(logits, targets, key)", "key"),
+    ],
+)
+def test_outputs_with_train_flag_or_key_is_an_error_whose_fixes_work(loss_fn, signature, needed):
+    data = [(XS, YS)]
+    with pytest.raises(DeclarationError) as caught:
+        learner(pair(), loss_fn, data=data)
+    assert str(caught.value) == (
+        f"`loss_fn` takes {signature}, and is called as `loss_fn(model, batch, *, key, train)`.\n"
+        f"  why:   a loss function with the parameter `{needed}` gets the model and the batch\n"
+        f"  fix:   remove `{needed}` from the parameters of `loss_fn`\n"
+        f"     or: write `def loss_fn(model, batch, *, {needed}):`, and call the model in it"
+    )
+    learner(pair(), cross_entropy, data=data).fit(1)
+    learner(pair(), lambda model, batch, *, train: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
+    learner(pair(), lambda model, batch, *, key: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
+
+
+def test_function_of_params_for_a_learner_with_model_is_an_error_whose_fixes_work():
+    module, data = nn.Dense(3), [(XS, YS)]
+
+    def of_params(params, batch):
+        return cross_entropy(module.apply({"params": params}, batch[0]), batch[1])
+
+    with pytest.raises(DeclarationError) as caught:
+        learner(module, of_params, data=data)
+    assert str(caught.value) == (
+        "`loss_fn` takes (params, batch), and is called as `loss_fn(outputs, ys)`.\n"
+        "  why:   `Learner` has a model, and computes its outputs\n"
+        "  fix:   pass the function to `Learner.from_loss(params, loss_fn, optimizer)`, which calls it with parameters\n"
+        "     or: write `def loss_fn(model, batch):`, and call `model(xs)`"
+    )
+    variables = module.init(jax.random.key(0), XS)
+    Learner.from_loss(variables["params"], of_params, optax.sgd(RATE), data=data).fit(1)
+    learner(module, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
+
+
+class Normalized(nn.Module):
+    @nn.compact
+    def __call__(self, xs, train):
+        return nn.Dense(3)(nn.BatchNorm(use_running_average=not train)(xs))
+
+
+def test_running_averages_among_params_are_an_error_whose_fix_works():
+    module, data = Normalized(), [(XS, YS)]
+    variables = module.init(jax.random.key(0), XS, train=True)
+
+    def of_variables(variables, batch):
+        return cross_entropy(module.apply(variables, batch[0], train=True, mutable=["batch_stats"])[0], batch[1])
+
+    with pytest.raises(DeclarationError) as caught:
+        Learner.from_loss(variables, of_variables, optax.sgd(RATE), data=data)
+    assert str(caught.value) == (
+        "`params` contains the collections `params` and `batch_stats` of a Flax Linen module.\n"
+        "  why:   the optimizer would change the running averages in `batch_stats` like trained parameters\n"
+        '  fix:   pass `variables["params"]`, and `model_state={"batch_stats": variables["batch_stats"]}` to '
+        "`Learner.from_loss`. The loss function takes `model_state`, and returns `loss, new_model_state`"
+    )
+
+    def of_params(params, batch, *, model_state):
+        outputs, changed = module.apply(
+            {"params": params, **model_state}, batch[0], train=True, mutable=["batch_stats"]
+        )
+        return cross_entropy(outputs, batch[1]), changed
+
+    state = {"batch_stats": variables["batch_stats"]}
+    trained = Learner.from_loss(variables["params"], of_params, optax.sgd(RATE), model_state=state, data=data)
+    trained.fit(1)
+    mean = trained.model_state["batch_stats"]["BatchNorm_0"]["mean"]
+    np.testing.assert_allclose(mean, 0.01 * XS.mean(0), rtol=1e-5)

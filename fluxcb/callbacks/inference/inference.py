@@ -63,9 +63,9 @@ class InferenceRunner(Callback):
         batch shape.
 
     Raises:
-        DeclarationError: `data` cannot be iterated repeatedly, `inferencers` contains something else, or `name` is not
-            a valid name. During training: a statistic is not a number, two statistics have the same name, or a fetched
-            value does not exist.
+        DeclarationError: `data` cannot be iterated repeatedly, or shuffles although an inferencer needs the order.
+            `inferencers` contains something else, or `name` is not a valid name. During training: a statistic is not a
+            number, two statistics have the same name, or a fetched value does not exist.
         DataError: `data` has no batches, or their number differs from its length.
         Exception: Any exception that the data, the model or an inferencer raises, with a note that names this runner.
 
@@ -116,6 +116,13 @@ class InferenceRunner(Callback):
         self.average = average
         self.measured_with = {name: average}
         self._data = InferenceData(data, repr(self))
+        ordered = [inferencer for inferencer in self.inferencers if inferencer.keeps_order]
+        if ordered and self._data.shuffles:
+            raise DeclarationError(
+                f"The data of {self!r} is an `ArrayLoader` that shuffles.",
+                why=f"{ordered[0]!r} would get the examples in random order, and not in the order of the arrays",
+                fix="build the loader with `shuffle=False`",
+            )
 
     @property
     def data(self) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fluxcb._errors import DataError, DeclarationError
+from fluxcb.data.loader import ArrayLoader
 from fluxcb.data.sources import MappedSource, PlacedSource, length_of
 
 __all__ = ["InferenceData"]
@@ -17,6 +18,9 @@ class InferenceData:
     Args:
         source: An iterable of batches.
         owner: The owner of the data, for messages.
+
+    Attributes:
+        shuffles: Whether it is an `ArrayLoader` that shuffles.
 
     Raises:
         DeclarationError: `source` cannot be iterated repeatedly.
@@ -36,6 +40,7 @@ class InferenceData:
                 why="each round iterates over the data again",
                 fix="pass a list of batches, an `ArrayLoader`, or a class with `__iter__`",
             )
+        self.shuffles = isinstance(innermost, ArrayLoader) and innermost.shuffle
         if self.length() == 0:
             raise self._empty()
         # A loader may reuse its buffers for the next batch, while JAX still reads NumPy arrays after a call returns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fluxcb._calls import Constructed
 from fluxcb._errors import DeclarationError
@@ -20,6 +20,10 @@ class Inferencer(Constructed):
     Each round over the data calls `before`, then `on_fetches` for each batch in order, then `after`. If the round
     fails, `abandon` is called instead of `after`. Each round starts again from `before`, so checkpoints do not save
     inferencers.
+
+    Attributes:
+        keeps_order: Whether the order of the examples matters. If so, an `InferenceRunner` refuses an `ArrayLoader`
+            that shuffles.
 
     Example:
         >>> import numpy as np
@@ -47,6 +51,8 @@ class Inferencer(Constructed):
     Source:
         tensorpack, `Inferencer`.
     """
+
+    keeps_order: ClassVar[bool] = False
 
     def fetches(self) -> Sequence[str]:
         """Return the names of the values to fetch: step values, parts of them such as `aux.logits`, or `batch`."""

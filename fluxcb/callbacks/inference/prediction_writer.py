@@ -26,8 +26,8 @@ class PredictionWriter(Inferencer):
 
     A `.npz` file has one array per value, with all samples along the first axis. A `.jsonl` file has one line per
     sample: an object with `index` and the values. NaN and infinity are written as null, because JSON does not have
-    them. If a value is a container, its parts have names such as `outputs.logits`. To get the samples in the order of
-    the arrays in a loader, construct the loader with `shuffle=False`.
+    them. If a value is a container, its parts have names such as `outputs.logits`. An `ArrayLoader` that shuffles is
+    an error.
 
     With several processes, process 0 writes the file.
 
@@ -53,6 +53,8 @@ class PredictionWriter(Inferencer):
     Source:
         Lightning, `BasePredictionWriter`.
     """
+
+    keeps_order = True
 
     def __init__(self, path: str | os.PathLike[str], names: str | Sequence[str] = "outputs") -> None:
         fits = isinstance(path, str | os.PathLike)
