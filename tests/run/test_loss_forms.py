@@ -818,7 +818,8 @@ def test_function_of_params_for_a_learner_with_model_is_an_error_whose_fixes_wor
     assert str(caught.value) == (
         "`loss_fn` takes (params, batch), and is called as `loss_fn(outputs, ys)`.\n"
         "  why:   `Learner` has a model, and computes its outputs\n"
-        "  fix:   pass the function to `Learner.from_loss(params, loss_fn, optimizer)`, which calls it with parameters\n"
+        "  fix:   pass the function to `Learner.from_loss(params, loss_fn, optimizer)`, which calls it with "
+        "parameters\n"
         "     or: write `def loss_fn(model, batch):`, and call `model(xs)`"
     )
     variables = module.init(jax.random.key(0), XS)
