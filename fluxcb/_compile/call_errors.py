@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fluxcb._compile.access_source import access_source
+from fluxcb._compile.trace_effects import warn_of_random_numbers
 from fluxcb._declare.access import Append, Write
 from fluxcb._declare.control import Cancel
 from fluxcb._declare.declared import BoundHandler
@@ -227,7 +228,8 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         shown = (*args, *kwargs.values())
-        with noting("the loss function", *shown, advice=lambda error: _outputs_loss_advice(error, args)):
+        advice = functools.partial(_outputs_loss_advice, args=args)
+        with warn_of_random_numbers("The loss function"), noting("the loss function", *shown, advice=advice):
             return function(*args, **kwargs)
 
     return call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 
 from fluxcb._compile.call_errors import batch_loss_advice, noting
+from fluxcb._compile.trace_effects import warn_of_random_numbers
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.losses import batch_arguments, takes
 from fluxcb._errors import DeclarationError, TraceError
@@ -80,7 +82,8 @@ def call_model_loss(
             "or `loss, aux, new_model_state`",
         )
     args, kwargs = batch_arguments(loss_fn, bound.model, batch, key=key, train=train, model_state=bound.state)
-    with noting("the loss function", batch, advice=lambda error: batch_loss_advice(error, bound.model)):
+    advice = functools.partial(batch_loss_advice, model=bound.model)
+    with warn_of_random_numbers("The loss function"), noting("the loss function", batch, advice=advice):
         returned = loss_fn(*args, **kwargs)
     loss, aux, state = _taken_apart(returned, with_state)
     return loss, aux, bound.new_state(state)
@@ -109,7 +112,8 @@ def _call_params_loss(
         # With a key, a function that uses dropout "if key is not None" would use it in evaluation.
         key = None
     args, kwargs = batch_arguments(loss_fn, params, batch, key=key, train=train, model_state=model_state)
-    with noting("the loss function", batch, advice=lambda error: batch_loss_advice(error, params)):
+    advice = functools.partial(batch_loss_advice, model=params)
+    with warn_of_random_numbers("The loss function"), noting("the loss function", batch, advice=advice):
         returned = loss_fn(*args, **kwargs)
     loss, aux, state = _taken_apart(returned, "model_state" in kwargs)
     # A loss function without a parameter `model_state` leaves the state as it is.

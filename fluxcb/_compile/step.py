@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.core
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
@@ -24,6 +24,7 @@ from fluxcb._compile.field_contents import objects_within
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
+from fluxcb._compile.trace_effects import warn_of_clock
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import ComputeEnd, Event, UpdateEnd, is_concrete
@@ -160,8 +161,11 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     # JAX would report a leaked tracer only when it is used later, without the handler that stored it.
     _refuse_leaks(touched)
     closed = traced.jaxpr
+    if setup.loss_fn is not None:
+        warn_of_clock(setup.loss_fn)
     _warn_of_missing_events(setup, type(phase), emitted)
     if type(phase).trains:
+        _warn_of_constant_keys(type(phase), closed.jaxpr)
         warn_of_pairs_in_batch(setup, carry_spec, spec, _square_shapes(closed.jaxpr))
         _warn_of_no_update(type(phase), closed.jaxpr, carry_spec)
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
@@ -196,6 +200,25 @@ def _warn_of_missing_events(setup: StepSetup, phase: type[Phase], emitted: Colle
                 f"fluxcb does not call {called}. Call `emit({event.__name__}())` in `step`.",
                 UserWarning,
             )
+
+
+def _warn_of_constant_keys(phase: type[Phase], jaxpr: Any) -> None:
+    """Warn if the step of a training phase creates a random key from a constant, such as `jax.random.key(0)`."""
+    if _creates_keys(jaxpr):
+        warn_user(
+            f"The step of {phase.__name__} creates a random key from a constant, as `jax.random.key(0)` does, so every "
+            "step draws the same numbers. In the loss function, use the key that a parameter `key` receives, and in a "
+            "traced handler `learner.key`. If the numbers shall be the same, draw them before the training.",
+            UserWarning,
+        )
+
+
+def _creates_keys(jaxpr: Any) -> bool:
+    return any(
+        (equation.primitive.name == "random_seed" and isinstance(equation.invars[0], Literal))
+        or any(map(_creates_keys, jaxprs_in(equation)))
+        for equation in jaxpr.eqns
+    )
 
 
 def _warn_of_no_update(phase: type[Phase], jaxpr: Any, carry: PyTree) -> None:

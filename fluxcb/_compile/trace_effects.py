@@ -32,6 +32,8 @@ __all__ = [
     "traced_fields",
     "unchanged_fields",
     "warn_about_changed",
+    "warn_of_clock",
+    "warn_of_random_numbers",
     "warn_once_only",
 ]
 
@@ -69,6 +71,36 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
         warn_user(
             f"{name} uses `{clock}`. It is called once, while the step is traced, so every step gets the same time. "
             "Read the clock in a host handler, for example of StepEnd.",
+            UserWarning,
+        )
+
+
+@contextmanager
+def warn_of_random_numbers(called: str) -> Iterator[None]:
+    """Warn if a function that is traced draws random numbers outside JAX.
+
+    Args:
+        called: What is called, as the beginning of a sentence, e.g. `The model`.
+    """
+    before = _numpy_random(), random.getstate()
+    yield
+    # Another thread, such as one that prepares batches, may draw from the same generators in the meantime.
+    if threading.active_count() == 1 and (_numpy_random(), random.getstate()) != before:
+        warn_user(
+            f"{called} drew random numbers outside JAX. They are drawn once, while the step is traced, so every step "
+            "uses the same numbers. Use `jax.random` with the random key that a parameter `key` receives, or with "
+            "`self.make_rng` in a Linen module.",
+            UserWarning,
+        )
+
+
+def warn_of_clock(function: Any) -> None:
+    """Warn if a loss function reads a clock."""
+    clock = _clock_in(inspect.unwrap(getattr(function, "func", function)))
+    if clock is not None:
+        warn_user(
+            f"The loss function uses `{clock}`. It is called once, while the step is traced, so every step gets the "
+            "same time. To use the time, pass it in the batch, for example with `fluxcb.data.map`.",
             UserWarning,
         )
 

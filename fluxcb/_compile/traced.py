@@ -30,7 +30,7 @@ from fluxcb._compile.loss_gradient_check import GradWrites, InputWrites, LossWri
 from fluxcb._compile.protect import make_proxy
 from fluxcb._compile.skip_records import OWN_SKIP, SkipRecords
 from fluxcb._compile.step_setup import StepSetup
-from fluxcb._compile.trace_effects import warn_once_only
+from fluxcb._compile.trace_effects import warn_of_random_numbers, warn_once_only
 from fluxcb._compile.traced_schedules import is_due
 from fluxcb._compile.updating import Gradient, Updates
 from fluxcb._declare.access import dotted
@@ -235,7 +235,8 @@ class TraceState:
                 fix="use `Learner(model, loss_fn, ...)`, or call `learner.loss_fn(params, batch, key)` in the step",
             )
         train = type(self.phase).trains
-        with noting("the model", xs, advice=model_advice(xs, self.values["step", "batch"])):
+        advice = model_advice(xs, self.values["step", "batch"])
+        with warn_of_random_numbers("The model"), noting("the model", xs, advice=advice):
             outputs, model_state = self.setup.model.apply(
                 params, self.values["model_state",], xs, train=train, key=self.model_key()
             )

@@ -29,6 +29,7 @@ from fluxcb._run.inference_batches import (
     rows_per_batch,
     shown_arrays,
 )
+from fluxcb._run.input_kinds import inputs_of_specs, warn_of_other_kind
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, ModelAdapter, PyTree
@@ -180,10 +181,7 @@ class _Inputs:
         self.example = example
         self.of_batch = split.inputs is None
         self._split = split
-        if split.inputs is not None and example is not None:
-            self.expected = jax.eval_shape(split.inputs, example)  # the user's function may compute with arrays
-        else:
-            self.expected = split.inputs_of(example) if example is not None else None
+        self.expected = inputs_of_specs(split, example)
 
     def of(self, batch: Batch) -> PyTree:
         """Return the inputs of a batch, or the batch if it has the structure of the inputs and not of a batch."""
@@ -214,6 +212,7 @@ def _check_axes(inputs: PyTree, expected: PyTree | None, what: str) -> None:
                 "for inputs and targets, write a tuple: `learner.predict((xs, ys))`",
             ],
         )
+    warn_of_other_kind(inputs, expected, what)
 
 
 def _note(number: int, expected: PyTree | None, xs: PyTree) -> str:

@@ -27,6 +27,7 @@ from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DataError, DeclarationError
+from fluxcb._run.input_kinds import inputs_of_specs, warn_of_other_kind
 from fluxcb._run.meter import Meter
 from fluxcb._run.train_state import TrainState
 from fluxcb._typing import Batch, PyTree, Rows, StatePath
@@ -177,6 +178,7 @@ class Programs:
         self.traces += 1
         # A value that the step itself changes, such as a cache, is left out.
         self._fields[step] = [*traced_fields(step.touched), *unchanged_fields(before)]
+        self._compare_inputs(phase, setup, step.batch_spec)
         self._first.setdefault(phase, step.batch_spec)  # `_check_batch` compares later batches with it
         # Tracing derives the moments of a phase that was not named at construction, so the content is computed again.
         self._steps[phase, shape] = (content[0], _traced_content(plan, phase), content[2]), step
@@ -402,6 +404,13 @@ class Programs:
         if self._in_vectors is None:
             self._in_vectors = all(step.small for _, step in self._steps.values())
         return self._in_vectors
+
+    def _compare_inputs(self, phase: Phase, setup: StepSetup, batch: Batch) -> None:
+        """Warn if a phase that does not train has inputs of another kind than the first phase that does."""
+        trained = next((spec for other, spec in self._first.items() if type(other).trains), None)
+        if not type(phase).trains and trained is not None and setup.model is not None:
+            what = f"The data of {type(phase).__name__}"
+            warn_of_other_kind(inputs_of_specs(setup.split, batch), inputs_of_specs(setup.split, trained), what)
 
     def _check_batch(self, phase: Phase, batch: Batch) -> None:
         first = self._first.get(phase)

@@ -18,8 +18,8 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, Read, TraceError, Write, on
-from fluxcb.callbacks import LearningRate, Scheduler
-from fluxcb.events import BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
+from fluxcb.callbacks import LearningRate, Metrics, Scheduler
+from fluxcb.events import BackwardBegin, BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import testlearner
 
@@ -565,3 +565,93 @@ def test_variables_that_stay_or_that_tracing_changes_give_no_warning():
     learner.data = [(xs[:4], 3 * xs[:4])]
     assert moves(learner)
     assert traces > 1
+
+
+# -- the loss function and the model -------------------------------------------------------------
+
+DRAWN = (
+    "{} drew random numbers outside JAX. They are drawn once, while the step is traced, so every step uses the same "
+    "numbers. Use `jax.random` with the random key that a parameter `key` receives, or with `self.make_rng` in a Linen "
+    "module."
+)
+CONSTANT = (
+    "The step of TrainingPhase creates a random key from a constant, as `jax.random.key(0)` does, so every step draws "
+    "the same numbers. In the loss function, use the key that a parameter `key` receives, and in a traced handler "
+    "`learner.key`. If the numbers shall be the same, draw them before the training."
+)
+INPUTS = np.linspace(-1, 1, 8, dtype=np.float32)
+
+
+def linear(key, xs):
+    return {"w": jnp.zeros(())}
+
+
+def times(params, xs):
+    return params["w"] * xs
+
+
+def mse(outputs, ys):
+    return jnp.mean((outputs - ys) ** 2)
+
+
+def losses_of(loss_fn=mse, apply=times, **options):
+    """Return the losses of 3 steps that change nothing."""
+    data = [(INPUTS, 3 * INPUTS)] * 3
+    options = {"callbacks": [Metrics()], "default_callbacks": False, **options}
+    learner = fluxcb.Learner((linear, apply), loss_fn, optax.sgd(0.0), data=data, **options)
+    return [value for _, value in learner.fit(1).per_step["training"]["loss"]]
+
+
+def noisy_apply(params, xs):
+    return times(params, xs) + np.random.normal()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"loss_fn": lambda outputs, ys: mse(outputs + np.random.normal(), ys)}, DRAWN.format("The loss function")),
+        ({"loss_fn": lambda outputs, ys: mse(outputs + random.random(), ys)}, DRAWN.format("The loss function")),
+        (
+            {"loss_fn": lambda model, batch: mse(model(batch[0]) + np.random.normal(), batch[1])},
+            DRAWN.format("The loss function"),
+        ),
+        ({"apply": noisy_apply}, DRAWN.format("The model")),
+        ({"loss_fn": lambda outputs, ys: mse(outputs + jax.random.normal(jax.random.key(0)), ys)}, CONSTANT),
+        ({"loss_fn": lambda outputs, ys: mse(outputs + jax.random.normal(jax.random.PRNGKey(0)), ys)}, CONSTANT),
+        (
+            {"loss_fn": lambda outputs, ys: mse(outputs, ys) + 0 * time.time()},
+            "The loss function uses `time.time`. It is called once, while the step is traced, so every step gets the "
+            "same time. To use the time, pass it in the batch, for example with `fluxcb.data.map`.",
+        ),
+    ],
+)
+def test_values_of_a_loss_function_or_model_that_stay_the_same_are_a_warning(options, text):
+    with pytest.warns(UserWarning, match=r"every step|same numbers") as caught:
+        losses = losses_of(**options)
+    assert {str(warning.message) for warning in caught} == {text}
+    assert len(set(losses)) == 1
+
+
+def test_constant_key_in_traced_handler_is_a_warning_whose_fix_works():
+    class Noise(Callback):
+        def __init__(self, own):
+            self.own = own
+
+        def stateaccess(self):
+            return {"step": {"loss": Write()}}
+
+        @on(BackwardBegin, TrainingPhase)
+        def add(self, event, phase, learner):
+            learner.step.loss += jax.random.normal(learner.key if self.own else jax.random.key(0))
+
+    with pytest.warns(UserWarning, match="constant") as caught:
+        assert len(set(losses_of(callbacks=[Metrics(), Noise(own=False)]))) == 1
+    assert [str(warning.message) for warning in caught] == [CONSTANT]
+    assert len(set(losses_of(callbacks=[Metrics(), Noise(own=True)]))) == 3
+
+
+def test_random_numbers_from_the_key_give_no_warning():
+    def with_key(model, batch, *, key):
+        return mse(model(batch[0]), batch[1]) + jax.random.normal(key)
+
+    assert len(set(losses_of(with_key))) == 3

@@ -704,3 +704,25 @@ def test_nothing_is_shown_without_progress_bar(monkeypatch, capsys):
     monkeypatch.setattr("fluxcb._run.batch_progress.monotonic", Clock(20.0))
     fixed().predict(BATCHES)
     assert capsys.readouterr() == ("", "")
+
+
+def test_inputs_that_are_integers_where_the_training_has_floats_are_a_warning():
+    raw = np.arange(12, dtype=np.uint8).reshape(4, 3)
+    scaled = (raw / np.float32(255)).astype(np.float32)
+    text = (
+        "{} has the inputs uint8[4, 3], and the training has float32[4, 3]. Prepare both in the same way: images that "
+        "are scaled only for the training, for example, give wrong outputs. If the values are right, convert the dtype."
+    )
+    learner = fixed(data=[(scaled, OUTPUTS[:4])])
+    for call, what in (
+        (lambda: learner.predict(raw), "`data` of `learner.predict`"),
+        (lambda: learner.predict([raw]), "Batch 1 of `data` of `learner.predict`"),
+        (lambda: learner.evaluate((raw, OUTPUTS[:4])), "The data of ValidationPhase"),
+        (lambda: fixed(data=([(scaled, OUTPUTS[:4])], [(raw, OUTPUTS[:4])])), "The data of ValidationPhase"),
+    ):
+        with pytest.warns(UserWarning, match="has the inputs") as caught:
+            call()
+        assert [str(warning.message) for warning in caught] == [text.format(what)]
+    # Other dtypes of the same kind, and other targets.
+    learner.predict(scaled.astype(np.float64))
+    learner.evaluate((scaled.astype(np.float16), OUTPUTS[:4].astype(np.int32)))
