@@ -292,3 +292,36 @@ def test_rebuilt_module_trains_in_hand_written_loop():
     assert [layer.inference for layer in (rebuilt.on, rebuilt.off)] == [False, False]
     one = eqx.filter_jit(lambda m, x: m(x, key=KEY)[0])(rebuilt, XS[0])
     np.testing.assert_array_equal(one, eqx.nn.Dropout(0.5)(XS[0], key=KEY))
+
+
+class WithFlag(eqx.Module):
+    layer: eqx.nn.Linear
+    dropout: eqx.nn.Dropout
+
+    def __init__(self):
+        self.layer = eqx.nn.Linear(5, 2, key=KEY)
+        self.dropout = eqx.nn.Dropout(0.5)
+
+    def __call__(self, x, *, key=None, inference=True):
+        return self.layer(self.dropout(x, key=key, inference=inference))
+
+
+class WithoutFlag(WithFlag):
+    def __call__(self, x, *, key=None):
+        return self.layer(self.dropout(x, key=key))
+
+
+def test_flag_of_the_call_is_a_warning_whose_fix_works():
+    model = equinox(WithFlag())
+    params, state = model.init(None, None)
+    with pytest.warns(UserWarning, match="always True") as caught:
+        model.apply(params, state, XS, train=True, key=KEY)
+    assert [str(warning.message) for warning in caught] == [
+        "The parameter `inference` of `WithFlag.__call__` is always True, in training and in evaluation. Remove it: "
+        "fluxcb sets the `inference` attributes of the layers with `eqx.nn.inference_mode`."
+    ]
+    model = equinox(WithoutFlag())
+    params, state = model.init(None, None)
+    trained, _ = model.apply(params, state, XS, train=True, key=KEY)
+    evaluated, _ = model.apply(params, state, XS, train=False, key=KEY)
+    assert not np.allclose(trained, evaluated)

@@ -281,3 +281,89 @@ def test_dropout_in_evaluation_of_a_loss_function_raises_unless_it_passes_keys_i
     )
     np.testing.assert_array_equal(model(XS, in_training=False), XS)
     assert (np.asarray(model(XS, rngs={"dropout": KEY})) == 0).any()
+
+
+class InferenceDropout(nn.Module):
+    @nn.compact
+    def __call__(self, x, inference=True):
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=inference)(x))
+
+
+class LearningNorm(nn.Module):
+    @nn.compact
+    def __call__(self, x, is_training_mode=False):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=not is_training_mode)(x))
+
+
+class FieldDropout(nn.Module):
+    deterministic: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=self.deterministic)(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "layer", "option", "advice"),
+    [
+        (
+            InferenceDropout(),
+            "nn.Dropout",
+            "deterministic",
+            "If `inference` is true in evaluation, rename this parameter of `InferenceDropout.__call__` to "
+            "`deterministic`.",
+        ),
+        (
+            LearningNorm(),
+            "nn.BatchNorm",
+            "use_running_average",
+            "If `is_training_mode` is true in training, pass `fluxcb.models.linen(module, 'is_training_mode')` as the "
+            "model, or rename this parameter to one of train, training, is_training, is_train.",
+        ),
+        (
+            FieldDropout(),
+            "nn.Dropout",
+            "deterministic",
+            "Add a parameter `train` to `FieldDropout.__call__`, and write `deterministic=not train`.",
+        ),
+    ],
+)
+def test_layers_that_are_in_evaluation_mode_in_training_are_a_warning(module, layer, option, advice):
+    model = linen(module)
+    params, state = model.init(KEY, XS)
+    with pytest.warns(UserWarning, match="In training") as caught:
+        model.apply(params, state, XS, train=True, key=KEY)
+    assert [str(warning.message) for warning in caught] == [
+        f"In training, the Linen module `{type(module).__name__}` calls `{layer}` with `{option}=True`, because fluxcb "
+        f"sets no option of its call. {advice}"
+    ]
+    model.apply(params, state, XS, train=False, key=KEY)
+
+
+class Deterministic(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic=True):
+        return nn.Dense(2)(nn.Dropout(0.5, deterministic=deterministic)(x))
+
+
+def test_suggested_fixes_turn_the_layers_on():
+    for model in (linen(Deterministic()), linen(LearningNorm(), "is_training_mode")):
+        params, state = model.init(KEY, XS)
+        trained, _ = model.apply(params, state, XS, train=True, key=KEY)
+        evaluated, _ = model.apply(params, state, XS, train=False, key=KEY)
+        assert not np.allclose(trained, evaluated)
+
+
+class Frozen(nn.Module):
+    """Batch normalization that is frozen on purpose, and an option that is not a train flag."""
+
+    @nn.compact
+    def __call__(self, x, features=False):
+        x = nn.BatchNorm(use_running_average=True)(x)
+        return x if features else nn.Dense(2)(nn.Dropout(0.0, deterministic=True)(x))
+
+
+def test_layers_in_evaluation_mode_on_purpose_give_no_warning():
+    model = linen(Frozen())
+    params, state = model.init(KEY, XS)
+    model.apply(params, state, XS, train=True, key=KEY)

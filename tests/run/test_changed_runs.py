@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Callback, DeclarationError, EverySteps, Learner, every, on
+from fluxcb import Callback, DeclarationError, EverySteps, Learner, Read, Write, every, on
 from fluxcb._declare.described import describe_value
 from fluxcb._run.run_description import describe_run
 from fluxcb.callbacks import (
@@ -19,13 +19,14 @@ from fluxcb.callbacks import (
     EarlyStopping,
     HyperParamSetterWithFunc,
     LearningRate,
+    Metric,
     Metrics,
     ParameterEMA,
     Scheduler,
 )
 from fluxcb.checkpoints import ResumeWarning
 from fluxcb.data import ArrayLoader
-from fluxcb.events import StepBegin
+from fluxcb.events import StepBegin, UpdateEnd
 from fluxcb.phases import TrainingPhase
 
 STEPS = 4  # of an epoch
@@ -578,3 +579,65 @@ def test_a_program_that_assigns_before_it_resumes_or_repeats_a_failed_fit_is_not
     assert learner.step > 4
     assert warned_by(lambda: learner.fit(2, resume=True)) == []
     assert warned_by(lambda: build().fit(3, resume=True)) == []
+
+
+# -- state of callbacks that were added, removed, or changed -----------------------------------------
+
+
+def constant(name, value):
+    return Metric(lambda loss: value + 0 * loss, name, needs=("loss",))
+
+
+def test_metrics_in_another_order_are_refused_unless_allowed(tmp_path):
+    saved = falling(Checkpointer(tmp_path, steps=1), Metrics(constant("a", 8), constant("b", 2)), optimizer=rates(0.5))
+    saved.fit(steps=6)  # the second epoch has two steps more
+    path, swapped = tmp_path / "6", [Checkpointer(tmp_path, steps=1), Metrics(constant("b", 2), constant("a", 8))]
+    with pytest.raises(fluxcb.ResumeError) as raised:
+        falling(*swapped, optimizer=rates(0.5)).restore(path)
+    assert raised.value.where == ("callbacks: Metrics was (loss, a, b), and is (loss, b, a) now",)
+    learner = falling(*swapped, optimizer=rates(0.5))
+    assert f"call `learner.restore({str(path)!r}, allow=('callbacks',))`" in str(raised.value)
+    learner.restore(path, allow=("callbacks.Metrics",))
+    history = learner.fit(1)
+    assert (history["training/a"], history["training/b"]) == ([8, 8], [2, 2])
+
+
+def test_metrics_can_be_added_and_removed_if_allowed(tmp_path):
+    falling(Checkpointer(tmp_path), Metrics(constant("a", 8)), optimizer=rates(0.5)).fit(2)
+    added = falling(Checkpointer(tmp_path), Metrics(constant("a", 8), constant("b", 2)), optimizer=rates(0.5))
+    with pytest.raises(fluxcb.ResumeError, match=r"allow=\('callbacks',\)"):
+        added.fit(3, resume=True)
+    history = added.fit(3, resume=True, allow=("callbacks.Metrics",))
+    assert (history["training/a"], history["training/b"]) == ([8, 8, 8], [2])
+    removed = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+    with pytest.raises(fluxcb.ResumeError, match=r"allow=\('callbacks',\)"):
+        removed.fit(4, resume=True)
+    removed.fit(4, resume=True, allow=("callbacks.Metrics",))
+    assert float(removed.params["w"]) == -(4 * 4 * 0.5)
+
+
+class Target(Callback):
+    """Keep the first parameters: in the carry, and on the host."""
+
+    def stateaccess(self):
+        return {"params": Read(), "cbstate": {"target": Write(), "first": Write()}}
+
+    def init(self, learner):
+        if "target" not in learner.cbstate:
+            learner.cbstate.target = jnp.array(learner.params["w"])
+            learner.cbstate.first = [float(learner.params["w"])]
+
+    @on(UpdateEnd, TrainingPhase, access={"cbstate": {"target": Write()}})
+    def keep(self, event, phase, learner):
+        learner.cbstate.target = learner.cbstate.target + 0
+
+
+def test_added_callback_initializes_from_the_restored_state(tmp_path):
+    falling(Checkpointer(tmp_path), optimizer=rates(0.5)).fit(2)
+    learner = falling(Checkpointer(tmp_path), Target(), optimizer=rates(0.5))
+    learner.fit(3, resume=True, allow=("callbacks.Target",))
+    assert (float(learner.cbstate["target"]), learner.cbstate["first"]) == (-4.0, [-4.0])
+    assert float(learner.params["w"]) == -6.0
+    again = falling(Checkpointer(tmp_path), Target(), optimizer=rates(0.5))
+    again.fit(4, resume=True)
+    assert (float(again.cbstate["target"]), again.cbstate["first"]) == (-4.0, [-4.0])
