@@ -381,9 +381,9 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
         return {
             name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
         }
-    if isinstance(data, tuple) and any(isinstance(part, ArrayLoader) for part in data):
+    if isinstance(data, tuple | list) and any(isinstance(part, ArrayLoader) for part in data):
         raise DataError(
-            f"`data` is a tuple of {len(data)}, which is neither batches nor `(training, validation)`.",
+            f"`data` is a {type(data).__name__} of {len(data)}, which is neither batches nor `(training, validation)`.",
             why="a Learner trains on the first and validates on the second after each epoch",
             fix="write `data=training`, or `data=(training, validation)`"
             if len(data) == 1

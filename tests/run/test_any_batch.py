@@ -445,3 +445,19 @@ def test_class_in_callbacks_raises(refused):
     ):
         learner(pair(), data=[(XS, YS)], callbacks=[ClipGradients])
     learner(pair(), data=[(XS, YS)], callbacks=[ClipGradients(max_norm=1.0)]).fit(1)
+
+
+def test_note_for_data_that_is_a_list_of_data_sources():
+    batches = [(XS, YS)] * 2
+    text = (
+        "fix: a batch is a list of 2 parts that are batches themselves. For training and validation data, write a "
+        "tuple of two, `data=(training, validation)`. For other data, call `learner.evaluate(test)` after `fit`"
+    )
+    for data in ([batches, batches], (batches, batches, batches)):
+        assert notes_of(lambda data=data: learner(pair(), data=data))[-1] == text
+    loader = ArrayLoader((XS, YS), batch_size=4)
+    with pytest.raises(DataError, match=r"^`data` is a list of 2, which is neither batches nor `\(training, valid"):
+        learner(pair(), data=[loader, loader])
+    trained = learner(pair(), data=(batches, batches))
+    trained.fit(1)
+    trained.evaluate(batches)
