@@ -96,15 +96,17 @@ def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
                 "fluxcb calls the model with one argument, the inputs. For a model with other arguments, write "
                 "`def loss_fn(model, batch, *, key, train):`, and call the model in it with all of them"
             )
-        # If the model did not get the whole batch, the split of the batch is not the problem.
-        if xs is not batch or not isinstance(batch, Mapping | tuple | list) or not batch:
-            return _unequal(error)
-        if isinstance(batch, tuple | list) and all(isinstance(part, tuple | list) for part in batch):
+        of_parts = isinstance(batch, tuple | list) and all(isinstance(part, tuple | list) for part in batch)
+        # A tuple of two can be a pair of several inputs and several targets.
+        if of_parts and (len(batch) != 2 or isinstance(batch, list)):
             return (
                 f"a batch is a {type(batch).__name__} of {len(batch)} parts that are batches themselves. For training "
                 "and validation data, write a tuple of two, `data=(training, validation)`. For other data, call "
                 "`learner.evaluate(test)` after `fit`"
             )
+        # If the model did not get the whole batch, the split of the batch is not the problem.
+        if xs is not batch or not isinstance(batch, Mapping | tuple | list) or not batch:
+            return _unequal(error)
         names = list(batch) if isinstance(batch, Mapping) else list(range(len(batch)))
         # After inputs and targets, a batch usually has weights or a mask.
         second = next((name for name in names if name in TARGET_NAMES), names[min(1, len(names) - 1)])

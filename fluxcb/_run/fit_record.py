@@ -59,6 +59,8 @@ class FitRecord:
         rewinds: Number of times that the run has gone back to an earlier checkpoint.
         rewound_to: The step of the checkpoint to which the run last went back, or None.
         begun: Whether this Learner has begun a fit. A restore does not change it.
+        within: The epoch after which the restored fit had begun, if it was not the first fit of its run, until another
+            fit begins. A restore does not change it, but `fit(resume=True)` sets it.
         finished: Whether the last fit of this Learner ran to its end. A restore does not change it.
         assigned: What the program has assigned since this Learner last began a fit, such as `learner.params`.
     """
@@ -73,6 +75,7 @@ class FitRecord:
     rewinds: int = 0
     rewound_to: int | None = None
     begun: bool = False
+    within: int | None = None
     finished: bool = False
     assigned: list[str] = field(default_factory=list)
 

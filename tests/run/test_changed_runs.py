@@ -641,3 +641,31 @@ def test_added_callback_initializes_from_the_restored_state(tmp_path):
     again = falling(Checkpointer(tmp_path), Target(), optimizer=rates(0.5))
     again.fit(4, resume=True)
     assert (float(again.cbstate["target"]), again.cbstate["first"]) == (-4.0, [-4.0])
+
+
+def test_program_with_two_fits_that_is_resumed_trains_too_far_with_a_warning(tmp_path):
+    def program():
+        learner = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+        learner.fit(1, resume=True)
+        learner.fit(2)
+        return learner.epoch
+
+    assert program() == 3
+    (warned,) = warned_by(program)
+    assert warned == (
+        "`fit(2)` trains further, although the resumed run may have trained it already: its checkpoint was saved by a "
+        "fit that began after epoch 1. A program that can be resumed needs a single fit, e.g. "
+        "`learner.fit(total, resume=True)`."
+    )
+
+
+def test_single_fit_that_is_resumed_several_times_gives_no_warning(tmp_path):
+    def program(epochs):
+        learner = falling(Checkpointer(tmp_path), optimizer=rates(0.5))
+        learner.fit(epochs, resume=True)
+        return learner
+
+    program(1)
+    learner = program(2)
+    learner.fit(1)
+    assert learner.epoch == 3
