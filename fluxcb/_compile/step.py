@@ -208,7 +208,7 @@ def _warn_of_constant_keys(phase: type[Phase], jaxpr: Any) -> None:
         warn_user(
             f"The step of {phase.__name__} creates a random key from a constant, as `jax.random.key(0)` does, so every "
             "step draws the same numbers. In the loss function, use the key that a parameter `key` receives, and in a "
-            "traced handler `learner.key`. If the numbers shall be the same, draw them before the training.",
+            "traced handler `learner.key`. If the same numbers are intended, draw them before the training.",
             UserWarning,
         )
 

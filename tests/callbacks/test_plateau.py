@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 import fluxcb
 from fluxcb import DeclarationError, MissingStateError
-from fluxcb.callbacks import ByPhase, EpochValues, Metrics, ReduceLROnPlateau
+from fluxcb.callbacks import ByPhase, EpochValues, Metrics, ReduceLROnPlateau, StatMonitorParamSetter
 from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
 
 NAN, INF = math.nan, math.inf
 
@@ -215,3 +216,19 @@ def test_bad_arguments(options, said):
     with pytest.raises(DeclarationError) as caught:
         ReduceLROnPlateau(**options)
     assert caught.value.what == said
+
+
+def test_learning_rates_of_groups_are_an_error_whose_fix_works():
+    groups = {"w": fluxcb.inject(optax.sgd, learning_rate=0.5), "b": fluxcb.inject(optax.sgd, learning_rate=0.25)}
+    optimizer = optax.partition(groups, {"w": "w", "b": "b"})
+    with pytest.raises(MissingStateError) as caught:
+        testlearner(Metrics(), ReduceLROnPlateau(0.5, patience=2), optimizer=optimizer)
+    assert str(caught.value).splitlines()[-1] == (
+        "  fix:   for each group, write `StatMonitorParamSetter('b.learning_rate', 'validation/loss', lambda rate: "
+        "0.5 * rate, 0.0, 2)` instead of `ReduceLROnPlateau`"
+    )
+    setters = [
+        StatMonitorParamSetter(f"{group}.learning_rate", "validation/loss", lambda rate: 0.5 * rate, 0.0, 2)
+        for group in groups
+    ]
+    testlearner(Metrics(), *setters, optimizer=optimizer).fit(2)

@@ -76,6 +76,8 @@ def test_the_history_is_read_only_for_readers(build):
         ([np.zeros((4, 2))], 4),
         (((np.zeros((5, 2)), np.zeros(1)), np.zeros(1)), 5),
         ({"x": np.zeros((6, 1)), "y": np.zeros(6)}, 6),
+        ({"edges": np.zeros((9, 2)), "x": np.zeros((6, 1)), "y": np.zeros(6)}, 6),
+        ({"edges": np.zeros((9, 2)), "x": np.zeros((6, 1)), "y": np.float32(1.0)}, 9),
         (np.zeros((7,)), 7),
         ((None, np.zeros(8)), 8),
         (np.float32(1.0), 1),

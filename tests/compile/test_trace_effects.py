@@ -577,7 +577,7 @@ DRAWN = (
 CONSTANT = (
     "The step of TrainingPhase creates a random key from a constant, as `jax.random.key(0)` does, so every step draws "
     "the same numbers. In the loss function, use the key that a parameter `key` receives, and in a traced handler "
-    "`learner.key`. If the numbers shall be the same, draw them before the training."
+    "`learner.key`. If the same numbers are intended, draw them before the training."
 )
 INPUTS = np.linspace(-1, 1, 8, dtype=np.float32)
 

@@ -6,13 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from fluxcb._declare.access import Read, Write
+from fluxcb._declare.access import Permission, Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._tracebacks import warn_user
+from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import choice, finite_number, whole_number
 from fluxcb.callbacks.watched import Watched, note_of_changed_metric, resolved_mode
 
@@ -106,6 +107,13 @@ class ReduceLROnPlateau(Callback):
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
         return {"cbstate": {"metrics_epoch": Read()}, "hyperparams": {"learning_rate": Write()}}
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that declares a path: for a hyperparameter of a group, the callback that can set it."""
+        if path[0] == "hyperparams" and len(path) == 2:
+            arguments = f"{path[1]!r}, {str(self._watched)!r}, lambda rate: {self.factor} * rate, 0.0, {self.patience}"
+            return f"for each group, write `StatMonitorParamSetter({arguments})` instead of `ReduceLROnPlateau`"
+        return super().how_to_declare(path, permission)
 
     def watched_metrics(self) -> Iterable[Watched]:
         """Return the metric that decides when the hyperparameter is reduced."""

@@ -12,6 +12,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, StepEnd
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
+from fluxcb._declare.losses import TARGET_NAMES
 from fluxcb._declare.phases import Phase
 from fluxcb.callbacks.by_phase import ByPhase
 
@@ -102,7 +103,9 @@ class Recorder(Callback):
 def leading_axis(batch: Any) -> int:
     """Return the number of samples in a batch: the leading axis of its first array that is not a scalar.
 
-    If all arrays are scalars, the batch has one sample. If there are no arrays, it has none.
+    In a mapping, entries with the name of targets, such as `y` or `labels`, come first: a batch of graphs also has
+    arrays with an axis of edges. If all arrays are scalars, the batch has one sample. If there are no arrays, it has
+    none.
     """
     first = batch
     while type(first) in (tuple, list) and first:  # common batches, at a hundredth of the cost of `jax.tree.leaves`
@@ -114,5 +117,7 @@ def leading_axis(batch: Any) -> int:
         leaves = jax.tree.leaves(batch)
         if not leaves:
             return 0
+        if isinstance(batch, Mapping):
+            leaves = [*jax.tree.leaves([batch[name] for name in batch if name in TARGET_NAMES]), *leaves]
         shape = next((leaf.shape for leaf in leaves if getattr(leaf, "shape", ())), (1,))
     return int(shape[0])
