@@ -225,6 +225,19 @@ def test_labels_that_are_not_binary(refused):
         AUROC().compute({"scores": np.arange(3.0), "labels": np.array([0, 1, 2])})
 
 
+def test_labels_of_minus_one_and_one(refused):
+    outputs, ys = np.float32([[0.5], [-2.0], [1.0]]), np.array([[1], [-1], [-1]])
+    with refused(
+        DeclarationError,
+        "The labels of the metric `auroc` must be 0 and 1, but one is -1.\n"
+        "  why:   the area under the ROC curve is defined for two classes\n"
+        "  fix:   for labels -1 and 1, write `AUROC(lambda outputs, ys: (outputs.reshape(ys.shape), ys > 0))`",
+    ):
+        AUROC().compute(AUROC().gather(SimpleNamespace(outputs=outputs, ys=ys)))
+    fixed = AUROC(lambda outputs, ys: (outputs.reshape(ys.shape), ys > 0))
+    assert fixed.compute(fixed.gather(SimpleNamespace(outputs=outputs, ys=ys))) == 0.5  # one of two pairs is in order
+
+
 def test_gathering_in_a_training_phase_is_an_error(refused):
     with refused(
         DeclarationError,

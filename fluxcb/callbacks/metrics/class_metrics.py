@@ -383,7 +383,9 @@ class AUROC(AbstractGatheredMetric):
             raise DeclarationError(
                 f"The labels of the metric `{self.name}` must be 0 and 1, but one is {wrong[0]}.",
                 why="the area under the ROC curve is defined for two classes",
-                fix="for one class against the others, write `AUROC(lambda outputs, ys: (outputs[:, 2], ys == 2))`",
+                fix="for labels -1 and 1, write `AUROC(lambda outputs, ys: (outputs.reshape(ys.shape), ys > 0))`"
+                if np.isin(labels, (-1, 1)).all()
+                else "for one class against the others, write `AUROC(lambda outputs, ys: (outputs[:, 2], ys == 2))`",
             )
         if np.isnan(scores).any():
             return float("nan")
