@@ -1,6 +1,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -331,3 +333,36 @@ def test_a_moved_log_keeps_its_saved_position(tmp_path):
     again.close()
     lines = (tmp_path / "b" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4]
+
+
+LOOP = """
+import sys
+import numpy as np
+from fluxcb.callbacks import Checkpointer, LogMetrics, Metrics, Monitors
+from fluxcb.logging import CSVBackend
+from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
+
+learner = testlearner(Metrics(), LogMetrics(), Monitors(CSVBackend("log.csv")), Checkpointer("run"))
+if sys.argv[1] == "restore":
+    learner.restore("run/4")
+for _ in range(int(sys.argv[2])):
+    learner.run_step(TrainingPhase(), (np.ones((8, 1), np.float32), np.ones((8, 1), np.float32)))
+if sys.argv[1] == "fit":
+    learner.fit(2)
+"""
+
+
+@pytest.mark.long
+def test_values_of_a_short_loop_are_in_the_log_after_the_program(tmp_path):
+    log = tmp_path / "log.csv"
+
+    def run(*arguments):
+        subprocess.run([sys.executable, "-c", LOOP, *arguments], cwd=tmp_path, check=True)
+        return log.read_text() if log.exists() else ""
+
+    assert [line.partition(",")[0] for line in run("loop", "3").splitlines()] == ["step", "1", "2", "3"]
+    log.unlink()
+    whole = run("fit", "0")
+    # A program that restores an earlier checkpoint and trains nothing leaves the log of the run as it is.
+    assert run("restore", "0") == whole != ""

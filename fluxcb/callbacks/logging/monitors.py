@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,11 @@ class Monitors(Callback):
     def __init__(self, *backends: LoggerBackend, history: int = 10_000) -> None:
         self._group = BackendGroup(backends)
         self._hub = MonitorHub(history)
-        self._began_at = 0
+        self._began = _Began()
         # The finalizer also runs when the interpreter exits. It sends the rest of the values and tells services that
         # the run has ended, which is the only signal in a hand-written loop. It must not reference the hub, because the
         # hub references the Learner, which would then never be collected.
-        weakref.finalize(self, _finish, self._group, self._hub.pending)
+        weakref.finalize(self, _finish, self._group, self._hub.pending, self._began)
 
     @property
     def backends(self) -> tuple[LoggerBackend, ...]:
@@ -143,7 +144,7 @@ class Monitors(Callback):
         learner.cbstate.monitors = self._hub
         progress = learner.progress
         self._hub.follow(lambda: (progress.step, progress.epoch))
-        self._began_at = progress.step
+        self._began.step = progress.step
 
     @on(FitBegin, Phase, access=_AFTER_APPENDS)
     def begin_fit(self, event: Event, phase: Phase, learner: LearnerView) -> None:
@@ -180,7 +181,7 @@ class Monitors(Callback):
     def _send(self, learner: LearnerView, *, complete_steps: bool = False) -> None:
         puts = self._checked_hub(learner).take(whole_steps=complete_steps)
         if puts:
-            self._group.open(resumes=self._began_at > 0)  # hand-written loops do not emit FitBegin
+            self._group.open(resumes=self._began.step > 0)  # hand-written loops do not emit FitBegin
             self._group.send(puts)
 
     def _checked_hub(self, learner: LearnerView) -> MonitorHub:
@@ -194,7 +195,7 @@ class Monitors(Callback):
 
     def close(self) -> None:
         """Send all values and close the backends, as at the end of the program. A later fit reopens the logs."""
-        _finish(self._group, self._hub.pending)
+        _finish(self._group, self._hub.pending, self._began)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the logged values, the values that are not in the logs yet, and the lengths of the logs."""
@@ -212,13 +213,30 @@ class Monitors(Callback):
         """Restore the values. The next fit truncates the logs to the saved lengths and appends to them."""
         self._hub.load_state_dict(state["values"])
         self._hub.load_pending(state["pending"])
+        self._began.restored = len(self._hub.pending)
         self._group.load_state_dict(state["logs"])
 
     def __repr__(self) -> str:
         return f"Monitors({', '.join(map(repr, self.backends))})"
 
 
-def _finish(group: BackendGroup, pending: list[Put]) -> None:
+@dataclass
+class _Began:
+    """Where the training of a Learner began. The finalizer reads it.
+
+    Attributes:
+        step: The step at which the callback was initialized.
+        restored: The number of values that were waiting in a checkpoint when it was restored.
+    """
+
+    step: int = 0
+    restored: int = 0
+
+
+def _finish(group: BackendGroup, pending: list[Put], began: _Began) -> None:
+    # A short loop of `run_step` has sent nothing yet. Restored values alone must not change the logs of their run.
+    if len(pending) > began.restored:
+        group.open(resumes=began.step > 0)
     if group.is_open:
         group.send(pending)
         pending.clear()
