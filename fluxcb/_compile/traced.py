@@ -82,8 +82,7 @@ class TraceState:
     Attributes:
         values: The state by path: `("params",)`, `("step", "loss")`, `("cbstate", "ema")`, ...
         touched: The state that each handler has used.
-        losses: The writes of handlers to `step.loss`, and whether they are used.
-        grads: The writes of handlers to `step.grads`, and whether they are used.
+        losses, grads: The writes of handlers to `step.loss` and `step.grads`, and whether they are used.
         inputs: The writes of handlers to `step.batch` and `step.xs`, and whether they are used.
         updates: How the step changes the parameters.
         skips: Records which callbacks write `step.skip`, or None.

@@ -17,10 +17,9 @@ from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import PREEMPTED, Interrupt
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.preempted import warn_of_preemption
+from fluxcb._run.resume import warn_of_repeated
 from fluxcb._run.rewind import Rewinding, RewindTarget
 from fluxcb._run.switches import apply_switches, end_switches
-from fluxcb._tracebacks import warn_user
-from fluxcb.checkpoints.run_folder import ResumeWarning
 
 __all__ = ["FitLength", "describe_error", "run_fit"]
 
@@ -94,11 +93,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     began = (fit.epoch, fit.step) if resumes else (_epochs_done(core, phases), progress.step)
     ended = fit.ended if resumes else None
     fit.epoch, fit.step = began
-    if resumes and not fit.begun and fit.step:
-        fit.within = fit.epoch
-    elif fit.within is not None:
-        _warn_of_repeated(fit.within, length)
-        fit.within = None
+    warn_of_repeated(fit, length.epochs, length.steps, resumes=resumes)
     fit.begun, fit.finished = True, False
     fit.assigned.clear()
     if length.epochs is not None:
@@ -118,17 +113,6 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
         # therefore also rewinds exactly, without extra code.
         rewinding.rewind(target)
         resumes, ended = True, None
-
-
-def _warn_of_repeated(epoch: int, length: FitLength) -> None:
-    """Warn about a fit that follows the resumption of a later fit of the same run."""
-    count = f"{length.epochs}" if length.epochs is not None else f"steps={length.steps}"
-    warn_user(
-        f"`fit({count})` trains further, although the resumed run may have trained it already: its checkpoint was "
-        f"saved by a fit that began after epoch {epoch}. A program that can be resumed needs a single fit, e.g. "
-        "`learner.fit(total, resume=True)`.",
-        ResumeWarning,
-    )
 
 
 def _run(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fluxcb._declare.callback import unwrap
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError, ResumeError
+from fluxcb._run.fit_record import FitRecord
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained, reordered
 from fluxcb._run.switches import restored_switches, set_disabled
@@ -19,7 +20,15 @@ from fluxcb.checkpoints.run_folder import ResumeWarning
 from fluxcb.checkpoints.savers import RunLock, RunSaver, StoredCheckpoint
 from fluxcb.checkpoints.snapshot import Snapshot
 
-__all__ = ["lock_run", "restore_checkpoint", "restore_run", "resume_run", "run_savers", "unlock_run"]
+__all__ = [
+    "lock_run",
+    "restore_checkpoint",
+    "restore_run",
+    "resume_run",
+    "run_savers",
+    "unlock_run",
+    "warn_of_repeated",
+]
 
 T = TypeVar("T")
 
@@ -149,6 +158,27 @@ def _discarded(core: LearnerCore, newest: StoredCheckpoint) -> list[str]:
     if fit.finished and step > newest.step:
         found.append(f"the training from step {newest.step} to step {step}")
     return found
+
+
+def warn_of_repeated(fit: FitRecord, epochs: int | None, steps: int | None, *, resumes: bool) -> None:
+    """Warn about a fit that begins after the run was resumed within a later fit, which may have been the same one.
+
+    Args:
+        fit: The record of the last fit, or of the restored one.
+        epochs: The number of epochs of the fit that begins, or None.
+        steps: Its number of steps, or None.
+        resumes: Whether it continues the restored fit.
+    """
+    if resumes and not fit.begun and fit.step:
+        fit.within = fit.epoch
+    elif fit.within is not None:
+        warn_user(
+            f"`fit({epochs if epochs is not None else f'steps={steps}'})` trains further, although the resumed run may "
+            f"have trained it already: its checkpoint was saved by a fit that began after epoch {fit.within}. A "
+            "program that can be resumed needs a single fit, e.g. `learner.fit(total, resume=True)`.",
+            ResumeWarning,
+        )
+        fit.within = None
 
 
 def run_savers(core: LearnerCore) -> list[RunSaver]:

@@ -288,7 +288,9 @@ class Population(Constructed, Uncopied):
         return [learner.history for learner in self._members]
 
     def _refuse_different_epochs(self) -> None:
-        """Refuse another fit if callbacks would compare members that have trained different numbers of epochs."""
+        """Refuse another fit after members were stopped, if callbacks would compare them with the others."""
+        if not any(core.state.fit.ended for core in self._cores):
+            return  # the callbacks themselves refuse members that were trained alone
         epochs = [core.state.progress.epoch for core in self._cores]
         comparing = [c for c in self._callbacks[0] if not isinstance(c, PopulationTable | PopulationRecord)]
         if comparing and len(set(epochs)) > 1:
