@@ -13,7 +13,9 @@ from fluxcb._compile.call_errors import batch_loss_advice, noting
 from fluxcb._compile.trace_effects import warn_of_random_numbers
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.losses import batch_arguments, takes
+from fluxcb._declare.padded_batch import mask_of
 from fluxcb._errors import DeclarationError, TraceError
+from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, ModelAdapter, PyTree
 
 __all__ = ["bound_model", "call_loss", "call_model_loss"]
@@ -31,6 +33,9 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
     """
     setup, batch, train = state.setup, state.values["step", "batch"], type(state.phase).trains
     state.inputs.read("batch")
+    padded = mask_of(batch) is not None
+    if padded:
+        batch.mask_was_read = False
     loss_fn: Any = setup.loss_fn
     model_state, key = state.values["model_state",], state.model_key()
     # `Learner.from_loss` has no model: the loss function gets the parameters.
@@ -44,6 +49,12 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
         key = state.key_for("loss_fn")
         loss, aux, model_state = call_model_loss(loss_fn, bound, batch, key=key, train=train)
     state.keep_model_state(model_state, what)
+    if padded and not batch.mask_was_read:
+        warn_user(
+            'The loss function does not use `batch.mask`, so the loss includes the examples that `ragged="pad"` has '
+            "added. For a mean over the other examples, write `jnp.sum(losses * batch.mask) / jnp.sum(batch.mask)`.",
+            UserWarning,
+        )
     return loss, aux
 
 

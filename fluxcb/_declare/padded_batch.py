@@ -7,20 +7,33 @@ from typing import Any
 __all__ = ["PaddedDict", "PaddedTuple", "mask_of", "padded"]
 
 
-class PaddedTuple(tuple[Any, ...]):
-    """A batch that is a tuple, such as `(inputs, targets)`, with the attribute `mask`.
+class _Masked:
+    """A batch with a mask.
 
     Attributes:
-        mask: float32[batch], 1 for the examples of the data source, and 0 for those that were added.
+        mask_was_read: Whether `mask` has been read. A loss function that does not read it is a mistake.
     """
 
-    mask: Any
+    mask_was_read: bool = False
+    _mask: Any
+
+    @property
+    def mask(self) -> Any:
+        """float32[batch], 1 for the examples of the data source, and 0 for those that were added."""
+        self.mask_was_read = True
+        return self._mask
+
+    @mask.setter
+    def mask(self, mask: Any) -> None:
+        self._mask = mask
 
 
-class PaddedDict(dict[Any, Any]):
-    """A batch that is a dictionary, with the attribute `mask`; see `PaddedTuple`."""
+class PaddedTuple(_Masked, tuple[Any, ...]):
+    """A batch that is a tuple, such as `(inputs, targets)`, with the attribute `mask`."""
 
-    mask: Any
+
+class PaddedDict(_Masked, dict[Any, Any]):
+    """A batch that is a dictionary, with the attribute `mask`."""
 
 
 def padded(batch: Any, mask: Any) -> PaddedTuple | PaddedDict | None:
@@ -33,4 +46,4 @@ def padded(batch: Any, mask: Any) -> PaddedTuple | PaddedDict | None:
 
 def mask_of(batch: Any) -> Any:
     """Return the mask of a batch that was filled up, or None for another batch."""
-    return batch.mask if isinstance(batch, PaddedTuple | PaddedDict) else None
+    return batch._mask if isinstance(batch, _Masked) else None

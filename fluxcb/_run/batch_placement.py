@@ -258,7 +258,7 @@ def _known_sizes(source: Any) -> list[int]:
 def _flatten_padded(batch: PaddedTuple | PaddedDict) -> tuple[Any, Any]:
     # Plain containers: JAX would flatten a `PaddedDict` within itself without end.
     parts = dict(batch) if isinstance(batch, PaddedDict) else tuple(batch)
-    return (parts, batch.mask), None
+    return (parts, mask_of(batch)), None
 
 
 def _flatten_padded_with_keys(batch: PaddedTuple | PaddedDict) -> tuple[Any, Any]:

@@ -860,3 +860,26 @@ def test_running_averages_among_params_are_an_error_whose_fix_works():
     trained.fit(1)
     mean = trained.model_state["batch_stats"]["BatchNorm_0"]["mean"]
     np.testing.assert_allclose(mean, 0.01 * XS.mean(0), rtol=1e-5)
+
+
+def test_loss_function_that_ignores_the_mask_is_a_warning_whose_fix_works():
+    data = [(XS, YS), (XS[:5], YS[:5])]
+
+    def build(loss_fn):
+        sharding = fluxcb.Sharding(ragged="pad")
+        return learner(pair(), loss_fn, data=data, callbacks=[Metrics()], mesh=fluxcb.mesh(), sharding=sharding)
+
+    def losses_of(model, batch):
+        return optax.softmax_cross_entropy_with_integer_labels(model(batch[0]), batch[1])
+
+    with pytest.warns(UserWarning, match="mask") as caught:
+        build(lambda model, batch: jnp.mean(losses_of(model, batch)))
+    assert [str(warning.message) for warning in caught] == [
+        'The loss function does not use `batch.mask`, so the loss includes the examples that `ragged="pad"` has added. '
+        "For a mean over the other examples, write `jnp.sum(losses * batch.mask) / jnp.sum(batch.mask)`."
+    ]
+    masked = build(lambda model, batch: jnp.sum(losses_of(model, batch) * batch.mask) / jnp.sum(batch.mask))
+    masked.fit(1)
+    plain = learner(pair(), cross_entropy, data=data)
+    plain.fit(1)
+    np.testing.assert_allclose(masked.params["w"], plain.params["w"], rtol=1e-5)
