@@ -14,13 +14,14 @@ from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from fluxcb._compile.arrays import batch_spec, leaves_of, spec_of
+from fluxcb._compile.arrays import batch_spec, is_key, leaves_of, spec_of
 from fluxcb._compile.batch_loss_broadcasting import warn_of_pairs_in_batch
 from fluxcb._compile.call_errors import HANDLER_NOTE
-from fluxcb._compile.field_contents import objects_within
+from fluxcb._compile.field_contents import objects_within, variables_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
@@ -163,6 +164,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     closed = traced.jaxpr
     if setup.loss_fn is not None:
         warn_of_clock(setup.loss_fn)
+        _refuse_kept_keys(setup.loss_fn)
     _warn_of_missing_events(setup, type(phase), emitted)
     if type(phase).trains:
         _warn_of_constant_keys(type(phase), closed.jaxpr)
@@ -291,6 +293,23 @@ def jaxprs_in(equation: Any) -> list[Any]:
     """Return the jaxprs in an equation: the body of a loop, the branches of a condition, or a called function."""
     values = [v for value in equation.params.values() for v in (value if isinstance(value, tuple | list) else (value,))]
     return [inner for inner in (getattr(value, "jaxpr", value) for value in values) if hasattr(inner, "eqns")]
+
+
+def _refuse_kept_keys(loss_fn: Any) -> None:
+    """Raise an error if a loss function has stored a random key of the trace in a variable, to split it again.
+
+    Raises:
+        TraceError: A variable of the loss function has a key that exists only while the step is traced.
+    """
+    for name, value in variables_of(loss_fn).items():
+        for part in objects_within(value):
+            if isinstance(part, jax.core.Tracer) and (is_key(part) or (part.shape, part.dtype) == ((2,), np.uint32)):
+                raise TraceError(
+                    f"The loss function has stored a random key of the traced step in the variable `{name}`.",
+                    why="the loss function runs once, while the step is traced, and the key exists only then",
+                    fix="take the key of the step as a parameter: `def loss_fn(model, batch, *, key):`, or "
+                    "`def loss_fn(params, batch, key):` for `Learner.from_loss`",
+                )
 
 
 def _refuse_leaks(touched: Mapping[BoundHandler, Touched]) -> None:

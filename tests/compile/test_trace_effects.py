@@ -650,6 +650,26 @@ def test_constant_key_in_traced_handler_is_a_warning_whose_fix_works():
     assert len(set(losses_of(callbacks=[Metrics(), Noise(own=True)]))) == 3
 
 
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_loss_function_that_splits_a_key_of_its_own_is_an_error_whose_fix_works(make_key):
+    key = make_key(0)
+
+    def splits(outputs, ys):
+        nonlocal key
+        key, own = jax.random.split(key)
+        return mse(outputs + jax.random.normal(own), ys)
+
+    with pytest.raises(TraceError) as caught:
+        losses_of(splits)
+    assert str(caught.value) == (
+        "The loss function has stored a random key of the traced step in the variable `key`.\n"
+        "  why:   the loss function runs once, while the step is traced, and the key exists only then\n"
+        "  fix:   take the key of the step as a parameter: `def loss_fn(model, batch, *, key):`, or "
+        "`def loss_fn(params, batch, key):` for `Learner.from_loss`"
+    )
+    losses_of(lambda model, batch, *, key: mse(model(batch[0]) + jax.random.normal(key), batch[1]))
+
+
 def test_random_numbers_from_the_key_give_no_warning():
     def with_key(model, batch, *, key):
         return mse(model(batch[0]), batch[1]) + jax.random.normal(key)
