@@ -191,6 +191,8 @@ def test_writes_that_the_step_would_not_use_are_reported(
     assert shown == fixes
 
 
+# The step of TrainingPhase does not read `step.batch` after ForwardBegin, which is a warning.
+@pytest.mark.filterwarnings(r"ignore:Made\(\) replaces `step.batch`:UserWarning")
 @pytest.mark.parametrize("event", [StepBegin, ForwardBegin, BackwardBegin, BackwardEnd, UpdateEnd, StepEnd])
 @pytest.mark.parametrize("body", [batch, outputs, loss, grads, updates, skip, hold, stop, mine])
 def test_a_declared_write_is_reported_if_and_only_if_it_is_refused(event: type[Event], body: Any) -> None:

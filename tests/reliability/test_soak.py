@@ -1,6 +1,6 @@
-"""8,000 steps with every compatible built-in callback: memory and other resources do not grow.
+"""10,000 steps with every compatible built-in callback: memory and other resources do not grow.
 
-With `FLUXCB_LONG=4`, 32,000 steps.
+With `FLUXCB_LONG=4`, 40,000 steps.
 """
 
 import itertools
@@ -75,7 +75,7 @@ def soak(steps, *arguments):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
-@pytest.mark.parametrize(("steps", "arguments"), [(8_000, []), (6_000, ["exchanged"])], ids=["all", "exchanged"])
+@pytest.mark.parametrize(("steps", "arguments"), [(10_000, []), (10_000, ["exchanged"])], ids=["all", "exchanged"])
 def test_memory_and_resources_do_not_grow(steps, arguments, times):
     steps *= times
     held = soak(steps, *arguments)

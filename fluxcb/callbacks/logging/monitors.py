@@ -152,6 +152,7 @@ class Monitors(Callback):
         hub, step = self._checked_hub(learner), learner.progress.step
         hub.cut(step)  # after a rewind, the hub still has values of later steps
         self._group.open(resumes=step > 0)
+        self._began.restored = 0  # from now on, the finalizer sends all that is left
 
     @on(StepEnd, Phase, access=_AFTER_APPENDS, when=EverySeconds(SECONDS))
     def flush_steps(self, event: Event, phase: Phase, learner: LearnerView) -> None:
