@@ -49,7 +49,7 @@ def noticing_inactive_layers(module: Any) -> Iterator[None]:
         if modes[layer] == {True} and (options or layer == "nn.Dropout"):
             warn_user(
                 f"In training, the Linen module `{type(module).__qualname__}` calls `{layer}` with `{option}=True`, "
-                f"because fluxcb sets no option of its call. {_advice(module, option, options)}",
+                f"because fluxcb knows no train flag of its call. {_advice(module, option, options)}",
                 UserWarning,
             )
             return

@@ -335,7 +335,7 @@ def test_layers_that_are_in_evaluation_mode_in_training_are_a_warning(module, la
         model.apply(params, state, XS, train=True, key=KEY)
     assert [str(warning.message) for warning in caught] == [
         f"In training, the Linen module `{type(module).__name__}` calls `{layer}` with `{option}=True`, because fluxcb "
-        f"sets no option of its call. {advice}"
+        f"knows no train flag of its call. {advice}"
     ]
     model.apply(params, state, XS, train=False, key=KEY)
 
