@@ -113,7 +113,7 @@ def takes(loss_fn: Callable[..., Any], name: str) -> bool:
 def batch_arguments(
     loss_fn: Callable[..., Any], first: Any, batch: Any, *, key: Any, **keywords: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call of a loss function that takes the model or the parameters, and the batch.
+    """Return the arguments with which to call a loss function that takes the model or the parameters, and the batch.
 
     Args:
         loss_fn: The loss function.

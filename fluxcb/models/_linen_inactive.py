@@ -1,4 +1,4 @@
-"""A warning about dropout and batch normalization of a Linen module that are in evaluation mode in training."""
+"""A warning about Linen modules whose dropout or batch normalization is in evaluation mode during training."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MODE = re.compile(r"train|eval|infer|determin|running|mode|test", re.IGNORECASE
 
 @contextlib.contextmanager
 def noticing_inactive_layers(module: Any) -> Iterator[None]:
-    """Warn if a call of a module without a train flag, in training, has its layers in evaluation mode.
+    """Warn if the layers of a module without a train flag are in evaluation mode during training.
 
-    The module then computes something, so nothing else would show that its flag has another name. A module whose layers
-    are partly in training mode chooses this itself, as does a frozen `nn.BatchNorm` of a module without options.
+    Nothing else would show that the flag of the module has an unknown name. There is no warning if only some layers are
+    in evaluation mode, or for an `nn.BatchNorm` in a module without options, because it may be frozen on purpose.
 
     Args:
         module: The module.

@@ -110,7 +110,7 @@ class ReduceLROnPlateau(Callback):
 
     def how_to_declare(self, path: StatePath, permission: Permission) -> str:
         """Return the edit that declares a path: for a hyperparameter of a group, the callback that can set it."""
-        if path[0] == "hyperparams" and len(path) == 2:
+        if path[0] == "hyperparams" and len(path) == 2 and "." in path[1]:
             arguments = f"{path[1]!r}, {str(self._watched)!r}, lambda rate: {self.factor} * rate, 0.0, {self.patience}"
             return f"for each group, write `StatMonitorParamSetter({arguments})` instead of `ReduceLROnPlateau`"
         return super().how_to_declare(path, permission)
