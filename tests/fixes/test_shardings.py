@@ -99,7 +99,7 @@ ROWS = [
         learner(data=[XS], mesh=fluxcb.mesh(), sharding=fluxcb.Sharding(ragged='pad'), loss_fn=loss_fn)
         """,
         """
-        def loss_fn(model, batch): return jnp.sum(model(batch[0]) ** 2)
+        def loss_fn(model, batch): return jnp.sum(jnp.mean(model(batch[0]) ** 2, axis=1) * batch.mask)
         learner(data=[(XS, XS)], mesh=fluxcb.mesh(), sharding=fluxcb.Sharding(ragged='pad'), loss_fn=loss_fn)
         """,
         """
@@ -111,7 +111,8 @@ ROWS = [
     row(
         "would count examples that were added",
         """
-        def loss_fn(model, batch): return jnp.sum((model(batch[0]) - batch[1]) ** 2), {'n': batch[1]}
+        def loss_fn(model, batch):
+            return jnp.sum(jnp.mean((model(batch[0]) - batch[1]) ** 2, axis=1) * batch.mask), {'n': batch[1]}
         metrics = Metrics(ConfusionMatrix(2, needs=("aux", "aux"), phase=TrainingPhase))
         fit(metrics, mesh=fluxcb.mesh(), sharding=fluxcb.Sharding(ragged='pad'), loss_fn=loss_fn)
         """,
