@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -191,6 +192,11 @@ def _read(resolution: Resolution, source: str, a: Declared, b: Declared) -> Sett
 
 def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequence[str]) -> ConflictError:
     """Return the error for two writers without a known order."""
+    where = list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b)))
+    if a.declared.cls is b.declared.cls and a.declared.is_shipped:
+        entries = [path for pair in overlaps.both_write for path in pair if path[0] == "cbstate"]
+        if entries:
+            return _shared_entry(a.declared, b.declared, max(entries, key=len), where)
     paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
     fixes = [ordering(one, other)]
@@ -206,8 +212,21 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
         fixes.append("declare `Append()` in both if the order of the values that they add does not matter")
     return ConflictError(
         f"{one.label} and {other.label} both write {paths} and no order is declared.",
-        where=list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b))),
+        where=where,
         why=f"both run at {_listed(moments)}, and the result depends on which one is last",
+        fix=fixes,
+    )
+
+
+def _shared_entry(one: Declared, other: Declared, entry: StatePath, where: list[str]) -> ConflictError:
+    """Return the error for two callbacks of a class of the library that keep their values in one entry of `cbstate`."""
+    fixes = ["remove one of the two from the callbacks list"]
+    if "name" in inspect.signature(one.cls).parameters:
+        fixes.append("pass another `name` to one of the two")
+    return ConflictError(
+        f"{one.label} and {other.label} both keep their values in `{dotted(entry)}`.",
+        where=where,
+        why="in any order, each of them would continue from the values of the other",
         fix=fixes,
     )
 

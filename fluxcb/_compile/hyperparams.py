@@ -268,8 +268,7 @@ class HyperparamIndex:
                 "update.",
                 where=where,
                 why="the next update would overwrite the written value",
-                fix="inject a number and give the schedule to a `Scheduler`: "
-                f"`{origin_of(self._optimizer, (plain,)).call(plain)}`",
+                fix=f"inject a number instead of the schedule: `{origin_of(self._optimizer, (plain,)).call(plain)}`",
             )
 
     def undeclared_fix(self, name: str, permission: Permission, declared: Accessor) -> str:

@@ -35,8 +35,10 @@ __all__ = ["Backend", "make_proxy"]
 NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
 
 _PROGRESS = {name: Read() for name in PROGRESS}  # every handler may read these
-_STOPS = ("stop_training", "should_stop", "stop_reason")
+_COUNTERS = (*COUNTER_ALIASES, *(name for name in PROGRESS if name != "step"))
+_STOPS = ("stop", "stop_training", "should_stop", "stop_reason")
 _METHODS = ("evaluate", "predict", "fit", "run_epoch", "run_step", "replay", "save", "restore")
+_MISSING = "uses `learner.{}`, which handlers do not have."
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
@@ -231,7 +233,7 @@ class _View:
         suggestion = near(name, known) if name not in known else ""
         what = f"may not {verb} `{dotted(path)}`: its {self._access_owner} does not declare it."
         fix: str | list[str] = self._how_to_declare(path, needed)
-        if not self._path and name in (*ALIASES, *_METHODS, "log", "state"):
+        if not self._path and name in (*ALIASES, *_COUNTERS, *_METHODS, *_STOPS, "log", "state"):
             what, fix = self._elsewhere(name, needed)
         elif suggestion:
             what += f" Did you mean `{suggestion}`?"
@@ -246,11 +248,6 @@ class _View:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self._how_to_declare(("cbstate", name), Write())
             fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
-            if name in _STOPS and writing:  # as in Keras and Lightning
-                control = self._how_to_declare(("control",), Append())
-                fix = f'to end the fit, write `raise CancelFitting("reason")` in a host handler, and {control}'
-            elif name == "stop_reason":
-                fix = "read `event.reason` in a handler of FitEnd"
         elif self._path == ("step",) and name not in known and not writing:
             fix = self._unknown_step_value(name, known)
         # `init` runs before all shared state exists.
@@ -289,20 +286,25 @@ class _View:
     def _elsewhere(self, name: str, needed: Permission) -> tuple[str, str | list[str]]:
         """Return what is wrong with a name that the learner of a handler does not have, and how to mend it."""
         if name in _METHODS:
-            what = f"uses `learner.{name}`, which handlers do not have."
-            return what, [
+            return _MISSING.format(name), [
                 f"call `learner.{name}` after `fit`",
                 "measure on other data during the training with `InferenceRunner`",
             ]
+        if name == "stop_reason" and not writes(needed):
+            return "reads `stop_reason`, which is not part of the state.", "read `event.reason` in a handler of FitEnd"
+        if name in _STOPS:  # as in Keras and Lightning
+            control = self._how_to_declare(("control",), Append())
+            what = f"writes `{name}`, which is not part of the state." if writes(needed) else _MISSING.format(name)
+            return what, f'to end the fit, write `raise CancelFitting("reason")` in a host handler, and {control}'
         if name == "log":
             path: StatePath = ("cbstate", "monitors")
             declare = self._how_to_declare(path, Append())
-            what = "uses `learner.log`, which handlers do not have."
-            return what, f'write `learner.cbstate.monitors.put_scalar("name", value)`, and {declare}'
+            return _MISSING.format(name), f'write `learner.cbstate.monitors.put_scalar("name", value)`, and {declare}'
         if name == "state":
-            what = "uses `learner.state`, which handlers do not have."
-            return what, "name the part: `learner.params`, `learner.opt_state`, `learner.model_state`, ..."
-        path = ALIASES[name]
+            return _MISSING.format(
+                name
+            ), "name the part, such as `learner.params` or `learner.opt_state`"
+        path = ALIASES.get(name) or ("progress", COUNTER_ALIASES.get(name, name))
         if path[0] == "progress" and writes(needed):
             return f"writes `{name}`, which only the engine may write.", "keep your own counts in `learner.cbstate`"
         if writes(needed) and (error := self._backend.refused_write(path)) is not None:

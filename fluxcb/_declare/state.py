@@ -95,7 +95,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "batch": ("step", "batch"),
     "learning_rate": ("hyperparams", "learning_rate"),
     "lr": ("hyperparams", "learning_rate"),
-    "history": ("cbstate", "history"),
+    "history": ("cbstate", "metrics_epoch"),
     "metrics": ("cbstate", "metrics_epoch"),
 }
 

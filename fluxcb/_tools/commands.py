@@ -239,7 +239,7 @@ def replay(
         # Without a value of the step, these callbacks run at Trigger.
         of_step = any(value.split(".")[0] == "step" for value in watch)
         observers.append(observer if of_step else every(observer, steps=1))
-    learner = _maker(name or _only_set())()
+    learner = _maker(name or _only_set(_LEARNER_OPTION))()
     result = learner.replay(run, steps=steps, callbacks=observers, lineage=lineage)
     _write(str(result))
     _name_folder(save)
@@ -253,7 +253,7 @@ def replay_bad_step(run: Path, step: int, name: str | None, watch: Sequence[str]
     observers: list[Any] = [PrintArrays(watch)] if watch and save is None else []
     if save is not None:
         observers.append(DumpArrays(list(dict.fromkeys(("step.batch", "step.grads", *watch))), save))
-    result = _maker(name or _only_set())().replay(run, bad_step=step, callbacks=observers)
+    result = _maker(name or _only_set(_LEARNER_OPTION))().replay(run, bad_step=step, callbacks=observers)
     _write(str(result))
     _name_folder(save)
     return 0 if result.identical else 1
@@ -304,11 +304,19 @@ def _found(name: str | None) -> tuple[str, Path]:
     return name or _only_set(), project.root
 
 
-def _only_set() -> str:
-    """Return the name of the only declared set."""
+_CHECK = "fluxcb check pkg.train:callbacks"
+_LEARNER_OPTION = "--learner pkg.train:make_learner"
+
+
+def _only_set(naming: str = _CHECK) -> str:
+    """Return the name of the only declared set.
+
+    Args:
+        naming: An example of a command or option that names a set, for the error message.
+    """
     project = _with_usage_errors(lambda: find_project(Path.cwd()))
     if not project.sets:
-        raise _nothing(project)
+        raise _nothing(project, naming)
     name, *others = project.sets
     if others:
         raise UsageError(
@@ -317,7 +325,7 @@ def _only_set() -> str:
     return name
 
 
-def _nothing(project: Project) -> UsageError:
+def _nothing(project: Project, naming: str = _CHECK) -> UsageError:
     if project.file is not None:
         where = f"{shown_path(str(project.file))} has no callback sets in [tool.fluxcb]"
     else:
@@ -325,7 +333,7 @@ def _nothing(project: Project) -> UsageError:
     return UsageError(
         f"No callback set was found: {where}, and no set was named.\n"
         '  fix:   add `[tool.fluxcb]` with `callbacks = ["pkg.train:callbacks"]`\n'
-        "     or: name a set, e.g. `fluxcb check pkg.train:callbacks`"
+        f"     or: name a set, e.g. `{naming}`"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -148,7 +149,9 @@ def run_demo(*, epochs: int = 20, out: str | Path = "runs", seed: int = 0) -> Pa
     }
     for name, content in contents.items():
         console.print(f"wrote {folder / name}: {content}", highlight=False, markup=False, soft_wrap=True)
-    console.print(f"Draw the metrics with `fluxcb plot {folder}`.", highlight=False, markup=False, soft_wrap=True)
+    # `uv run` sets this variable. Its environment is usually not activated in the shell.
+    run = "uv run fluxcb" if "UV_RUN_RECURSION_DEPTH" in os.environ else "fluxcb"
+    console.print(f"Draw the metrics with `{run} plot {folder}`.", highlight=False, markup=False, soft_wrap=True)
     return folder
 
 

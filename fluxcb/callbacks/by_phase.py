@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from fluxcb._calls import Constructed
 from fluxcb._declare.phases import Phase
-from fluxcb._errors import DeclarationError, did_you_mean
+from fluxcb._errors import DeclarationError, did_you_mean, nearest
 
 __all__ = ["ByPhase"]
 
@@ -52,7 +52,14 @@ class ByPhase(Constructed, Generic[T]):
 
     def __getitem__(self, phase: Phase | type[Phase] | str) -> T:
         name = phase if isinstance(phase, str) else _name_of(phase)
-        return self.entries[name] if name in self.entries else self.make()  # reading does not add an entry
+        if name in self.entries:
+            return self.entries[name]
+        if isinstance(phase, str):
+            known = {*self.entries, *_phase_names(Phase)}
+            # Other names are allowed, such as that of an `InferenceRunner` that has not run yet.
+            if name not in known and (meant := nearest(name.partition("/")[0], known)):
+                raise KeyError(f"`{name}` has no entry yet. Did you mean `{meant}`?")
+        return self.make()  # reading does not add an entry
 
     def __getattr__(self, name: str) -> T:  # `values.training`
         # `vars(self)` may be empty, because `copy` and `pickle` call this method before `__init__` has run.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fluxcb._calls import Constructed
+from fluxcb._errors import did_you_mean
 
 __all__ = ["NamedValues"]
 
@@ -22,6 +23,9 @@ class NamedValues(Constructed):
     values: dict[str, Any]
 
     def __getitem__(self, name: str) -> Any:
+        if name not in self.values:
+            known = ", ".join(map(repr, self.values)) or "nothing"
+            raise KeyError(f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}.")
         return self.values[name]
 
     def __contains__(self, name: object) -> bool:

@@ -10,6 +10,7 @@ from fluxcb._calls import Constructed
 from fluxcb._declare.phases import Phase, ValidationPhase
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._tracebacks import warn_user
+from fluxcb.callbacks.metrics.metric_values import EpochValues
 
 __all__ = [
     "Watched",
@@ -170,7 +171,7 @@ class Watched(Constructed):
             DeclarationError: The metric has never had a value and is not expected to get one, or its value is an
                 array.
         """
-        values = metrics_epoch[self.phase]
+        values = metrics_epoch[self.phase] if self.phase in metrics_epoch else EpochValues()
         if self.metric in values.arrays_at(epoch):
             raise DeclarationError(
                 f"{self.owner} watches `{self}`, whose values are arrays.",

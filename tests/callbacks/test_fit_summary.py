@@ -17,8 +17,10 @@ from fluxcb import Append, Callback, CancelFitting, PauseFitting, RewindFitting,
 from fluxcb.callbacks import (
     Checkpointer,
     CustomCallback,
+    DynamicLossScale,
     EarlyStopping,
     FitSummary,
+    LossSpikeGuard,
     Metric,
     Metrics,
     Monitors,
@@ -127,19 +129,23 @@ def test_early_stopping_is_the_reason(file):
 
 
 @pytest.mark.parametrize(
-    ("callback", "reason"),
+    ("callback", "reason", "skipped"),
     [
-        (StopOnNaNLoss, "the loss was inf at step 2"),
-        (lambda: SkipNonFinite(2), "loss or gradients were not finite at 2 steps in a row, up to step 3"),
+        (StopOnNaNLoss, "the loss was inf at step 2", []),
+        (
+            lambda: SkipNonFinite(2),
+            "loss or gradients were not finite at 2 steps in a row, up to step 3",
+            ["SkipNonFinite skipped 2 of 3 steps."],
+        ),
     ],
 )
-def test_a_non_finite_loss_also_warns(file, callback, reason):
+def test_a_non_finite_loss_also_warns(file, callback, reason, skipped):
     learner = testlearner(callback(), FitSummary(file), learning_rate=1e30)
     with pytest.warns(RuntimeWarning, match=f"^Training stopped: {reason}.$") as caught:
         learner.fit(5)
     assert [warning.filename for warning in caught] == [__file__]  # it points at the call of `fit`
     step = reason.split()[-1]
-    assert lines(file) == [f"Training stopped in epoch 1 of 5, after step {step}: {reason}.", DIVERGED]
+    assert lines(file) == [f"Training stopped in epoch 1 of 5, after step {step}: {reason}.", *skipped, DIVERGED]
     assert learner.stop_reason == reason
 
 
@@ -178,6 +184,26 @@ def test_non_finite_epochs_are_counted_per_fit(file):
     learner.fit(1)
     assert [line for line in lines(file) if line.startswith("Warning")] == [
         "Warning: validation/loss was not finite in 3 of 3 epochs, first in epoch 3."
+    ]
+
+
+def test_skipped_steps_are_counted_per_fit(file):
+    good, bad = np.ones(2, np.float32), np.full(2, np.inf, np.float32)
+    data = [good, bad, good]
+    learner = fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        lambda params, batch: jnp.mean(params["w"] * batch),
+        optax.sgd(0.1),
+        data=data,
+        callbacks=[SkipNonFinite(), DynamicLossScale(), LossSpikeGuard(window=5), FitSummary(file)],
+        default_callbacks=False,
+    )
+    learner.fit(2)
+    data[1] = good
+    learner.fit(1)
+    assert [line for line in lines(file) if "skipped" in line] == [
+        "DynamicLossScale skipped 2 of 6 steps.",
+        "SkipNonFinite skipped 2 of 6 steps.",
     ]
 
 

@@ -351,7 +351,11 @@ def test_two_runners_with_the_same_name_conflict():
     with pytest.raises(ConflictError) as caught:
         testlearner(runner("a"), runner("a"))
     assert caught.value.what == (
-        "InferenceRunner('a') and InferenceRunner('a') #2 both write `cbstate.inference.a` and no order is declared."
+        "InferenceRunner('a') and InferenceRunner('a') #2 both keep their values in `cbstate.inference.a`."
+    )
+    assert caught.value.fix == (
+        "remove one of the two from the callbacks list",
+        "pass another `name` to one of the two",
     )
     learner = testlearner(runner("a"), runner("b"))
     learner.fit(1)

@@ -3,6 +3,7 @@ import pytest
 
 from fluxcb import AccessError, Append, Callback, CancelEpoch, DeclarationError, Read, on
 from fluxcb.callbacks import ByPhase, PhaseHistory, Recorder
+from fluxcb.callbacks.metrics.metric_values import EpochValues
 from fluxcb.callbacks.metrics.recorder import leading_axis
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
@@ -86,6 +87,24 @@ def test_the_history_is_read_only_for_readers(build):
 )
 def test_samples_are_the_leading_axis(batch, samples):
     assert leading_axis(batch) == samples
+
+
+@pytest.mark.parametrize(("name", "meant"), [("trainin", "training"), ("validation/loss", "validation")])
+def test_name_that_is_almost_a_phase_is_an_error(name, meant):
+    with pytest.raises(KeyError, match=f"`{name}` has no entry yet. Did you mean `{meant}`?"):
+        ByPhase(PhaseHistory)[name]
+    kept = ByPhase(PhaseHistory)
+    kept.entry(name).steps = 3  # an `InferenceRunner` may be called anything
+    assert kept[name].steps == 3
+    assert kept["on the test set"] == PhaseHistory()
+
+
+def test_value_of_an_epoch_that_is_missing_is_an_error_that_names_the_others():
+    values = EpochValues()
+    values.add("loss", 1, 0.5)
+    for read in (values.__getitem__, values.last):
+        with pytest.raises(KeyError, match=r"`los` has no values yet. Did you mean `loss`\? Recorded so far: 'loss'."):
+            read("los")
 
 
 def test_reading_by_phase_adds_no_entry_and_refuses_other_keys():

@@ -75,7 +75,8 @@ def test_the_fix_of_a_best_saver_without_a_checkpointer_works(tmp_path):
     assert str(raised.value) == (
         f"{folder} contains checkpoints of another run.\n"
         "  why:   a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted\n"
-        f"  fix:   continue that run: call `learner.restore({str(folder)!r})` before `fit`\n"
+        "  fix:   continue that run: if it has a `Checkpointer`, `learner.fit(..., resume=True)`; otherwise, "
+        f"call `learner.restore({str(folder)!r})` before `fit`\n"
         "     or: start a new run: use another directory, or delete this one"
     )
     (call,) = re.findall(r"`(learner\.restore\(.*\))`", raised.value.fix[0])

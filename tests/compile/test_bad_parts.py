@@ -261,8 +261,7 @@ def test_hyperparameter_with_own_schedule_raises():
         "at each update.\n"
         f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
         "  why:   the next update would overwrite the written value\n"
-        "  fix:   inject a number and give the schedule to a `Scheduler`: "
-        "`fluxcb.inject(optax.sgd, learning_rate=1e-3)`"
+        "  fix:   inject a number instead of the schedule: `fluxcb.inject(optax.sgd, learning_rate=1e-3)`"
     )
 
 

@@ -17,6 +17,37 @@ ROWS = [
         kind=ConflictError,
     ),
     row(
+        "ParameterEMA(0.9) and ParameterEMA(0.99) can never be used together",
+        "fluxcb.check([ParameterEMA(0.9), ParameterEMA(0.99)])",
+        "fluxcb.check([ParameterEMA(0.9)])",
+        kind=ConflictError,
+    ),
+    row(
+        "DynamicLossScale(32768.0, period=2000) and DynamicLossScale(8.0, period=2000) can never be used together",
+        "fluxcb.check([DynamicLossScale(), DynamicLossScale(8.0)])",
+        "fluxcb.check([DynamicLossScale()])",
+        kind=ConflictError,
+    ),
+    row(
+        "Recorder() and Recorder() #2 both keep their values in `cbstate.history`.",
+        "fluxcb.check([Recorder(), Recorder()])",
+        "fluxcb.check([Recorder()])",
+        kind=ConflictError,
+    ),
+    row(
+        "InferenceRunner('test') and InferenceRunner('test') #2 both keep their values in `cbstate.inference.test`.",
+        """
+        one, other = [InferenceRunner(BATCHES, ScalarStats("loss"), name="test") for _ in range(2)]
+        fluxcb.check([one, other])
+        """,
+        'fluxcb.check([InferenceRunner(BATCHES, ScalarStats("loss"), name="test")])',
+        """
+        one, other = [InferenceRunner(BATCHES, ScalarStats("loss"), name=name) for name in ("test", "other")]
+        fluxcb.check([one, other])
+        """,
+        kind=ConflictError,
+    ),
+    row(
         "`name` of MinSaver must begin with a letter",
         """MinSaver("runs/1", 'loss', name="3")""",
         """MinSaver("runs/1", 'loss', name="best")""",

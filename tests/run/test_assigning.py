@@ -84,7 +84,7 @@ def test_hyperparameter_with_schedule_in_optimizer_raises(refused):
         "The assignment writes `hyperparams.learning_rate`, which an optax schedule inside the optimizer sets at each "
         "update.\n"
         "  why:   the next update would overwrite the written value\n"
-        "  fix:   inject a number and give the schedule to a `Scheduler`: "
+        "  fix:   inject a number instead of the schedule: "
         "`fluxcb.inject(optax.sgd, learning_rate=1e-3)`",
     ):
         learner.hyperparams["learning_rate"] = 1.0

@@ -254,6 +254,42 @@ def test_stopping_in_a_handler_names_cancel_fitting(name):
     assert (learner.epoch, learner.stop_reason) == (1, "reason")
 
 
+@pytest.mark.parametrize("name", ["stop", "stop_training", "should_stop"])
+def test_calling_or_reading_a_stop_of_another_library_names_cancel_fitting(name):
+    callback = CustomCallback(lambda learner: getattr(learner, name), EpochEnd, TrainingPhase, access={}, name="f")
+    with pytest.raises(AccessError) as caught:
+        testlearner(callback).fit(1)
+    assert caught.value.what == f"{callback!r} uses `learner.{name}`, which handlers do not have."
+    (fix,) = caught.value.fix
+    assert fix.startswith('to end the fit, write `raise CancelFitting("reason")` in a host handler, and ')
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("history", "cbstate.metrics_epoch"),
+        ("step_in_epoch", "progress.step_in_epoch"),
+        ("global_epoch", "progress.epoch"),
+    ],
+)
+def test_names_of_the_learner_are_found_elsewhere_in_a_handler(name, path):
+    callback = CustomCallback(
+        lambda learner: getattr(learner, name), EpochEnd, TrainingPhase, access={"cbstate": {"metrics_epoch": Read()}}
+    )
+    with pytest.raises(AccessError) as caught:
+        testlearner(Metrics(), callback).fit(1)
+    assert caught.value.fix[0].startswith(f"write `learner.{path}` instead of `learner.{name}`")
+    values = []
+    fixed = CustomCallback(
+        lambda learner: values.append(eval(f"learner.{path}", {"learner": learner})),  # noqa: S307 - a row of this test
+        EpochEnd,
+        TrainingPhase,
+        access={"cbstate": {"metrics_epoch": Read()}},
+    )
+    testlearner(Metrics(), fixed).fit(1)
+    assert len(values) == 1
+
+
 def test_reading_the_stop_reason_in_a_handler_names_the_event():
     class Looks(Callback):
         @on

@@ -21,7 +21,7 @@ def cli(folder, *arguments):
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "fluxcb", *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "120", "UV_RUN_RECURSION_DEPTH": "1"},
         capture_output=True,
         text=True,
     )
@@ -110,7 +110,7 @@ def test_demo(tmp_path):
         f"wrote {Path('results') / folder.name / 'loss.svg'}: the loss curves\n",
         f"wrote {Path('results') / folder.name / 'graph.svg'}: the callback graph\n",
         f"wrote {Path('results') / folder.name / 'graph.html'}: the callback graph, by moment\n",
-        f"Draw the metrics with `fluxcb plot {Path('results') / folder.name}`.\n",
+        f"Draw the metrics with `uv run fluxcb plot {Path('results') / folder.name}`.\n",
     ):
         assert text in out
     table = re.findall(r"^ {4}(\d) +(\d\.\d{4}) +(\d\.\d{4}) .*s$", out, re.MULTILINE)

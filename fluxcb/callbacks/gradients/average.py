@@ -14,7 +14,7 @@ from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitEnd, UpdateEn
 from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
-from fluxcb._declare.resolution import NotDefined, Resolution
+from fluxcb._declare.resolution import NotDefined, Resolution, Unresolvable
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import ConflictError
 from fluxcb._tracebacks import warn_user
@@ -57,10 +57,12 @@ class _ParameterAverage(Callback):
         return {**_averaging(self.entry), "params": Write() if self.validate else Read()}
 
     def resolveconflict(self, other: Callback) -> Resolution:
-        """Refuse another average that also replaces the parameters for validation."""
+        """Refuse another average in the same entry, or one that also replaces the parameters for validation."""
+        if isinstance(other, _ParameterAverage) and other.entry == self.entry:
+            return Unresolvable()
         # No order would help: after validation, the first callback would restore the trained parameters, and the second
-        # one would then restore the first one's average. Two averages in the same entry are an ordinary conflict.
-        if isinstance(other, _ParameterAverage) and other.entry != self.entry and self.validate and other.validate:
+        # one would then restore the first one's average.
+        if isinstance(other, _ParameterAverage) and self.validate and other.validate:
             raise ConflictError(
                 f"{self!r} and {other!r} both replace the parameters for validation.",
                 where=[f"{type(callback).__name__}(validate=True)" for callback in (self, other)],

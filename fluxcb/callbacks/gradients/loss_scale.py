@@ -11,7 +11,7 @@ from fluxcb._declare.events import BackwardBegin, BackwardEnd, Event
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
-from fluxcb._declare.resolution import Resolution, RunFirst
+from fluxcb._declare.resolution import Resolution, RunFirst, Unresolvable
 from fluxcb._declare.schedules import positive
 from fluxcb.callbacks.arguments import finite_number
 from fluxcb.callbacks.gradients.finite import all_finite
@@ -84,7 +84,9 @@ class DynamicLossScale(Callback):
         return {"step": step, "cbstate": {"loss_scale": Write()}}
 
     def resolveconflict(self, other: Callback) -> Resolution:
-        """Run after callbacks that write the loss, and before callbacks that write the gradients."""
+        """Run after callbacks that write the loss and before those that write the gradients. Refuse its own class."""
+        if isinstance(other, DynamicLossScale):
+            return Unresolvable()
         loss, grads = writes_step(other, "loss"), writes_step(other, "grads")
         if loss == grads:  # a resolution holds for all moments, so one for a callback that writes both would be wrong
             return super().resolveconflict(other)

@@ -47,9 +47,9 @@ class EpochValues(NamedValues):
         Raises:
             KeyError: The metric has no values.
         """
-        if not self.values[name]:
+        if not self[name]:
             raise KeyError(name)
-        return self.values[name][-1][1]
+        return self[name][-1][1]
 
     def at(self, epoch: int) -> dict[str, float]:
         """Return the numbers of an epoch, by metric. If the phase ran several times in it, the last run counts."""

@@ -29,12 +29,21 @@ __all__ = ["FitSummary"]
 # `metrics_epoch` may be missing.
 _METRICS = {"cbstate": Read(previous=True)}
 
+_COUNTS_SKIPPED = {
+    "DynamicLossScale": ("loss_scale", "overflows"),
+    "LossSpikeGuard": ("loss_spikes", "skipped"),
+    "SkipNonFinite": ("non_finite", "skipped"),
+}
+"""Callbacks that skip steps, each with the entry in `cbstate` and its item that count these steps."""
+
 
 class FitSummary(Callback):
     """Print at the end of a fit why it ended, which files the callbacks have written, and what to do next.
 
     A metric that was NaN or infinite in an epoch of the fit is named. If it is the loss of a phase, the callback also
     issues a warning, because training continues after a validation loss that is not finite.
+
+    If `SkipNonFinite`, `LossSpikeGuard` or `DynamicLossScale` has skipped steps, their number is printed.
 
     The files are those that callbacks return from `output_locations`. The last line is the advice of the callback that
     ended the fit (`CancelFitting(reason, advice=...)`). Without such advice, it tells how to use the trained model or
@@ -46,13 +55,15 @@ class FitSummary(Callback):
     Access:
         callbacks: Read.
         model: Read.
-        cbstate: Read (from an earlier moment). Only `cbstate.metrics_epoch` is used, if it exists.
+        cbstate: Read (from an earlier moment). Only `metrics_epoch` and the numbers of skipped steps are used, if they
+            exist.
 
     Runs:
         FitBegin, FitEnd x Phase (host).
 
     Cost:
-        Prints up to four lines per fit. Fetches nothing, because `Metrics` keeps the values of epochs on the host.
+        Prints a few lines per fit. Fetches only the numbers of skipped steps, at the beginning and the end of the fit.
+            `Metrics` keeps the values of epochs on the host.
 
     Warns:
         RuntimeWarning: A loss was NaN or infinite in an epoch of the fit.
@@ -80,6 +91,7 @@ class FitSummary(Callback):
         self.file = text_file(file, "FitSummary")
         # At the beginning of the fit: the time (s), the finished steps, and the last epoch that has metrics.
         self._began: tuple[float, int, int] | None = None
+        self._skipped: dict[str, int] = {}  # the steps that callbacks had skipped before the fit, by name
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the declared access; see the class docstring."""
@@ -95,6 +107,7 @@ class FitSummary(Callback):
         if self._began is None:  # FitBegin is emitted again when the run rewinds
             known = max((epoch for _, pairs in _metrics(learner) for epoch, _ in pairs[-1:]), default=0)
             self._began = time.monotonic(), learner.progress.step, known
+            self._skipped = _skipped(learner)
 
     @on(FitEnd, Phase)
     def end_fit(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
@@ -102,12 +115,16 @@ class FitSummary(Callback):
         began = self._began
         if event.outcome != "rewinding":
             self._began = None
-        trained = began is not None and learner.progress.step > began[1]
+        steps = learner.progress.step - began[1] if began is not None else 0
+        trained = steps > 0
         seconds = time.monotonic() - began[0] if began is not None else 0.0
         lines = [_ending(event, learner.progress, seconds, trained)]
         # The message of an error before the first step already tells what to do.
         not_finite = [] if began is None or event.outcome == "rewinding" else list(_not_finite(learner, began[2]))
         lines += [f"Warning: {text}." for _, text in not_finite]
+        if trained:
+            counts = {name: total - self._skipped.get(name, 0) for name, total in _skipped(learner).items()}
+            lines += [f"{name} skipped {count} of {steps} steps." for name, count in counts.items() if count > 0]
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
             locations = list(_locations(learner.callbacks)) if trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
@@ -147,6 +164,12 @@ def _metrics(learner: LearnerView) -> Iterator[tuple[str, list[tuple[int, float]
             for metric in metrics:
                 if isinstance(metrics[metric][-1][1], float):
                     yield f"{phase}/{metric}", metrics[metric]
+
+
+def _skipped(learner: LearnerView) -> dict[str, int]:
+    """Return the total number of steps that each callback has skipped, by the callback's name."""
+    cbstate = learner.cbstate
+    return {name: int(cbstate[entry][item]) for name, (entry, item) in _COUNTS_SKIPPED.items() if entry in cbstate}
 
 
 def _not_finite(learner: LearnerView, known: int) -> Iterator[tuple[str, str]]:

@@ -180,7 +180,8 @@ class SnapshotSaver(Callback, RunLock):
 
     def how_to_continue(self) -> str:
         """Return the call that continues the run in the directory."""
-        return f"call `learner.restore({os.fspath(self.folder)!r})` before `fit`"
+        restore = f"call `learner.restore({os.fspath(self.folder)!r})` before `fit`"
+        return f"if it has a `Checkpointer`, `learner.fit(..., resume=True)`; otherwise, {restore}"
 
     @on(StepEnd | EpochBegin | EpochEnd, Phase, access={}, when=AtWindowEnds())
     def check(self, event: Event, phase: Phase, learner: LearnerView) -> None:
