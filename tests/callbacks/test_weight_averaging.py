@@ -181,3 +181,24 @@ def test_an_average_that_rounds_to_no_change_is_a_warning(dtype, decay, share, f
     ]
     of_dtype(dtype, fixed)
     of_dtype("float32", decay)
+
+
+class SlowEMA(ParameterEMA):
+    entry = "slow_ema"
+
+
+def test_two_averages_in_their_own_entries_follow_their_own_decay():
+    collect = Collect()
+    initial = testlearner().params
+    learner = testlearner(collect, ParameterEMA(0.5), SlowEMA(0.9, validate=False), Metrics())
+    learner.fit(2)
+    for entry, decay in (("ema", 0.5), ("slow_ema", 0.9)):
+        expected = np.array([initial["w"], initial["b"]], np.float64)
+        for params in collect.params:
+            expected = decay * expected + (1 - decay) * params
+        average = learner.cbstate[entry]["params"]
+        np.testing.assert_allclose([average["w"], average["b"]], expected, rtol=1e-6)
+        x = np.float32([[2]])
+        predicted = learner.predict(x, average=entry)
+        np.testing.assert_allclose(predicted, 2 * expected[0] + expected[1], rtol=1e-5, atol=1e-6)
+    assert learner.evaluate() == learner.evaluate(average="ema")  # that with `validate=True`

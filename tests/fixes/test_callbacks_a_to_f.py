@@ -17,9 +17,13 @@ ROWS = [
         kind=ConflictError,
     ),
     row(
-        "ParameterEMA(0.9) and ParameterEMA(0.99) can never be used together",
+        "ParameterEMA(0.9) and ParameterEMA(0.99) both keep their average in `cbstate.ema`.",
         "fluxcb.check([ParameterEMA(0.9), ParameterEMA(0.99)])",
         "fluxcb.check([ParameterEMA(0.9)])",
+        """
+        class SecondParameterEMA(ParameterEMA): entry = "second_ema"
+        fluxcb.check([ParameterEMA(0.9), SecondParameterEMA(0.99, validate=False)])
+        """,
         kind=ConflictError,
     ),
     row(

@@ -14,7 +14,7 @@ from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitEnd, UpdateEn
 from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase
-from fluxcb._declare.resolution import NotDefined, Resolution, Unresolvable
+from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import ConflictError
 from fluxcb._tracebacks import warn_user
@@ -59,7 +59,16 @@ class _ParameterAverage(Callback):
     def resolveconflict(self, other: Callback) -> Resolution:
         """Refuse another average in the same entry, or one that also replaces the parameters for validation."""
         if isinstance(other, _ParameterAverage) and other.entry == self.entry:
-            return Unresolvable()
+            name = type(other).__name__
+            raise ConflictError(
+                f"{self!r} and {other!r} both keep their average in `cbstate.{self.entry}`.",
+                why="each of them would continue from the average of the other",
+                fix=[
+                    "remove one of the two from the callbacks list",
+                    f'give one its own entry: `class Second{name}({name}): entry = "second_{self.entry}"`, and pass '
+                    "`validate=False` to it",
+                ],
+            )
         # No order would help: after validation, the first callback would restore the trained parameters, and the second
         # one would then restore the first one's average.
         if isinstance(other, _ParameterAverage) and self.validate and other.validate:
@@ -162,6 +171,8 @@ class ParameterEMA(_ParameterAverage):
 
     If validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` also
     use the average.
+
+    To keep a second average, define a subclass that has its own entry: `entry = "slow_ema"`.
 
     Args:
         decay: Weight of the previous average, at least 0 and below 1.
