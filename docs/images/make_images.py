@@ -37,6 +37,7 @@ def demo_svg() -> str:
     """Return a picture of what a terminal shows of the demo once it is done."""
     from fluxcb._tools.demo import run_demo
 
+    os.environ.pop("UV_RUN_RECURSION_DEPTH", None)  # `uv run` sets it, and the picture shows `fluxcb demo` without it
     return _terminal_svg("fluxcb demo --epochs 10", lambda: run_demo(epochs=10, out="runs", seed=0), "demo", width=120)
 
 

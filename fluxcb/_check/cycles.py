@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from fluxcb._check.conflicts import DELETE_ONE, contradictory_orders, ordering
+from fluxcb._check.conflict_errors import DELETE_ONE, contradictory_orders, ordering
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import BUILTIN_PHASES
 from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names

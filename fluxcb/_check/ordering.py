@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._check.conflicts import Overlaps, Settlement, conflict, contradictory_copies, overlapping_pairs, settle
+from fluxcb._check.conflict_errors import conflict, contradictory_copies
+from fluxcb._check.conflicts import Overlaps, Settlement, overlapping_pairs, settle
 from fluxcb._check.cycles import cycle
 from fluxcb._declare.access import dotted
 from fluxcb._declare.callback import Callback

@@ -301,9 +301,7 @@ class _View:
             declare = self._how_to_declare(path, Append())
             return _MISSING.format(name), f'write `learner.cbstate.monitors.put_scalar("name", value)`, and {declare}'
         if name == "state":
-            return _MISSING.format(
-                name
-            ), "name the part, such as `learner.params` or `learner.opt_state`"
+            return _MISSING.format(name), "name the part, such as `learner.params` or `learner.opt_state`"
         path = ALIASES.get(name) or ("progress", COUNTER_ALIASES.get(name, name))
         if path[0] == "progress" and writes(needed):
             return f"writes `{name}`, which only the engine may write.", "keep your own counts in `learner.cbstate`"

@@ -72,7 +72,8 @@ def _problem(
     # State that is kept by phase has a known set of names, so a typo can be found.
     elif root == "cbstate" and len(path) > 2 and isinstance(hub := cbstate.get(path[1]), ByPhase):
         phases = _phase_names(graph)
-        name, value, start = path[2], hub[path[2]], 3
+        name = path[2]
+        value, start = hub[name] if name in hub else hub.make(), 3
         if name not in {*phases, *hub, *defined_phase_names()} and not _may_be_added(graph, path[:3]):
             what = f"no phase is named `{name}`.{did_you_mean(name, phases)}"
             yield what, f"`{dotted(path[:2])}` has one entry for each phase", f"name one of {', '.join(phases)}"
