@@ -19,7 +19,7 @@ DELETE_ONE = "keep the order that you need, and delete the other `in_order(...)`
 def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequence[str]) -> ConflictError:
     """Return the error for two writers without a known order."""
     where = list(dict.fromkeys(h.where if h.access is not h.declared.access else h.declared.where for h in (a, b)))
-    if a.declared.cls is b.declared.cls and a.declared.is_shipped:
+    if a.declared.cls is b.declared.cls and a.declared.is_shipped and a.declared.cls.access_argument is None:
         entries = [path for pair in overlaps.both_write for path in pair if path[0] == "cbstate"]
         if entries:
             return _shared_entry(a.declared, b.declared, max(entries, key=len), where)

@@ -106,6 +106,13 @@ def _is_schedule(value: Any) -> bool:
         "*": "pass its arguments by name: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
     }
 )
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
+
+
 def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments: Any) -> optax.GradientTransformation:
     """Build an optimizer whose numeric arguments are hyperparameters on the device.
 
@@ -142,7 +149,9 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         if isinstance(value, str):
             raise DeclarationError(
                 f"`inject` takes numbers and schedules, but `{name}` is {value!r}.",
-                fix=f"pass e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
+                fix=f"write `{name}={value}`"
+                if _is_number(value)
+                else f"pass e.g. `{name}=1e-3`, or bind it beforehand: `functools.partial(factory, {name}={value!r})`",
             )
         if found := unusable(name, value, jnp.float32):
             text = f"`inject` was given `{name}` as {found.shown}."

@@ -19,7 +19,7 @@ from fluxcb._compile.traced_update import update_with_selection
 from fluxcb._declare.access import dotted
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event, UpdateEnd
-from fluxcb._errors import TraceError, did_you_mean
+from fluxcb._errors import TraceError, nearest
 from fluxcb._traced_values import describe
 from fluxcb._typing import PyTree, StatePath
 
@@ -203,10 +203,11 @@ class Updates:
         known = " and ".join(map(repr, optimizer)) if len(optimizer) < 3 else ", ".join(map(repr, optimizer))
         if name is None or name not in optimizer:
             what = "without `optimizer=`" if name is None else f"with `optimizer={name!r}`"
-            hint = did_you_mean(name, optimizer) if name is not None else ""
+            near = nearest(name, optimizer) if name is not None else ""
+            fix = f"write e.g. `learner.update(grads, wrt={wrt!r}, optimizer={near or next(iter(optimizer))!r})`"
             raise TraceError(
-                f"{call} {what}, and the optimizers of this Learner are {known}.{hint}",
-                fix=f"write e.g. `learner.update(grads, wrt={wrt!r}, optimizer={next(iter(optimizer))!r})`",
+                f"{call} {what}, and the optimizers of this Learner are {known}.",
+                fix=[fix, f"rename the optimizer {near!r} of the Learner to {name!r}"] if near else fix,
             )
         owned = optimizer.owned(self._initial["params"])
         if wrt != owned[name]:

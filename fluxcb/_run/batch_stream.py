@@ -76,7 +76,7 @@ class BatchStream:
                 fix="pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
             )
         if in_memory and len(source) == 0:
-            raise no_batches(name)
+            raise no_batches(name, source)
         self._placement = placement
         # The same, expected for a whole pass.
         self._drops = placement.check_source(source) if placement is not None else 0
@@ -120,7 +120,7 @@ class BatchStream:
                 self._begin_pass()
             batch = self._pull()
             if batch is None:
-                raise no_batches(self.name)
+                raise no_batches(self.name, self.source)
             self._buffered.append(batch)
         return self._buffered[0]
 
@@ -225,7 +225,7 @@ class BatchStream:
             batch = next(iterator)
         except StopIteration:
             if self._pulled == 0:
-                raise no_batches(self.name) from None
+                raise no_batches(self.name, self.source) from None
             # A second iteration of a used-up iterator would be an empty epoch, so `_begin_pass` refuses it.
             self._exhausted = self._one_shot
             self._drops = max(self._drops, self._dropped)  # some sizes are known only now

@@ -117,7 +117,8 @@ def _fits(found: Any, spec: Any) -> bool:
 
 
 def _kind(spec: Any) -> int:
-    return next(i for i, kind in enumerate(_KINDS) if jnp.issubdtype(spec.dtype, kind))
+    kinds = (i for i, kind in enumerate(_KINDS) if jnp.issubdtype(spec.dtype, kind))
+    return next(kinds, len(_KINDS))  # texts and other objects fit nothing
 
 
 def _described(spec: Any) -> str:

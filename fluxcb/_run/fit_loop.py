@@ -12,6 +12,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
+from fluxcb._run.endless_data import warn_of_single_epoch
 from fluxcb._run.engine import refuse_rewinds
 from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import PREEMPTED, Interrupt
@@ -94,6 +95,8 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     ended = fit.ended if resumes else None
     fit.epoch, fit.step = began
     warn_of_repeated(fit, length.epochs, length.steps, resumes=resumes)
+    if length.steps is not None and length.steps_per_epoch is None:
+        warn_of_single_epoch(core, length.steps)
     fit.begun, fit.finished = True, False
     fit.assigned.clear()
     if length.epochs is not None:

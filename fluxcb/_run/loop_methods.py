@@ -11,6 +11,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.batch_placement import BatchPlacement
+from fluxcb._run.endless_data import warn_of_metrics_without_epochs
 from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.learner_core import LearnerCore
@@ -116,4 +117,5 @@ class LoopMethods:
         """Emit the Trigger that follows a training epoch, in a hand-written loop."""
         phase = self._core.phase_set.training()[0]
         self._core.ensure_built(phase)
+        warn_of_metrics_without_epochs(self._core)
         self._core.engine.trigger(phase)

@@ -1,5 +1,6 @@
 """The errors for data sources that have no batches, no more batches, or None instead of a batch."""
 
+from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
@@ -8,12 +9,15 @@ from fluxcb._errors import DataError
 __all__ = ["no_batches", "none_as_batch", "used_up"]
 
 
-def no_batches(name: str) -> DataError:
+def no_batches(name: str, source: Any) -> DataError:
     """Return the error for a data source that yields nothing; `name` is its name in messages."""
+    fix = ["check its length and filters; with `drop_last=True`, the batch size may exceed the data"]
+    if isinstance(source, Iterator):
+        fix.insert(0, "check whether the program has read it before: an iterator yields its batches only once")
     return DataError(
         f"`{name}` yields no batches.",
         why="an epoch without a step has no loss and no metrics",
-        fix="check its length and filters; with `drop_last=True`, the batch size may exceed the data",
+        fix=fix,
     )
 
 

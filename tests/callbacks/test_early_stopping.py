@@ -459,7 +459,7 @@ def test_a_learner_without_metrics_is_an_error():
     ("make", "said"),
     [
         (lambda: EarlyStopping(), "`EarlyStopping` has no criterion."),
-        (lambda: EarlyStopping(0), "`n` of `NumberSinceBest` (values) must be a whole number of at least 1, not 0."),
+        (lambda: EarlyStopping(0), "`patience` of EarlyStopping (epochs) must be a whole number of at least 1, not 0."),
         (lambda: EarlyStopping(True), "`EarlyStopping` takes criteria and numbers of epochs, not True."),
         (lambda: EarlyStopping("loss"), "`EarlyStopping` takes criteria and numbers of epochs, not 'loss'."),
         (lambda: EarlyStopping(Patience), f"`EarlyStopping` takes criteria and numbers of epochs, not {Patience!r}."),

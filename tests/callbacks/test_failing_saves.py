@@ -128,7 +128,10 @@ def test_the_fix_of_a_saver_without_a_checkpointer_is_to_restore(tmp_path, monke
     with pytest.raises(CheckpointError) as raised:
         made().fit(3)
     call = f"learner.restore({str(folder)!r})"
-    fix = f"continue later from the newest checkpoint: call `{call}` before `fit`"
+    fix = (
+        "continue later from the newest checkpoint: if it has a `Checkpointer`, `learner.fit(..., resume=True)`; "
+        f"otherwise, call `{call}` before `fit`"
+    )
     assert raised.value.fix == ("free some space, or use another directory", fix)
     disk.steps = ()
     learner = made()

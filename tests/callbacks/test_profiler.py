@@ -158,7 +158,7 @@ def test_other_callbacks_see_the_active_profile(tmp_path):
 
 
 def test_two_profilers_conflict(tmp_path):
-    with pytest.raises(ConflictError, match=r"both write `cbstate\.profiler`"):
+    with pytest.raises(ConflictError, match=r"both keep their values in `cbstate\.profiler`"):
         testlearner(Profiler(tmp_path / "a", (1, 2)), Profiler(tmp_path / "b", (3, 4)))
 
 

@@ -540,6 +540,14 @@ def calling(**kwargs):
         ),
         (
             ADAMS,
+            {"wrt": "params.d", "optimizer": "dd"},
+            "`Bad.step` calls `learner.update` with `optimizer='dd'`, and the optimizers of this Learner are 'd' and "
+            "'g'.\n"
+            "  fix:   write e.g. `learner.update(grads, wrt='params.d', optimizer='d')`\n"
+            "     or: rename the optimizer 'd' of the Learner to 'dd'",
+        ),
+        (
+            ADAMS,
             {"wrt": "params.d", "optimizer": "e"},
             "`Bad.step` calls `learner.update` with `optimizer='e'`, and the optimizers of this Learner are 'd' and "
             "'g'.\n"

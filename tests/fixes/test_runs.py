@@ -252,6 +252,11 @@ ROWS = [
         "fluxcb.inject(functools.partial(factory, b1=0.9), learning_rate=1e-3)\n"
         "# functools.partial(factory, learning_rate='fast')",
     ),
+    row(
+        "`inject` takes numbers and schedules",
+        "fluxcb.inject(optax.adam, learning_rate='1e-3')",
+        "fluxcb.inject(optax.adam, learning_rate=1e-3)",
+    ),
     # stopping, plots, data
     row("`n` of", "NumberSinceBest(0)", "NumberSinceBest(5)"),
     row(

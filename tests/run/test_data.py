@@ -1,5 +1,7 @@
 """Data sources: lists, iterators, Grain and ArrayLoader; invalid data, and when it raises an error."""
 
+from collections.abc import Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -315,7 +317,11 @@ class Empty:
 def test_empty_data_raises(source):
     with pytest.raises(DataError) as raised:
         make({"training": source})
-    assert str(raised.value) == EMPTY.format(name="training")
+    expected = EMPTY.format(name="training")
+    if isinstance(source, Iterator):
+        advice = "check whether the program has read it before: an iterator yields its batches only once"
+        expected = expected.replace("  fix:   ", f"  fix:   {advice}\n     or: ")
+    assert str(raised.value) == expected
 
 
 def test_empty_validation_data_raises():

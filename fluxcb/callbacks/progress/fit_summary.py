@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from fluxcb._declare.access import Read
 from fluxcb._declare.callback import Callback, unwrap
@@ -35,6 +35,22 @@ _COUNTS_SKIPPED = {
     "SkipNonFinite": ("non_finite", "skipped"),
 }
 """Callbacks that skip steps, each with the entry in `cbstate` and its item that count these steps."""
+
+
+class _Beginning(NamedTuple):
+    """The state at the beginning of a fit.
+
+    Attributes:
+        time: The time (s).
+        step: Number of finished steps.
+        epoch: The last epoch that has metrics.
+        skipped: The number of steps that callbacks had skipped, by the callback's name.
+    """
+
+    time: float
+    step: int
+    epoch: int
+    skipped: Mapping[str, int]
 
 
 class FitSummary(Callback):
@@ -89,9 +105,7 @@ class FitSummary(Callback):
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = text_file(file, "FitSummary")
-        # At the beginning of the fit: the time (s), the finished steps, and the last epoch that has metrics.
-        self._began: tuple[float, int, int] | None = None
-        self._skipped: dict[str, int] = {}  # the steps that callbacks had skipped before the fit, by name
+        self._began: _Beginning | None = None
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the declared access; see the class docstring."""
@@ -106,8 +120,7 @@ class FitSummary(Callback):
         """Record the time."""
         if self._began is None:  # FitBegin is emitted again when the run rewinds
             known = max((epoch for _, pairs in _metrics(learner) for epoch, _ in pairs[-1:]), default=0)
-            self._began = time.monotonic(), learner.progress.step, known
-            self._skipped = _skipped(learner)
+            self._began = _Beginning(time.monotonic(), learner.progress.step, known, _skipped(learner))
 
     @on(FitEnd, Phase)
     def end_fit(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
@@ -115,15 +128,15 @@ class FitSummary(Callback):
         began = self._began
         if event.outcome != "rewinding":
             self._began = None
-        steps = learner.progress.step - began[1] if began is not None else 0
+        steps = learner.progress.step - began.step if began is not None else 0
         trained = steps > 0
-        seconds = time.monotonic() - began[0] if began is not None else 0.0
+        seconds = time.monotonic() - began.time if began is not None else 0.0
         lines = [_ending(event, learner.progress, seconds, trained)]
         # The message of an error before the first step already tells what to do.
-        not_finite = [] if began is None or event.outcome == "rewinding" else list(_not_finite(learner, began[2]))
+        not_finite = [] if began is None or event.outcome == "rewinding" else list(_not_finite(learner, began.epoch))
         lines += [f"Warning: {text}." for _, text in not_finite]
-        if trained:
-            counts = {name: total - self._skipped.get(name, 0) for name, total in _skipped(learner).items()}
+        if began is not None:
+            counts = {name: total - began.skipped.get(name, 0) for name, total in _skipped(learner).items()}
             lines += [f"{name} skipped {count} of {steps} steps." for name, count in counts.items() if count > 0]
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
             locations = list(_locations(learner.callbacks)) if trained else []

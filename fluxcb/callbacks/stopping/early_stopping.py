@@ -13,6 +13,7 @@ from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
+from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb.callbacks.watched import Watched, note_of_changed_metric, phase_name, requested_mode, warn_if_contradictory
 from fluxcb.stopping.criterion import Criterion, Disjunction, Mode
@@ -261,7 +262,8 @@ def _is_pair(criterion: Any) -> TypeGuard[tuple[str, Any]]:
 
 def _criterion(criterion: Any, mode: Mode | None, watched: Watched) -> Criterion:
     if isinstance(criterion, int) and not isinstance(criterion, bool):
-        return NumberSinceBest(criterion, mode=mode or watched.default_mode)
+        patience = positive(criterion, "`patience` of EarlyStopping (epochs)")
+        return NumberSinceBest(patience, mode=mode or watched.default_mode)
     if not isinstance(criterion, Criterion):
         raise DeclarationError(
             f"`EarlyStopping` takes criteria and numbers of epochs, not {criterion!r}.", fix=_EXAMPLE

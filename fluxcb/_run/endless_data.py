@@ -1,0 +1,61 @@
+"""Warnings about callbacks that wait for the end of an epoch in a training without epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fluxcb._declare.callback import unwrap
+from fluxcb._declare.events import Trigger
+from fluxcb._run.learner_core import LearnerCore
+from fluxcb._tracebacks import warn_user
+from fluxcb.checkpoints.savers import RunSaver
+
+__all__ = ["warn_of_metrics_without_epochs", "warn_of_single_epoch"]
+
+
+def warn_of_single_epoch(core: LearnerCore, steps: int) -> None:
+    """Warn that a fit of a number of steps may be a single epoch, if something waits for the end of an epoch.
+
+    The data of a phase may be endless if it has no length. An earlier epoch shows that the data ends.
+    """
+    trained = [phase for phase in core.phase_set.training() if core.stream(phase).batches is None]
+    if not trained or core.state.progress.epoch > 0:
+        return
+    waiting = list(dict.fromkeys(_waiting(core)))
+    if waiting:
+        wait = f"{' and '.join(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+        warn_user(
+            f"`data.{type(trained[0]).name}` has no length. If it never ends, `fit(steps={steps})` is a single epoch, "
+            f"and {wait} for its end. To end epochs earlier, pass `steps_per_epoch=`, e.g. "
+            f"`fit(steps={steps}, steps_per_epoch={max(1, steps // 10)})`.",
+            UserWarning,
+        )
+
+
+def _waiting(core: LearnerCore) -> Iterator[str]:
+    """Yield what acts only after an epoch: validation, watchers of metrics, and savers of checkpoints."""
+    if any(not type(phase).trains and type(phase).name in core.streams for phase in core.phases):
+        yield "validation"
+    for phase in core.phase_set.training():
+        for handler in core.graph.handlers(Trigger, type(phase)):
+            declared = handler.declared
+            acts = isinstance(unwrap(declared.callback), RunSaver) or any(declared.callback.watched_metrics())
+            within = any(schedule.after_epoch() is None for schedule in handler.schedules)
+            if acts and not within and not declared.disabled:
+                yield declared.label
+
+
+def warn_of_metrics_without_epochs(core: LearnerCore) -> None:
+    """Warn that a watched training metric has no value, because the program only runs single steps."""
+    if core.state.progress.epoch > 0 or core.state.progress.step == 0:
+        return
+    trained = {type(phase).name for phase in core.phase_set.training()}
+    for declared in core.graph.declared:
+        for watched in declared.callback.watched_metrics():
+            if watched.phase in trained and not declared.disabled:
+                warn_user(
+                    f"{declared.label} watches `{watched}`, which has no value: `learner.run_step` belongs to no "
+                    "epoch, and training metrics are means over epochs. Train with `learner.run_epoch(phase)`, or "
+                    "watch a metric of a validation phase.",
+                    UserWarning,
+                )
