@@ -100,12 +100,6 @@ def _is_schedule(value: Any) -> bool:
     return len(leaves) == 1 and not leaves[0].shape and jnp.issubdtype(leaves[0].dtype, jnp.number)
 
 
-@entry_point(
-    fixes={
-        "factory": "pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
-        "*": "pass its arguments by name: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
-    }
-)
 def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
@@ -113,6 +107,12 @@ def _is_number(text: str) -> bool:
         return False
 
 
+@entry_point(
+    fixes={
+        "factory": "pass an optimizer of optax first: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+        "*": "pass its arguments by name: `fluxcb.inject(optax.adam, learning_rate=1e-3)`",
+    }
+)
 def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments: Any) -> optax.GradientTransformation:
     """Build an optimizer whose numeric arguments are hyperparameters on the device.
 
