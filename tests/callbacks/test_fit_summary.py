@@ -13,7 +13,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Append, Callback, CancelFitting, PauseFitting, RewindFitting, on
+from fluxcb import Append, Callback, CancelFitting, PauseFitting, RewindFitting, Write, on
 from fluxcb.callbacks import (
     Checkpointer,
     CustomCallback,
@@ -205,6 +205,18 @@ def test_skipped_steps_are_counted_per_fit(file):
         "DynamicLossScale skipped 2 of 6 steps.",
         "SkipNonFinite skipped 2 of 6 steps.",
     ]
+
+
+def test_entry_of_a_user_with_the_name_of_a_count_is_ignored(file):
+    class Own(Callback):
+        def stateaccess(self):
+            return {"cbstate": {"loss_scale": Write()}}
+
+        def init(self, learner):
+            learner.cbstate.loss_scale = 2.0
+
+    testlearner(Own(), FitSummary(file)).fit(1)
+    assert lines(file)[0].startswith("Training finished")
 
 
 def test_another_non_finite_metric_is_printed_without_a_warning(file):

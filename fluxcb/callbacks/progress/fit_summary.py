@@ -135,7 +135,7 @@ class FitSummary(Callback):
         # The message of an error before the first step already tells what to do.
         not_finite = [] if began is None or event.outcome == "rewinding" else list(_not_finite(learner, began.epoch))
         lines += [f"Warning: {text}." for _, text in not_finite]
-        if began is not None:
+        if began is not None and event.outcome != "failed":  # after an error, the train state may be inconsistent
             counts = {name: total - began.skipped.get(name, 0) for name, total in _skipped(learner).items()}
             lines += [f"{name} skipped {count} of {steps} steps." for name, count in counts.items() if count > 0]
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
@@ -181,8 +181,12 @@ def _metrics(learner: LearnerView) -> Iterator[tuple[str, list[tuple[int, float]
 
 def _skipped(learner: LearnerView) -> dict[str, int]:
     """Return the total number of steps that each callback has skipped, by the callback's name."""
-    cbstate = learner.cbstate
-    return {name: int(cbstate[entry][item]) for name, (entry, item) in _COUNTS_SKIPPED.items() if entry in cbstate}
+    totals = {}
+    for name, (entry, item) in _COUNTS_SKIPPED.items():
+        counts = learner.cbstate.get(entry)
+        if isinstance(counts, Mapping) and item in counts:  # a user's callback may have an entry of the same name
+            totals[name] = int(counts[item])
+    return totals
 
 
 def _not_finite(learner: LearnerView, known: int) -> Iterator[tuple[str, str]]:
