@@ -144,7 +144,7 @@ def batch_arguments(
 def _gets_key(third: inspect.Parameter) -> bool:
     """Return whether the third positional parameter of a loss function gets the random key."""
     if third.default is third.empty:
-        return third.name not in _KEYWORDS | TARGET_NAMES
+        return third.name not in _KEYWORDS | TARGET_NAMES | TRAIN_FLAGS.keys() | {"step", "epoch"}
     return third.default is None and names_a_key(third.name)
 
 

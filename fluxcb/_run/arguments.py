@@ -30,6 +30,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, parameter_names, runs_later
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.argument_order import is_optimizer
+from fluxcb._step_arguments import TRAIN_FLAGS
 from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.data.loader import ArrayLoader
@@ -209,7 +210,7 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
             f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{form}`.",
             why="`Learner` calls it with outputs and targets, or with the model and the batch; `Learner.from_loss` "
             "calls it with parameters and batch",
-            fix=[f"write `def {form}:`", *other],
+            fix=[*_renamed_flags(loss_fn, form), f"write `def {form}:`", *other],
         )
     _refuse_other_names(loss_fn, form)
     if form == OUTPUTS_FORM:
@@ -229,6 +230,15 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
             "or `loss, aux, new_model_state`",
         )
     return loss_fn
+
+
+def _renamed_flags(loss_fn: LossFn, form: str) -> list[str]:
+    """Return how to rename the train flag of a loss function, if it has another name than `train`."""
+    flag = next((name for name in parameter_names(loss_fn)[2:] if name in TRAIN_FLAGS.keys() - {"train"}), None)
+    if flag is None or form == OUTPUTS_FORM:
+        return []
+    inverted = ", which is true in training" if TRAIN_FLAGS[flag] else ""
+    return [f"call the parameter `train` instead of `{flag}`{inverted}"]
 
 
 def _refuse_other_names(loss_fn: LossFn, form: str) -> None:

@@ -14,7 +14,7 @@ from fluxcb._compile.leaves import check_examples, check_leaves, is_suspect
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_placement import BatchPlacement
-from fluxcb._run.stream_errors import no_batches, none_as_batch, used_up
+from fluxcb._run.stream_errors import no_batches, none_as_batch, used_up, warn_of_long_pass
 from fluxcb._run.stream_marks import LeftOut, Mark, StreamMarks
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
@@ -34,6 +34,8 @@ class BatchStream:
         placement: Places batches on a mesh, or None.
 
     Attributes:
+        cut_short: Whether the last epoch ended before its pass over the data was known to end, and dropped the rest.
+        warn_after: Number of batches of a pass after which to warn that it may never end, or None.
         marks_positions: Whether to record the position of iterators with `get_state` before each window. It takes time,
             so it is on only if a callback saves checkpoints.
 
@@ -55,6 +57,7 @@ class BatchStream:
         self._iterator: Iterator[Batch] | None = None
         self._passes = 0
         self._pulled = 0
+        self._pass_ended, self.cut_short = False, False
         self._buffered: deque[Batch] = deque()
         self._failure: BaseException | None = None
         self._total_pulled = 0  # over all passes
@@ -66,6 +69,7 @@ class BatchStream:
         # State of `continue_pass`, which runs after a rewind.
         self._ahead_of_epochs, self._keeps_pass, self._skips_rest = 0, False, False
         self.marks_positions = False
+        self.warn_after: int | None = None
         in_memory = isinstance(source, Sequence)
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
         # A string is iterable, but it is never a data source.
@@ -153,6 +157,7 @@ class BatchStream:
             raise used_up(self.name, self.source)
         self._passes = epoch if epoch is not None else self._passes + 1
         self._failure = None  # belongs to an earlier pass
+        self._pass_ended, self.cut_short = False, False
         set_epoch = getattr(self.source, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self._passes)
@@ -226,6 +231,7 @@ class BatchStream:
         except StopIteration:
             if self._pulled == 0:
                 raise no_batches(self.name, self.source) from None
+            self._pass_ended = True
             # A second iteration of a used-up iterator would be an empty epoch, so `_begin_pass` refuses it.
             self._exhausted = self._one_shot
             self._drops = max(self._drops, self._dropped)  # some sizes are known only now
@@ -235,14 +241,16 @@ class BatchStream:
         # A complete check of every batch would be too slow, so only batches that fail a cheap test are checked.
         if is_suspect(batch):
             self._check(batch, self._pulled + 1)
-        self._pulled += 1
-        self._total_pulled += 1
+        self._pulled, self._total_pulled = self._pulled + 1, self._total_pulled + 1
+        if self._pulled == self.warn_after:
+            warn_of_long_pass(self.name, self._pulled)
         return _copy_arrays(batch) if self._copies else batch
 
     def end_epoch(self, *, continues_stream: bool) -> None:
         """End the epoch, and drop the rest of the pass unless the next epoch continues it."""
         over, self._skips_rest = self._skips_rest, False
         if not (continues_stream or self._one_shot or over):
+            self.cut_short = self._iterator is not None and not self._pass_ended
             self._iterator = self._failure = None
             self._buffered.clear()
 
@@ -314,12 +322,15 @@ class BatchStream:
             `open`: whether a pass has begun. `pass`: its number. `consumed`: batches of the pass that steps have used.
             `state`, `ahead`: iterator state, and batches to skip after restoring it. `total`: batches consumed in all
             passes. `rewound`: see `continue_pass`. `left_out`: see `leave_out`; missing if no batch is left out.
+            `cut_short`: missing if it is False.
         """
         consumed = self.consumed
         position = {"open": self._iterator is not None, "pass": self._passes, "consumed": 0, "total": consumed}
         position |= {"state": None, "ahead": 0, "rewound": [self._ahead_of_epochs, self._keeps_pass, self._skips_rest]}
         if self._left_out.positions:  # otherwise, the format stays that of earlier versions
             position["left_out"] = sorted(map(list, self._left_out.positions))
+        if self.cut_short:
+            position["cut_short"] = True
         return position | self._marks.position(consumed)
 
     def seek(self, position: Mapping[str, Any]) -> int:
@@ -339,6 +350,7 @@ class BatchStream:
         self._left_out = LeftOut((number, at) for number, at in position.get("left_out", ()))
         replayed = self._continue_iterator(position) if self._one_shot else self._restart(position)
         self._ahead_of_epochs, self._keeps_pass, self._skips_rest = position["rewound"]
+        self.cut_short = position.get("cut_short", False)
         return replayed
 
     def make_undo(self) -> Callable[[], None]:

@@ -1,16 +1,17 @@
-"""Warnings about callbacks that wait for the end of an epoch in a training without epochs."""
+"""Warnings about data that may never end: what waits for the end of an epoch, and a fit that starts the data again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fluxcb._declare.callback import unwrap
 from fluxcb._declare.events import Trigger
+from fluxcb._declare.phases import Phase
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.savers import RunSaver
 
-__all__ = ["warn_of_metrics_without_epochs", "warn_of_single_epoch"]
+__all__ = ["warn_of_metrics_without_epochs", "warn_of_restarted_data", "warn_of_single_epoch"]
 
 
 def warn_of_single_epoch(core: LearnerCore, steps: int) -> None:
@@ -30,6 +31,25 @@ def warn_of_single_epoch(core: LearnerCore, steps: int) -> None:
             f"`fit(steps={steps}, steps_per_epoch={max(1, steps // 10)})`.",
             UserWarning,
         )
+
+
+def warn_of_restarted_data(core: LearnerCore, phases: Sequence[Phase], call: str) -> None:
+    """Warn that a fit of a number of steps trains on the first batches again, if the data may be endless.
+
+    Args:
+        core: The core of the Learner.
+        phases: The training phases.
+        call: A call of `fit` that continues the data.
+    """
+    for phase in phases:
+        stream = core.stream(phase)
+        if stream.cut_short and stream.batches is None:
+            warn_user(
+                f"`{stream.name}` has no length, and its last epoch did not read it to its end. This fit starts it "
+                f"again from its first batch. To continue it instead, pass `steps_per_epoch=` to every fit, e.g. "
+                f"`{call}`.",
+                UserWarning,
+            )
 
 
 def _waiting(core: LearnerCore) -> Iterator[str]:

@@ -162,6 +162,9 @@ class Epoch:
                 member.done = at.in_turn.get(type(member.phase).name, 0)
             current = next(member for member in self._members if type(member.phase).name == at.phase)
             current.done = progress.step_in_epoch
+        if not type(self.phase).trains and first.stream.batches is None:
+            # Validation data is rarely that much longer than a training epoch, so it is probably endless.
+            first.stream.warn_after = max(1000, 10 * progress.outer_step_in_epoch)
         if not self._turns:
             first.expected = expected_steps(first.stream, self._limit, first.continues_stream)
         else:

@@ -12,7 +12,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
-from fluxcb._run.endless_data import warn_of_single_epoch
+from fluxcb._run.endless_data import warn_of_restarted_data, warn_of_single_epoch
 from fluxcb._run.engine import refuse_rewinds
 from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import PREEMPTED, Interrupt
@@ -97,6 +97,10 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     warn_of_repeated(fit, length.epochs, length.steps, resumes=resumes)
     if length.steps is not None and length.steps_per_epoch is None:
         warn_of_single_epoch(core, length.steps)
+    # An epoch without a length is a complete pass, so it always begins with the first batch.
+    if (per_epoch := length.steps_per_epoch or length.steps) is not None and _has_more(core, length):
+        begin = f"{length.epochs}" if length.steps is None else f"steps={length.steps}"
+        warn_of_restarted_data(core, phases, f"fit({begin}, steps_per_epoch={per_epoch})")
     fit.begun, fit.finished = True, False
     fit.assigned.clear()
     if length.epochs is not None:

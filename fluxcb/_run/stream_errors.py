@@ -1,12 +1,13 @@
-"""The errors for data sources that have no batches, no more batches, or None instead of a batch."""
+"""Messages about data sources that have no batches, no more batches, None instead of a batch, or perhaps no end."""
 
 from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
 from fluxcb._errors import DataError
+from fluxcb._tracebacks import warn_user
 
-__all__ = ["no_batches", "none_as_batch", "used_up"]
+__all__ = ["no_batches", "none_as_batch", "used_up", "warn_of_long_pass"]
 
 
 def no_batches(name: str, source: Any) -> DataError:
@@ -46,4 +47,19 @@ def used_up(name: str, source: Any) -> DataError:
         f"`{name}` is a one-shot iterator ({type(source).__name__}), and it is used up.",
         why="each epoch iterates over its data source, and an iterator yields nothing the second time",
         fix=fix,
+    )
+
+
+def warn_of_long_pass(name: str, batches: int) -> None:
+    """Warn that a pass over data without a length may never end.
+
+    Args:
+        name: The name of the data source in messages.
+        batches: Batches that have been read in the pass.
+    """
+    warn_user(
+        f"`{name}` has no length and has yielded {batches} batches in this epoch. An epoch that does not train is a "
+        "complete pass over its data, so if the data never ends, neither does the epoch. Limit endless data, e.g. "
+        "`lambda: itertools.islice(batches(), 100)`, or give long data a `__len__`.",
+        UserWarning,
     )

@@ -98,8 +98,7 @@ def _entries(value: Any) -> bool:
 
 
 def _data(value: Any) -> bool:
-    # Only a run that leaves batches out has this entry.
-    fields = {**_DATA, "left_out": _pairs} if isinstance(value, dict) and "left_out" in value else _DATA
+    fields = {**_DATA} | {name: kind for name, kind in _RARE_DATA.items() if isinstance(value, dict) and name in value}
     if wrong_field(value, fields) is not None or (value["state"] is None and value["ahead"]):
         return False
     return value["ahead"] <= value["consumed"] <= value["total"]
@@ -116,6 +115,9 @@ def _rewound(value: Any) -> bool:
         and abs(value[0]) < 2**31  # the carry stores it as int32
     )
 
+
+# Only some runs have these entries.
+_RARE_DATA: Mapping[str, Any] = {"left_out": _pairs, "cut_short": bool}
 
 _DATA: Mapping[str, Any] = {
     "open": bool,

@@ -74,6 +74,7 @@ class NNXAdapter:
         from flax import nnx as flax_nnx
 
         from fluxcb.models._nnx_dropout import Evaluation, guard_dropout
+        from fluxcb.models._nnx_inactive import record_modes
 
         kind = type(module)
         where = f"{kind.__module__}.{kind.__qualname__}"
@@ -84,11 +85,14 @@ class NNXAdapter:
                 why="the step calls the model as `module(xs)`",
                 fix="give it a `__call__` that takes a batch of inputs",
             )
-        self._name = kind.__qualname__
+        self._kind, self._name = kind, kind.__qualname__
         self._takes_rngs = "rngs" in accepted_keywords(module.__call__)
         self._flag = train_flag(module.__call__, train_argument, adapter="nnx", where=f"{where}.__call__")
         state = flax_nnx.state(module)
-        self._training, evaluated = flax_nnx.graphdef(_clone(module, train=True)), _clone(module, train=False)
+        trained, evaluated = _clone(module, train=True), _clone(module, train=False)
+        self._training = flax_nnx.graphdef(trained)
+        self._modes = record_modes(trained) if self._flag is None else None
+        self._recording = flax_nnx.graphdef(trained)
         self._rebuilt = flax_nnx.graphdef(evaluated)
         options = tuple(boolean_options(module.__call__).items())
         # The fixes in the error for dropout that is on depend on what calls the module.
@@ -138,11 +142,15 @@ class NNXAdapter:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
-        module = self._merge(self._training if train else self._applied, params, model_state, key)
+        module = self._merge(self._recording if train else self._applied, params, model_state, key)
         keywords: dict[str, Any] = {**self._flag.keywords(train)} if self._flag else {}
         if self._takes_rngs and key is not None:
             keywords["rngs"] = flax_nnx.Rngs(_stream_key(key, "call"))
+        if self._modes is not None:
+            self._modes.clear()
         outputs = module(xs, **keywords)
+        if train and self._modes is not None:
+            self._modes.warn(self._kind)
         if not (train and self._state):
             return outputs, model_state
         after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))

@@ -66,7 +66,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
     for name, function in (("init", init), ("apply", apply)):
         keywords = step_keywords(apply, key=None, train=True) if name == "apply" else ()
-        if not fits_call(function, len(arguments[name]), keywords):
+        if not fits_call(function, len(arguments[name]), keywords) or _is_swapped(function, name):
             raise DeclarationError(
                 f"`{name}` of a model pair takes {inspect.signature(function)}, "
                 f"and is called as `{name}({', '.join(arguments[name])})`.",
@@ -75,6 +75,15 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
             )
     _warn_about_keys(apply)
     return PairAdapter(init, apply, stateful)
+
+
+def _is_swapped(function: Callable[..., Any], name: str) -> bool:
+    """Return whether the names of the parameters say that the first argument is expected second."""
+    try:
+        names = list(inspect.signature(function).parameters)[:2]
+    except (TypeError, ValueError):  # no signature
+        return False
+    return len(names) == 2 and (names_a_key(names[1]) if name == "init" else names[1] == "params")
 
 
 class PairAdapter:

@@ -38,6 +38,15 @@ ROWS = [
         """,
     ),
     row(
+        "`loss_fn` takes (params, batch, is_training), and is called as `loss_fn(params, batch, key)`.",
+        "from_loss(lambda params, batch, is_training: jnp.mean(params['w']) * (2.0 if is_training else 1.0))",
+        "from_loss(lambda params, batch, train: jnp.mean(params['w']) * (2.0 if train else 1.0)).fit(1)",
+        """
+        def loss_fn(params, batch, key): return jnp.mean(params["w"])
+        from_loss(loss_fn).fit(1)
+        """,
+    ),
+    row(
         "`loss_fn` must be a function",
         "learner(loss_fn='mse')",
         "loss = lambda outputs, ys: loss_fn(outputs, ys)  # loss(outputs, ys)\nlearner(loss_fn=loss)",

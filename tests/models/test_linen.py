@@ -295,6 +295,12 @@ class LearningNorm(nn.Module):
         return nn.Dense(2)(nn.BatchNorm(use_running_average=not is_training_mode)(x))
 
 
+class ShortName(nn.Module):
+    @nn.compact
+    def __call__(self, x, use_ra=True):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=use_ra)(x))
+
+
 class FieldDropout(nn.Module):
     deterministic: bool = True
 
@@ -319,6 +325,12 @@ class FieldDropout(nn.Module):
             "use_running_average",
             "If `is_training_mode` is true in training, pass `fluxcb.models.linen(module, 'is_training_mode')` as the "
             "model, or rename this parameter to one of train, training, is_training, is_train.",
+        ),
+        (
+            ShortName(),
+            "nn.BatchNorm",
+            "use_running_average",
+            "If `use_ra` is true in evaluation, rename this parameter of `ShortName.__call__` to `deterministic`.",
         ),
         (
             FieldDropout(),

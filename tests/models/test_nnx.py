@@ -432,3 +432,95 @@ def test_dropout_in_evaluation_of_a_loss_function_raises():
     assert isinstance(model.dropout, flax_nnx.Dropout)
     # The user's own module and the trained module have the layers of Flax.
     assert type(module.dropout) is type(nnx(module).rebuild({}, {}).dropout) is flax_nnx.Dropout
+
+
+class InferenceNet(flax_nnx.Module):
+    def __init__(self):
+        rngs = flax_nnx.Rngs(0)
+        self.norm, self.dropout = flax_nnx.BatchNorm(5, rngs=rngs), flax_nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x, inference=True):
+        return self.dropout(self.norm(x, use_running_average=inference), deterministic=inference)
+
+
+class LearningNorm(InferenceNet):
+    def __call__(self, x, is_training_mode=False):
+        return self.norm(x, use_running_average=not is_training_mode)
+
+
+class AlwaysOff(InferenceNet):
+    def __call__(self, x):
+        return self.dropout(x, deterministic=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "layer", "option", "advice"),
+    [
+        (
+            InferenceNet(),
+            "nnx.Dropout",
+            "deterministic",
+            "If `inference` is true in evaluation, rename this parameter of `InferenceNet.__call__` to "
+            "`deterministic`.",
+        ),
+        (
+            LearningNorm(),
+            "nnx.BatchNorm",
+            "use_running_average",
+            "If `is_training_mode` is true in training, pass `fluxcb.models.nnx(module, 'is_training_mode')` as the "
+            "model, or rename this parameter to one of train, training, is_training, is_train.",
+        ),
+        (
+            AlwaysOff(),
+            "nnx.Dropout",
+            "deterministic",
+            "Add a parameter `train` to `AlwaysOff.__call__`, and write `deterministic=not train`.",
+        ),
+    ],
+)
+def test_layers_that_are_in_evaluation_mode_in_training_are_a_warning(module, layer, option, advice):
+    model = nnx(module)
+    params, state = model.init(None, None)
+    with pytest.warns(UserWarning, match="In training") as caught:
+        model.apply(params, state, XS, train=True, key=KEY)
+    assert [str(warning.message) for warning in caught] == [
+        f"In training, the NNX module `{type(module).__name__}` calls `{layer}` with `{option}=True`, because fluxcb "
+        f"knows no train flag of its call. {advice}"
+    ]
+    model.apply(params, state, XS, train=False, key=KEY)
+
+
+class Deterministic(InferenceNet):
+    def __call__(self, x, deterministic=True):
+        return super().__call__(x, inference=deterministic)
+
+
+class Asks(InferenceNet):
+    """Reads the option of its layers, which `.train()` sets, and has an option that is not a train flag."""
+
+    def __call__(self, x, is_training_mode=False):
+        return self.dropout(self.norm(x))
+
+
+def test_suggested_fixes_turn_the_layers_on():
+    for model in (nnx(Deterministic()), nnx(LearningNorm(), "is_training_mode"), nnx(Asks())):
+        params, state = model.init(None, None)
+        trained, _ = model.apply(params, state, XS, train=True, key=KEY)
+        evaluated, _ = model.apply(params, state, XS, train=False, key=KEY)
+        assert not np.allclose(trained, evaluated)
+
+
+def test_frozen_batch_normalization_is_no_warning():
+    class Frozen(InferenceNet):
+        def __call__(self, x, scale=True):
+            return self.norm(x, use_running_average=True)
+
+    model = nnx(Frozen())
+    model.apply(*model.init(None, None), XS, train=True, key=KEY)
+
+
+def test_recording_layers_are_not_in_the_returned_model():
+    model = nnx(Asks())
+    rebuilt = model.rebuild(*model.init(None, None))
+    assert type(rebuilt.norm) is flax_nnx.BatchNorm
+    assert type(rebuilt.dropout) is flax_nnx.Dropout

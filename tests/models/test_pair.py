@@ -116,12 +116,30 @@ def test_functions_with_other_signatures_raise():
     def init_of_a_key(key):
         return {}
 
+    def swapped_init(xs, rng):
+        return {}
+
+    def swapped_apply(xs, params):
+        return xs
+
     for make, text in (
         (
             lambda: pair(init_of_a_key, apply),
             "`init` of a model pair takes (key), and is called as `init(key, xs)`.\n"
             f"  where: {init_of_a_key.__qualname__}  {__file__}:{init_of_a_key.__code__.co_firstlineno}\n"
             "  fix:   write `def init(key, xs):`",
+        ),
+        (
+            lambda: pair(swapped_init, apply),
+            "`init` of a model pair takes (xs, rng), and is called as `init(key, xs)`.\n"
+            f"  where: {swapped_init.__qualname__}  {__file__}:{swapped_init.__code__.co_firstlineno}\n"
+            "  fix:   write `def init(key, xs):`",
+        ),
+        (
+            lambda: pair(init, swapped_apply),
+            "`apply` of a model pair takes (xs, params), and is called as `apply(params, xs)`.\n"
+            f"  where: {swapped_apply.__qualname__}  {__file__}:{swapped_apply.__code__.co_firstlineno}\n"
+            "  fix:   write `def apply(params, xs):`",
         ),
         (
             lambda: pair(init, apply, stateful=True),

@@ -1,4 +1,4 @@
-"""Warnings about callbacks that wait for the end of an epoch in a training that has no epochs."""
+"""Warnings about data that may never end: callbacks that wait for it, fits that start it again, validation."""
 
 import itertools
 import re
@@ -108,3 +108,70 @@ def test_metric_of_validation_has_a_value_in_a_loop_of_single_steps():
     learner.run_epoch(ValidationPhase())
     with pytest.raises(CancelFitting, match="no improvement"):
         learner.trigger()
+
+
+def count_up():
+    return (np.full(2, number, np.float32) for number in itertools.count())
+
+
+def numbers_seen(learner):
+    """Return the numbers of the batches that a fit of `identity` trained on."""
+    return [int(loss) for _, loss in learner.history.per_step["training"]["loss"]]
+
+
+def identity(data, *callbacks):
+    return Learner.from_loss(
+        {"w": jnp.zeros(())},
+        lambda params, batch: jnp.mean(batch) + 0 * params["w"],
+        optax.sgd(0.1),
+        data=data,
+        callbacks=[Metrics(), *callbacks],
+        default_callbacks=False,
+    )
+
+
+RESTARTS = (
+    "`data.training` has no length, and its last epoch did not read it to its end. This fit starts it again from its "
+    "first batch. To continue it instead, pass `steps_per_epoch=` to every fit, e.g. "
+    "`fit(steps=5, steps_per_epoch=5)`."
+)
+
+
+def test_second_fit_of_steps_that_starts_endless_data_again_is_a_warning_whose_fix_works():
+    learner = identity(count_up)
+    learner.fit(steps=5)
+    with pytest.warns(UserWarning, match=f"^{re.escape(RESTARTS)}$"):
+        learner.fit(steps=5)
+    assert numbers_seen(learner) == [0, 1, 2, 3, 4] * 2
+    learner = identity(count_up)
+    learner.fit(steps=5, steps_per_epoch=5)
+    learner.fit(steps=5, steps_per_epoch=5)
+    assert numbers_seen(learner) == list(range(10))
+
+
+def test_resumed_fit_that_starts_endless_data_again_is_a_warning(tmp_path):
+    identity(count_up, Checkpointer(tmp_path, steps=5)).fit(steps=5, resume=True)
+    identity(count_up, Checkpointer(tmp_path, steps=5)).fit(steps=5, resume=True)  # the run is finished: no warning
+    learner = identity(count_up, Checkpointer(tmp_path, steps=5))
+    with pytest.warns(UserWarning, match=f"^{re.escape(RESTARTS.replace('5', '10'))}$"):
+        learner.fit(steps=10, resume=True)
+    assert numbers_seen(learner) == [0, 1, 2, 3, 4] * 2
+
+
+@pytest.mark.parametrize("data", [[BATCH] * 9, lambda: iter([BATCH] * 5)], ids=["length", "ended"])
+def test_data_that_ends_starts_again_without_a_warning(data):
+    learner = identity(data)
+    learner.fit(steps=6)
+    learner.fit(1)
+    learner.fit(steps=6)
+
+
+def test_validation_on_endless_data_is_a_warning():
+    def validation():
+        yield from itertools.repeat(BATCH, 1005)
+        raise StopAsyncIteration
+
+    text = "`data.validation` has no length and has yielded 1000 batches in this epoch."
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}"), pytest.raises(StopAsyncIteration):
+        build(data=([BATCH], validation)).fit(1)
+    build(data=([BATCH], lambda: itertools.islice(validation(), 100))).fit(1)
