@@ -21,6 +21,7 @@ from fluxcb._declare.signatures import line_of
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._tracebacks import innermost_user_frame
 from fluxcb._traced_values import USE_JNP, needs_value, needs_value_error, shapes
+from fluxcb._typing import PyTree
 
 __all__ = [
     "HANDLER_NOTE",
@@ -29,6 +30,7 @@ __all__ = [
     "model_advice",
     "noted",
     "noting",
+    "noting_optimizer",
     "traced_failure",
     "traced_returned",
 ]
@@ -71,6 +73,22 @@ def noting(called: str, *args: Any, advice: Callable[[Exception], str | None] = 
         if not any(note.startswith("fix: ") for note in error.__notes__) and (sentence := advice(error)):
             error.add_note(f"fix: {sentence}")
         raise
+
+
+def noting_optimizer(method: str, params: PyTree) -> contextlib.AbstractContextManager[None]:
+    """Add a note to an exception of a method of the optimizer, such as `init`."""
+    return noting(f"`optimizer.{method}`", params, advice=_optimizer_advice)
+
+
+def _optimizer_advice(error: Exception) -> str | None:
+    text = str(error)
+    if "flax.nnx" in text or "'_mapping'" in text:  # a method of `nnx.State`
+        return (
+            "the parameters are nested dicts and not an `nnx.State`. Convert a mask: "
+            "`mask=nnx.to_pure_dict(nnx.map_state(...))`. For labels, pass a function: "
+            "`lambda params: nnx.to_pure_dict(label(nnx.State(params)))`"
+        )
+    return None
 
 
 def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
@@ -146,6 +164,8 @@ def _label_advice(error: Exception, outputs: Any, ys: Any) -> str | None:
     if not all(hasattr(array, "shape") and hasattr(array, "dtype") for array in (outputs, ys)):
         return None
     text, integers = str(error), np.issubdtype(ys.dtype, np.integer)
+    if outputs.shape and ys.shape and outputs.shape[0] != ys.shape[0]:
+        return f"a batch has {outputs.shape[0]} outputs but {ys.shape[0]} targets. Make batches of equally many of both"
     if _UNEQUAL_SHAPES in text:
         # A model for one target per example usually has outputs of shape (batch, 1).
         for name, longer, shorter in (("outputs", outputs, ys), ("ys", ys, outputs)):

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import optax
 
+from fluxcb._compile.call_errors import noting_optimizer
 from fluxcb._errors import TraceError
 from fluxcb._typing import PyTree
 
@@ -71,7 +72,8 @@ def updates_of(
     # its parts.
     while True:
         try:
-            return optimizer.update(*arguments, **extra)
+            with noting_optimizer("update", arguments[0]):
+                return optimizer.update(*arguments, **extra)
         except (TypeError, ValueError) as error:
             # A TypeError may also come from the body of the optimizer. It then names none of these arguments and is
             # raised again.

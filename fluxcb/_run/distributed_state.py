@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 
 from fluxcb._compile.arrays import copy_tree, own_copy
-from fluxcb._compile.call_errors import model_advice, noting
+from fluxcb._compile.call_errors import model_advice, noting, noting_optimizer
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.loss_calls import call_model_loss
 from fluxcb._compile.placement import Placement, distributed_copy, leaf_paths
@@ -91,7 +91,8 @@ def distributed_opt_state(placement: Placement, optimizer: Any, params: PyTree) 
             raise
         traced = None
     if traced is None or traced.jaxpr.consts:
-        made = own_copy(optimizer.init(params))
+        with noting_optimizer("init", params):
+            made = own_copy(optimizer.init(params))
         return distributed_copy(made, placement.of_others(made, "opt_state"))
     shardings = placement.of_others(traced.out_info, "opt_state")
     made = jax.jit(lambda params: optimizer.init(params), out_shardings=shardings)(params)

@@ -8,7 +8,7 @@ import jax
 from jax.extend.core import jaxpr_as_fun
 
 from fluxcb._compile.arrays import copy_tree, own_copy
-from fluxcb._compile.call_errors import model_advice, noting
+from fluxcb._compile.call_errors import model_advice, noting, noting_optimizer
 from fluxcb._compile.loss_calls import call_model_loss
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.losses import takes_model
@@ -110,7 +110,8 @@ def initial_opt_state(optimizer: Any, params: PyTree) -> PyTree:
     """Return the initial state of an optimizer, in arrays that no other object holds."""
     compiled = compiled_opt_state(optimizer, params)
     if compiled is None:
-        return own_copy(optimizer.init(params))
+        with noting_optimizer("init", params):
+            return own_copy(optimizer.init(params))
     # Some versions of JAX return an unchanged argument of a program without copying it.
     seen = {id(leaf) for leaf in jax.tree.leaves(params)}
 

@@ -309,7 +309,8 @@ class Metrics(Callback):
             f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not compute.",
             why="metrics are updated at the end of each step of every phase, from the step values in their `needs`",
             fix=[
-                f'return it from the loss function: `return loss, {{"{missing[0]}": ...}}`'
+                "return it from the loss function: "
+                + ("`return loss, aux`" if missing[0] == "aux" else f'`return loss, {{"{missing[0]}": ...}}`')
                 if isinstance(phase, LossTrainingPhase | LossValidationPhase)
                 else f"assign `learner.step.{missing[0]}` in the phase's `step`",
                 "compute the metric only in other phases: `Metric(..., phase=...)`",

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.events import Event, FitStopping, Trigger
 from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
@@ -104,6 +105,11 @@ class Checkpointer(SnapshotSaver, RunSaver):
         FluxTraining.jl, `Checkpointer`; tensorpack, `ModelSaver`. Uses orbax-checkpoint.
     """
 
+    @entry_point(
+        fixes=dict.fromkeys(
+            ("monitor", "watch"), 'write `metric="validation/loss"`, with a `keep_best` of at least 1'
+        )
+    )
     def __init__(
         self,
         folder: str | os.PathLike[str],
