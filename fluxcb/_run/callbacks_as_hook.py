@@ -15,7 +15,13 @@ from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._declare.declared import declare
 from fluxcb._run.arguments import as_key
 from fluxcb._run.external_loop import CallbacksHook
-from fluxcb._run.external_refusals import check_access, check_handlers, check_tree, warn_about_other_phases
+from fluxcb._run.external_refusals import (
+    check_access,
+    check_handlers,
+    check_names,
+    check_tree,
+    warn_about_other_phases,
+)
 from fluxcb._run.external_state import ExternalTrainState, ExternalTree
 from fluxcb._run.external_steps import lent_trees, loop_engine, phase_of, skips_updates
 from fluxcb._run.external_values import declared_values
@@ -99,6 +105,7 @@ def callbacks_as_hook(
         check_access(declared_callback, names, has_state=state is not None, has_put=set_state is not None)
         check_handlers(declared_callback, type(phase), has_state=state is not None)
         warn_about_other_phases(declared_callback, type(phase))
+    check_names(declared, names, type(phase))
     loop = ExternalTree(state, set_state) if state is not None else None
     # A Learner whose engine runs no steps itself. Its graph, checks, `cbstate`, and checkpoints work as in any Learner.
     train = ExternalTrainState(as_key(key), loop)

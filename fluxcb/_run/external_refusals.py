@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,8 @@ from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import ComputeEnd, EpochEnd, ForwardBegin, StepBegin
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import EverySteps
-from fluxcb._errors import DeclarationError
+from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
+from fluxcb._errors import DeclarationError, MissingStateError, UnknownStateError
 from fluxcb._run.external_state import TREES
 from fluxcb._run.external_steps import AFTER_STEP
 from fluxcb._tracebacks import warn_user
@@ -21,6 +22,7 @@ from fluxcb._tracebacks import warn_user
 __all__ = [
     "check_access",
     "check_handlers",
+    "check_names",
     "check_step_number",
     "check_tree",
     "not_begun",
@@ -112,6 +114,47 @@ def check_access(declared: Declared, names: Iterable[str], *, has_state: bool, h
                 why="the train state belongs to the loop, which has to receive the new one",
                 fix="write `callbacks_as_hook(callbacks, values, state=get, set_state=put)`",
             )
+
+
+def check_names(callbacks: Sequence[Declared], names: Iterable[str], phase: type[Phase]) -> None:
+    """Check that the loop reports the values, and can have the metrics, that callbacks read.
+
+    Args:
+        callbacks: All callbacks.
+        names: The names of the values that the loop reports.
+        phase: The phase of the loop.
+
+    Raises:
+        UnknownStateError: The loop does not report a value.
+        MissingStateError: A callback watches a metric of another phase.
+    """
+    accesses = [(declared, *access) for declared in callbacks for access in declared.accesses() if access[0] != ("*",)]
+    written = {path[:2] for _, path, permission, _ in accesses if path[0] == "step" and writes(permission)}
+    known = {*step_names((phase,)), *ENGINE_STEP_NAMES}
+    for declared, path, _, where in accesses:
+        if path[0] != "step" or len(path) == 1 or path[:2] in written or path[1] in known:
+            continue
+        reported = ", ".join(f'"{name}": ...' for name in (*names, path[1]))
+        raise UnknownStateError(
+            f"{declared.label} reads `{dotted(path[:2])}`, which the loop does not report.",
+            where=where,
+            fix=f"report it: `callbacks_as_hook(callbacks, {{{reported}}})`, and pass it to `after_step`",
+        )
+    # A callback of the user may write metrics of any phase.
+    if any(d.may_write(("cbstate", "metrics_epoch")) and not d.cls.__module__.startswith("fluxcb.") for d in callbacks):
+        return
+    for declared in callbacks:
+        for watched in declared.callback.watched_metrics():
+            if watched.phase != phase.name:
+                raise MissingStateError(
+                    f"{declared.label} watches `{watched}`, and a hand-written loop has only metrics of "
+                    f"`{phase.name}`.",
+                    why="all steps and epochs of the loop belong to one training phase",
+                    fix=[
+                        f'watch the mean of a reported value: `metric="{phase.name}/loss"`',
+                        "for metrics of a validation, build a Learner, and call `learner.run_epoch` in your loop",
+                    ],
+                )
 
 
 def check_handlers(declared: Declared, phase: type[Phase], *, has_state: bool) -> None:

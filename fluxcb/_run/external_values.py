@@ -83,10 +83,19 @@ def checked_values(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[
         if not _fits(found, spec):
             raise DeclarationError(
                 f"`after_step` was given {_described(found)} as `{name}`; {_described(spec)} was announced.",
-                fix=f"announce the reported values: `callbacks_as_hook(callbacks, {{{name!r}: ...}})`",
+                fix=f"announce such a value: `callbacks_as_hook(callbacks, {{{name!r}: {_example(found)}}})`",
             )
         checked[name] = jax.tree.map(lambda x, s: x if x.dtype == s.dtype else x.astype(s.dtype), arrays, spec)
     return checked
+
+
+def _example(found: Any) -> str:
+    """Return the source of a value of these shapes and dtypes."""
+    if not isinstance(found, jax.ShapeDtypeStruct):
+        return "..."
+    if found.shape == () and found.dtype == jnp.float32:
+        return "0.0"
+    return f"jax.ShapeDtypeStruct({found.shape}, '{found.dtype}')"
 
 
 def _is_exactly(value: Any, spec: Any) -> bool:

@@ -82,6 +82,10 @@ class LoopMethods:
             CancelEpoch: A handler ended the epoch.
             CancelFitting: A handler ended the training.
         """
+        if isinstance(batch, Phase) and not isinstance(phase, Phase):
+            raise DeclarationError(
+                "`run_step` was given the batch first.", fix="write `learner.run_step(phase, batch)`"
+            )
         phase = self._core.phase_set.resolve(phase)
         self._core.refuse_while_running("run_step")  # otherwise a handler could change the state of its own step
         if self._core.placement is not None:

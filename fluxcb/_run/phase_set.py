@@ -10,6 +10,7 @@ from fluxcb._declare.turns import InTurn, flat
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.arguments import as_list_of_phases
 from fluxcb._run.validate_callbacks import refuse_shared_names
+from fluxcb._traced_values import shapes
 
 __all__ = ["PhaseSet"]
 
@@ -68,7 +69,7 @@ class PhaseSet:
             DeclarationError: It is not a phase instance.
         """
         if not isinstance(phase, Phase):
-            shown = f"The class `{phase.__name__}`" if isinstance(phase, type) else repr(phase)
+            shown = f"The class `{phase.__name__}`" if isinstance(phase, type) else shapes(phase)
             example = self._meant(phase, measures)
             raise DeclarationError(f"{shown} is not a phase instance.", fix=f"pass an instance, e.g. `{example}`")
         # Users pass `TrainingPhase()`, also if the Learner runs the phase for its loss function instead.

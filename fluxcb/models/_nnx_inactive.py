@@ -24,6 +24,7 @@ def record_modes(module: Any) -> LayerModes:
         recording = _RECORDING.get(type(layer))
         if recording is not None:
             object.__setattr__(layer, "__class__", recording)
+        if isinstance(layer, RecordingDropout | RecordingBatchNorm):
             layer.modes = modes
     return modes
 

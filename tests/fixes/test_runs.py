@@ -2,7 +2,15 @@
 
 import pytest
 
-from fluxcb import AccessError, CheckpointError, DataError, DeclarationError, TraceError
+from fluxcb import (
+    AccessError,
+    CheckpointError,
+    DataError,
+    DeclarationError,
+    MissingStateError,
+    TraceError,
+    UnknownStateError,
+)
 from tests.fixes.programs import check_row, row
 
 SETS_RATE = """
@@ -153,6 +161,53 @@ ROWS = [
         "is not a phase instance",
         "learner().run_epoch(ValidationPhase)",
         "learner = learner(data=(BATCHES, BATCHES)); learner.run_epoch(fluxcb.phases.ValidationPhase())",
+    ),
+    row(
+        "`run_step` was given the batch first.",
+        "learner().run_step(BATCHES[0], TrainingPhase())",
+        "phase, batch = TrainingPhase(), BATCHES[0]; learner = learner(); learner.run_step(phase, batch)",
+    ),
+    # hooks
+    row(
+        "Metrics() reads `step.loss`, which the loop does not report.",
+        "fluxcb.callbacks_as_hook([Metrics()], {'train_loss': 0.0})",
+        """
+        from fluxcb import callbacks_as_hook
+        callbacks = [Metrics()]
+        with callbacks_as_hook(callbacks, {"train_loss": 0.0, "loss": 0.0}) as hook:
+            hook.after_step(1, {"train_loss": 1.0, "loss": 2.0})
+            hook.after_epoch()
+        """,
+        kind=UnknownStateError,
+    ),
+    row(
+        "watches `validation/loss`, and a hand-written loop has only metrics of `training`.",
+        "fluxcb.callbacks_as_hook([Metrics(), EarlyStopping(2)], {'loss': 0.0})",
+        """
+        with fluxcb.callbacks_as_hook([Metrics(), EarlyStopping(2, metric="training/loss")], {"loss": 0.0}) as hook:
+            hook.after_step(1, {"loss": 1.0})
+            hook.after_epoch()
+        """,
+        """
+        learner = learner(Metrics(), EarlyStopping(2), data=(BATCHES, BATCHES))
+        learner.run_epoch(TrainingPhase())
+        learner.run_epoch(ValidationPhase())
+        learner.trigger()
+        """,
+        kind=MissingStateError,
+    ),
+    row(
+        "`after_step` was given float32[] as `loss`; int32[] was announced.",
+        """
+        with fluxcb.callbacks_as_hook([Metrics()], {"loss": 0}) as hook:
+            hook.after_step(1, {"loss": 1.5})
+        """,
+        """
+        from fluxcb import callbacks_as_hook
+        callbacks = [Metrics()]
+        with callbacks_as_hook(callbacks, {'loss': 0.0}) as hook:
+            hook.after_step(1, {"loss": 1.5})
+        """,
     ),
     # callbacks of a Learner
     row(

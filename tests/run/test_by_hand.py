@@ -370,7 +370,7 @@ def test_handlers_of_other_phases_are_accepted():
 
 def test_undeclared_values_raise():
     with pytest.raises(
-        UnknownStateError, match=r"^Metrics\(\) declares access to `step.loss`, which no phase provides"
+        UnknownStateError, match=r"^Metrics\(\) reads `step.loss`, which the loop does not report"
     ):
         callbacks_as_hook([Metrics()], {"cost": 0.0})
 
@@ -434,19 +434,21 @@ STEPS = (
             6,
             {"loss": np.zeros(3)},
             "`after_step` was given float32[3] as `loss`; float32[] was announced.\n"
-            "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
+            "  fix:   announce such a value: `callbacks_as_hook(callbacks, "
+            "{'loss': jax.ShapeDtypeStruct((3,), 'float32')})`",
         ),
         (
             6,
             {"loss": 1j},
             "`after_step` was given complex64[] as `loss`; float32[] was announced.\n"
-            "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
+            "  fix:   announce such a value: `callbacks_as_hook(callbacks, "
+            "{'loss': jax.ShapeDtypeStruct((), 'complex64')})`",
         ),
         (
             6,
             {"loss": [0.0]},
             "`after_step` was given ['float32[]'] as `loss`; float32[] was announced.\n"
-            "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
+            "  fix:   announce such a value: `callbacks_as_hook(callbacks, {'loss': ...})`",
         ),
     ],
 )
@@ -465,7 +467,7 @@ def test_float_for_declared_int_raises(refused):
     with refused(
         DeclarationError,
         "`after_step` was given float32[] as `loss`; int32[] was announced.\n"
-        "  fix:   announce the reported values: `callbacks_as_hook(callbacks, {'loss': ...})`",
+        "  fix:   announce such a value: `callbacks_as_hook(callbacks, {'loss': 0.0})`",
     ):
         hook.after_step(1, {"loss": 0.5})
 

@@ -106,9 +106,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
     """
 
     @entry_point(
-        fixes=dict.fromkeys(
-            ("monitor", "watch"), 'write `metric="validation/loss"`, with a `keep_best` of at least 1'
-        )
+        fixes=dict.fromkeys(("monitor", "watch"), 'write `metric="validation/loss"`, with a `keep_best` of at least 1')
     )
     def __init__(
         self,
