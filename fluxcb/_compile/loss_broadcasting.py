@@ -1,4 +1,4 @@
-"""Warnings about loss functions that broadcast targets, so that they compare outputs with targets of other examples."""
+"""Warnings about loss functions that broadcast targets, which compares outputs with targets of other examples."""
 
 from __future__ import annotations
 
@@ -40,6 +40,13 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
                 f"instead of `{column}` in the loss function. If all pairs are intended, write `{flat}[None, :]`.",
                 UserWarning,
             )
+        elif len(args) == 2 and not kwargs and _is_single_example(*args):
+            warn_user(
+                f"The model returns {describe(args[0])} for targets {describe(args[1])}, so the data seems to consist "
+                "of single examples instead of batches. Pass the arrays of all examples as "
+                "`data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`, or add an axis of length 1 to each example.",
+                UserWarning,
+            )
         elif len(args) == 2 and not kwargs and _is_one_row(*args):
             warn_user(
                 f"The model returns {describe(args[0])} for a batch with targets {describe(args[1])}. NumPy broadcasts "
@@ -61,6 +68,10 @@ def _differ_by_one_axis(outputs: Any, ys: Any) -> bool:
 def _are_columns(outputs: Any, ys: Any) -> bool:
     shape = getattr(outputs, "shape", ())
     return len(shape) == 2 and shape == getattr(ys, "shape", ()) and shape[1] == 1 and shape[0] > 1
+
+
+def _is_single_example(outputs: Any, ys: Any) -> bool:
+    return len(getattr(outputs, "shape", ())) > 0 and getattr(ys, "shape", None) == ()
 
 
 def _is_one_row(outputs: Any, ys: Any) -> bool:

@@ -46,6 +46,7 @@ class Engine:
         running: Number of running epochs; an epoch can run inside another one. `run_epoch` counts them.
         stopped: Whether the current fit has ended and FitStopping has been emitted.
         can_rewind: Returns whether the current fit can go back to an earlier checkpoint. `run_fit` sets it.
+        untriggered: The training phases of which a hand-written loop has run an epoch since the last Trigger.
         between_epochs: Called after the Trigger that follows a training epoch, before snapshots. `run_fit` sets it.
     """
 
@@ -62,6 +63,7 @@ class Engine:
         self.emitter = emitter
         self.running = 0
         self.stopped = False
+        self.untriggered: set[Phase] = set()
         self.can_rewind: Callable[[RewindFitting], bool] = refuse_rewinds
         self.between_epochs: Callable[[], None] = _do_nothing
         self._make_runner = runner
@@ -127,6 +129,7 @@ class Engine:
 
     def trigger(self, phase: Phase) -> None:
         """Emit the Trigger that follows a training epoch."""
+        self.untriggered.clear()
         with contextlib.suppress(CancelEpoch, CancelStep):
             self.emitter.emit_after_epoch(_TRIGGER, phase)
         self.between_epochs()

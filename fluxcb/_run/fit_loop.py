@@ -12,7 +12,6 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
-from fluxcb._run.endless_data import warn_of_restarted_data, warn_of_single_epoch
 from fluxcb._run.engine import refuse_rewinds
 from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import PREEMPTED, Interrupt
@@ -21,6 +20,7 @@ from fluxcb._run.preempted import warn_of_preemption
 from fluxcb._run.resume import warn_of_repeated
 from fluxcb._run.rewind import Rewinding, RewindTarget
 from fluxcb._run.switches import apply_switches, end_switches
+from fluxcb._run.unended_epochs import warn_of_restarted_data, warn_of_single_epoch
 
 __all__ = ["FitLength", "describe_error", "run_fit"]
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from fluxcb._calls import entry_point
 from fluxcb._declare.control import Cancel
-from fluxcb._declare.events import Event, HostEvent, TracedEvent
+from fluxcb._declare.events import Event, HostEvent, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
 from fluxcb._run.batch_placement import BatchPlacement
-from fluxcb._run.endless_data import warn_of_metrics_without_epochs
 from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.unended_epochs import warn_of_metrics_without_epochs, warn_of_missing_trigger
 from fluxcb._typing import Batch
 
 __all__ = ["LoopMethods"]
@@ -48,6 +48,7 @@ class LoopMethods:
         epoch = Epoch(engine, {phase: stream}, limit=steps, continues_stream=False)
         if self._core.fitting or engine.running:  # the surrounding epoch or fit handles Ctrl-C
             return run_epoch(engine, epoch, inside=True)
+        warn_of_missing_trigger(self._core, phase)
         with caught_interrupts() as interrupt, emitter.threads():
             emitter.interrupt = interrupt
             try:
@@ -114,6 +115,8 @@ class LoopMethods:
             )
         phase = self._core.phase_set.resolve(phase)
         self._core.ensure_built(phase)
+        if isinstance(event, Trigger):
+            self._core.engine.untriggered.clear()
         self._core.engine.emitter.emit(event, phase)
 
     @entry_point

@@ -127,6 +127,24 @@ def test_one_target_for_all_examples_gives_a_warning(ys, shape):
     learner(squares, ys=np.repeat(XS[:1], len(XS), axis=0))
 
 
+def test_single_examples_instead_of_batches_give_a_warning_whose_fixes_work():
+    ys = XS[:, 0]
+
+    def build(data):
+        model = (lambda key, xs: {"w": jnp.ones((1, 1))}, lambda params, xs: xs @ params["w"])
+        return fluxcb.Learner(model, squares, optax.sgd(0.1), data=data, default_callbacks=False)
+
+    with pytest.warns(UserWarning, match="single examples") as caught:
+        build(list(zip(XS, ys, strict=True)))
+    assert [str(warning.message) for warning in caught] == [
+        "The model returns float32[1] for targets float32[], so the data seems to consist of single examples instead "
+        "of batches. Pass the arrays of all examples as `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`, or "
+        "add an axis of length 1 to each example."
+    ]
+    build(fluxcb.data.ArrayLoader((XS, XS), batch_size=32))
+    build([(x[None], y[None, None]) for x, y in zip(XS, ys, strict=True)])
+
+
 # -- loss_fn(model, batch) -------------------------------------------------------------------------
 
 

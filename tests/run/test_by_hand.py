@@ -369,9 +369,7 @@ def test_handlers_of_other_phases_are_accepted():
 
 
 def test_undeclared_values_raise():
-    with pytest.raises(
-        UnknownStateError, match=r"^Metrics\(\) reads `step.loss`, which the loop does not report"
-    ):
+    with pytest.raises(UnknownStateError, match=r"^Metrics\(\) reads `step.loss`, which the loop does not report"):
         callbacks_as_hook([Metrics()], {"cost": 0.0})
 
 

@@ -1,5 +1,6 @@
-"""Warnings about data that may never end: callbacks that wait for it, fits that start it again, validation."""
+"""Warnings about epochs that do not end or have no Trigger: endless data, and loops of single steps or epochs."""
 
+import contextlib
 import itertools
 import re
 
@@ -175,3 +176,34 @@ def test_validation_on_endless_data_is_a_warning():
     with pytest.warns(UserWarning, match=f"^{re.escape(text)}"), pytest.raises(StopAsyncIteration):
         build(data=([BATCH], validation)).fit(1)
     build(data=([BATCH], lambda: itertools.islice(validation(), 100))).fit(1)
+
+
+def test_loop_of_epochs_without_trigger_is_a_warning_whose_fix_works():
+    learner = build(EarlyStopping(1), data=([BATCH], [BATCH]))
+    learner.run_epoch(TrainingPhase())
+    learner.run_epoch(ValidationPhase())
+    text = (
+        "The loop runs `learner.run_epoch` of the phase `training` again without `learner.trigger()` in between, so "
+        "EarlyStopping(NumberSinceBest(n=1)) does nothing. Call `learner.trigger()` at the end of each epoch, after "
+        "the validation."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        learner.run_epoch(TrainingPhase())
+    learner = build(EarlyStopping(1), data=([BATCH], [BATCH]))
+    for _ in range(2):
+        learner.run_epoch(TrainingPhase())
+        learner.run_epoch(ValidationPhase())
+        with pytest.raises(CancelFitting) if learner.epoch == 2 else contextlib.nullcontext():
+            learner.trigger()
+
+
+@pytest.mark.parametrize("trigger", [lambda learner: learner.trigger(), lambda learner: learner.fit(1)])
+def test_trigger_after_each_epoch_or_nothing_that_waits_is_no_warning(trigger):
+    learner = build(EarlyStopping(5), data=([BATCH], [BATCH]))
+    for _ in range(2):
+        learner.run_epoch(TrainingPhase())
+        learner.run_epoch(ValidationPhase())
+        trigger(learner)
+    learner = build(data=[BATCH])
+    for _ in range(2):
+        learner.run_epoch(TrainingPhase())

@@ -1,4 +1,4 @@
-"""Warnings about data that may never end: what waits for the end of an epoch, and a fit that starts the data again."""
+"""Warnings about epochs that do not end or have no Trigger: endless data, and loops of single steps or epochs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from fluxcb._run.learner_core import LearnerCore
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.savers import RunSaver
 
-__all__ = ["warn_of_metrics_without_epochs", "warn_of_restarted_data", "warn_of_single_epoch"]
+__all__ = [
+    "warn_of_metrics_without_epochs",
+    "warn_of_missing_trigger",
+    "warn_of_restarted_data",
+    "warn_of_single_epoch",
+]
 
 
 def warn_of_single_epoch(core: LearnerCore, steps: int) -> None:
@@ -56,6 +61,10 @@ def _waiting(core: LearnerCore) -> Iterator[str]:
     """Yield what acts only after an epoch: validation, watchers of metrics, and savers of checkpoints."""
     if any(not type(phase).trains and type(phase).name in core.streams for phase in core.phases):
         yield "validation"
+    yield from _waiting_callbacks(core)
+
+
+def _waiting_callbacks(core: LearnerCore) -> Iterator[str]:
     for phase in core.phase_set.training():
         for handler in core.graph.handlers(Trigger, type(phase)):
             declared = handler.declared
@@ -63,6 +72,21 @@ def _waiting(core: LearnerCore) -> Iterator[str]:
             within = any(schedule.after_epoch() is None for schedule in handler.schedules)
             if acts and not within and not declared.disabled:
                 yield declared.label
+
+
+def warn_of_missing_trigger(core: LearnerCore, phase: Phase) -> None:
+    """Warn that a hand-written loop runs a second epoch of a phase without a Trigger, for which callbacks wait."""
+    if not type(phase).trains:
+        return
+    untriggered = core.engine.untriggered
+    if phase in untriggered and (waiting := list(dict.fromkeys(_waiting_callbacks(core)))):
+        warn_user(
+            f"The loop runs `learner.run_epoch` of the phase `{type(phase).name}` again without `learner.trigger()` in "
+            f"between, so {' and '.join(waiting)} {'does' if len(waiting) == 1 else 'do'} nothing. Call "
+            "`learner.trigger()` at the end of each epoch, after the validation.",
+            UserWarning,
+        )
+    untriggered.add(phase)
 
 
 def warn_of_metrics_without_epochs(core: LearnerCore) -> None:
