@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.every_callback import found
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -55,10 +57,10 @@ def test_averages_validation_and_assignments_keep_the_shardings(kind):
 
 
 @pytest.mark.long
-def test_every_callback_keeps_the_shardings():
-    changed = run("every_callback")
-    assert len(changed) > 60
-    assert {name: paths for name, paths in changed.items() if paths} == {}
+@pytest.mark.parametrize("part", range(6))
+def test_every_callback_keeps_the_shardings(part):
+    names = [name for name in found() if name != "ToDevice"][part::6]  # it is refused beside a mesh
+    assert run("every_callback", *names) == {name: [] for name in names}
 
 
 @pytest.mark.long
