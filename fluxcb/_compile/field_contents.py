@@ -17,7 +17,7 @@ import numpy as np
 from fluxcb._compile.arrays import is_key
 from fluxcb._declare.signatures import names_in
 
-__all__ = ["UNKNOWN", "content_of", "has_changed", "objects_within", "variables_of"]
+__all__ = ["UNKNOWN", "content_of", "has_changed", "is_of_library", "objects_within", "variables_of"]
 
 UNKNOWN = object()
 """The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
@@ -146,12 +146,17 @@ def _fields(value: Any) -> Mapping[str, Any]:
     """
     if isinstance(value, type | ModuleType | FunctionType | MethodType):
         return {}
-    if type(value).__module__.partition(".")[0] in _LIBRARIES:
+    if is_of_library(value):
         return {}
     own = getattr(value, "__dict__", None)
     if own is None:
         return {}
     return {**{k: v for k, v in vars(type(value)).items() if isinstance(v, _ATOMS)}, **own}
+
+
+def is_of_library(value: Any) -> bool:
+    """Return whether the class of an object belongs to fluxcb, JAX, NumPy or Optax."""
+    return type(value).__module__.partition(".")[0] in _LIBRARIES
 
 
 def objects_within(value: Any) -> Iterator[Any]:

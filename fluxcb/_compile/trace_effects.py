@@ -13,12 +13,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CodeType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 
-from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, variables_of
+from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, is_of_library, variables_of
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import names_in
@@ -160,7 +160,15 @@ def phase_fields(phase: Phase) -> list[TracedField]:
 def loss_variables(loss_fn: Any) -> list[TracedField]:
     """Return the variables that a loss function reads, before it is traced."""
     advice = "To change the value during training, pass it in the batch, for example with `fluxcb.data.map`."
-    return _variables(loss_fn, "the loss function", advice)
+    variables = _variables(getattr(loss_fn, "__func__", loss_fn), "the loss function", advice)
+    owner = getattr(loss_fn, "__self__", None)
+    if not isinstance(loss_fn, MethodType) or is_of_library(owner):
+        return variables
+    uses, label = _uses_of(owner, loss_fn), type(owner).__name__
+    return variables + [
+        TracedField(owner, f"`self.{name}` of {label}", "the loss function", advice, name, content, uses.names)
+        for name, content in _contents(owner, uses).items()
+    ]
 
 
 def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:

@@ -66,6 +66,7 @@ class Engine:
         self.untriggered: set[Phase] = set()
         self.can_rewind: Callable[[RewindFitting], bool] = refuse_rewinds
         self.between_epochs: Callable[[], None] = _do_nothing
+        self._single_steps = 0
         self._make_runner = runner
         self._loops: dict[Phase, StepLoop] = {}
 
@@ -108,13 +109,19 @@ class Engine:
         Returns:
             The fetched values, including the loss; empty if the step was cancelled.
         """
+        self._single_steps += 1
         try:
-            return dict(self.step_loop(phase).run_one(batch))
+            values = dict(self.step_loop(phase).run_one(batch))
         except jax.errors.JaxRuntimeError:  # raised by a handler that read a value of the failed step
             # Marks the train state as lost. The original exception, with the note about the handler, is raised.
             with contextlib.suppress(jax.errors.JaxRuntimeError, StateLostError):
                 self.wait_for_device()
             raise
+        # At the powers of two, because the check takes longer than a small step. A loop of single steps has no epochs,
+        # at whose ends the check runs otherwise.
+        if self._single_steps & (self._single_steps - 1) == 0:
+            self.programs.warn_about_changed_fields()
+        return values
 
     def wait_for_device(self) -> None:
         """Wait for the last step, so that a failure of the device is raised here and not at a later read."""

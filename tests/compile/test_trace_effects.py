@@ -500,9 +500,35 @@ def attribute_of_object(monkeypatch):
     return loss, lambda: setattr(settings, "weight", 0.0), "The variable `settings`", None
 
 
+class Agent:
+    def __init__(self):
+        self.weight, self.unused = 1.0, 1.0
+
+    def loss(self, outputs, ys):
+        return self.scaled(jnp.mean((outputs - ys) ** 2))
+
+    def scaled(self, value):
+        return self.weight * value
+
+    def decay(self):
+        self.weight = self.unused = 0.0
+
+
+def attribute_of_own_object(monkeypatch):
+    agent = Agent()
+    return agent.loss, agent.decay, "`self.weight` of Agent", (1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     "make",
-    [global_variable, variable_of_called_function, variable_of_enclosing_function, entry_of_dict, attribute_of_object],
+    [
+        global_variable,
+        variable_of_called_function,
+        variable_of_enclosing_function,
+        entry_of_dict,
+        attribute_of_object,
+        attribute_of_own_object,
+    ],
 )
 def test_variable_that_changes_after_loss_function_used_it_is_a_warning_once(make, monkeypatch):
     loss, change, what, values = make(monkeypatch)
@@ -536,6 +562,22 @@ def test_variable_that_changes_after_loss_function_used_it_is_a_warning_once(mak
     assert moves(passed)
     weight = 0.0
     assert not moves(passed)
+
+
+def test_variable_that_changes_in_a_loop_of_single_steps_is_a_warning_once():
+    agent, batch = Agent(), (np.ones(8, np.float32), np.ones(8, np.float32))
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+    learner = fluxcb.Learner(model, agent.loss, optax.sgd(0.1), example_batch=batch, default_callbacks=False)
+    for _ in range(5):  # looked for at steps 1, 2, 4, 8, ...
+        learner.run_step(TrainingPhase(), batch)
+    agent.decay()
+    for _ in range(2):
+        learner.run_step(TrainingPhase(), batch)
+    with pytest.warns(UserWarning, match=r"^`self\.weight` of Agent has changed from 1\.0 to 0\.0") as caught:
+        learner.run_step(TrainingPhase(), batch)
+    assert len(caught) == 1
+    for _ in range(10):
+        learner.run_step(TrainingPhase(), batch)
 
 
 def test_variable_that_changes_after_traced_handler_used_it_is_a_warning():
