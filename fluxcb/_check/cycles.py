@@ -77,12 +77,13 @@ class _Fixes:
         best = sorted(pair for pair in reversed_ if left[pair] == min(left.values()))
         best.sort(key=lambda pair: pair[0] > pair[1])  # first the pairs that keep the order of the list
         lines = list(dict.fromkeys(ordering(self._declared[i], self._declared[j]) for i, j in best[:SHOWN]))
-        return lines + [self._swapping(*pair) for pair in edges if pair in self._ordered]
+        # If `runafter` states the same order, the cycle would remain.
+        return lines + [self._swapping(*pair) for pair in edges if pair in self._ordered - self._runafter.keys()]
 
     def in_classes(self, edges: Sequence[Pair]) -> Iterator[str]:
         """Iterate over the edits of the user's own classes."""
         for pair in edges:
-            if pair in self._runafter and self._is_users(pair[1]):
+            if pair in self._runafter and pair not in self._ordered and self._is_users(pair[1]):
                 named = self._runafter[pair].rpartition(" ")[2]
                 yield f"remove `{named}` from `{self._class(pair[1])}.runafter()`"
             for reason in self._relations[pair]:

@@ -18,6 +18,7 @@ from fluxcb._typing import StatePath
 
 __all__ = ["MetricNames"]
 
+_MONITORS = "cbstate", "monitors"
 _BY_METRIC = ("metrics_epoch", "metrics_step")  # entries of `cbstate` that are kept by phase and by metric
 
 
@@ -232,7 +233,7 @@ class MetricNames:
 
     def unlogged(self) -> Iterator[CheckError]:
         """Yield a problem for each logged value that a callback reads, but that no callback logs."""
-        logs = [declared for declared in self.declared if declared.may_write(("cbstate", "monitors"))]
+        logs = [declared for declared in self.declared if declared.may_write(_MONITORS)]
         names = {d: _names(d, "logged_names", self._of_phase) for d in logs}
         # `LogMetrics` logs the metrics of all phases, which may have unknown names.
         if not logs or None in names.values() or any(self.is_open(phase.name) for phase in self.phases):
@@ -285,8 +286,12 @@ class MetricNames:
 
     def _logged(self) -> dict[str, list[Declared]]:
         found: dict[str, list[Declared]] = {}
-        for declared in (d for d in self.declared if _overrides(d, "logged_names")):
-            for name in _names(declared, "logged_names", self._of_phase) or ():
+        for declared in self.declared:
+            if _overrides(declared, "logged_names"):
+                names = _names(declared, "logged_names", self._of_phase) or ()
+            else:  # the class may declare each name that it logs
+                names = {p[2] for p, a, _ in declared.accesses() if p[:2] == _MONITORS and len(p) > 2 and writes(a)}
+            for name in names:
                 found.setdefault(name, []).append(declared)
         return found
 

@@ -8,6 +8,7 @@ from typing import Any
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._check.ordering import moment_name
+from fluxcb._check.scheduled import overwritten_hyperparams
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
@@ -86,7 +87,7 @@ def unchecked_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> Callback
     names = MetricNames(declared, graph.phases)
     conflicts = {(c.a.declared.position, c.b.declared.position) for c in graph.conflicts}
     graph.problems += [*names.unprovided(), *names.unprovided_parts(), *names.not_numbers(), *names.unlogged()]
-    graph.problems += names.doubled(conflicts)
+    graph.problems += [*names.doubled(conflicts), *overwritten_hyperparams(declared, graph.phases)]
     return graph
 
 
@@ -227,6 +228,8 @@ def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePa
     fix = [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
     if provider:
         fix = [f"add `{provider}()` to the callbacks, which creates it"]
+    elif not d.is_shipped and assigns(d.cls.init, path[-1]):
+        fix = [f"declare `Write()` on `{dotted(path)}`, because `{d.cls.__name__}.init` creates it"]
     elif suggestion in others:
         fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`")
     elif suggestion:

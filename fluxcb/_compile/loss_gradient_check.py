@@ -1,4 +1,4 @@
-"""Checks that a phase uses what handlers write to the loss, the gradients, and the inputs of a step."""
+"""Checks of gradients: what handlers write to the loss, the gradients and the inputs, and what a phase differentiates."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fluxcb._compile.carry_paths import replaced
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
 from fluxcb._declare.phases import Phase
@@ -14,7 +15,7 @@ from fluxcb._errors import TraceError
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import PyTree, StatePath
 
-__all__ = ["GradWrites", "InputWrites", "LossWrites", "independent_loss", "watched"]
+__all__ = ["Differentiated", "GradWrites", "InputWrites", "LossWrites"]
 
 
 class LossWrites:
@@ -87,7 +88,7 @@ class LossWrites:
         unfollowed, entry = self._unfollowed[-1], object()
         unfollowed[entry] = event, handler
         # The identity adds no operation to the compiled step.
-        return watched((loss, self._tokens[-1]), lambda: unfollowed.pop(entry, None))[0]
+        return _watched((loss, self._tokens[-1]), lambda: unfollowed.pop(entry, None))[0]
 
     def read(self) -> None:
         """Record that the phase reads `step.loss`."""
@@ -195,7 +196,58 @@ class InputWrites:
             )
 
 
-def watched(tree: PyTree, reached: Callable[[], Any]) -> PyTree:
+class Differentiated:
+    """What a function that a phase differentiates does with the differentiated parameters.
+
+    Args:
+        phase: The phase.
+        wrt: The differentiated part, such as `params.generator`.
+    """
+
+    def __init__(self, phase: Phase, wrt: str) -> None:
+        self._phase, self._wrt = phase, wrt
+        self._path = tuple(wrt.split("."))
+        self._followed: set[str] = set()
+
+    def watched(self, value: PyTree, how: str) -> PyTree:
+        """Return arrays that the function uses, unchanged. A gradient that depends on one of them is noted.
+
+        Args:
+            value: The arrays.
+            how: How the function gets them: `state`, `argument` or `read`.
+        """
+        return _watched(value, lambda: self._followed.add(how))
+
+    def read(self, name: str, value: PyTree) -> PyTree:
+        """Return a part of the train state that the function reads from the learner."""
+        if name != self._path[0]:
+            return value
+        part = value
+        for key in self._path[1:]:
+            part = part[key]
+        return replaced(value, self._path[1:], self.watched(part, "read"))
+
+    def check(self) -> None:
+        """Check the gradient after it was taken.
+
+        Raises:
+            TraceError: It depends on no parameter.
+        """
+        # Zero gradients cannot be detected from values while tracing, and they may be correct at run time.
+        if not self._followed:
+            raise _independent_loss(self._wrt, self._phase)
+        if {"argument", "read"} <= self._followed:
+            root = self._path[0]
+            warn_user(
+                f"`{type(self._phase).__name__}.step` differentiates a function that uses its argument and also reads "
+                f"`learner.{root}`. Inside the function, `learner.{root}` has the differentiated values, so the "
+                f"gradient flows through both. Read `learner.{root}` before `learner.grad` if these values are "
+                "constants, such as those of a target. Otherwise, use only the argument.",
+                UserWarning,
+            )
+
+
+def _watched(tree: PyTree, reached: Callable[[], Any]) -> PyTree:
     """Return the arrays unchanged. `reached()` is called when a gradient is taken that depends on one of them."""
 
     # `jax.custom_jvp` would not work: its rule runs in the forward pass, for every value that is differentiated.
@@ -211,7 +263,7 @@ def watched(tree: PyTree, reached: Callable[[], Any]) -> PyTree:
     return same(tree)
 
 
-def independent_loss(wrt: str, phase: Phase) -> TraceError:
+def _independent_loss(wrt: str, phase: Phase) -> TraceError:
     """Return the error for a loss that does not depend on what it is differentiated by."""
     return TraceError(
         f"The loss does not depend on `{wrt}`.",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
 from fluxcb._compile.optimizers import nearest_hyperparameter
-from fluxcb._declare.access import Access, Append, Permission, Read, Write, dotted, writes
+from fluxcb._declare.access import Access, Append, Permission, Read, Write, code_reading, dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
@@ -238,12 +238,14 @@ class _View:
         elif suggestion:
             what += f" Did you mean `{suggestion}`?"
             suggested_path = (*self._path, suggestion)
-            fix = f"write `{_code(suggested_path)}` instead of `{_code(path)}`"
+            fix = f"write `{code_reading(suggested_path)}` instead of `{code_reading(path)}`"
             part = not self._path and suggestion in NAMESPACES  # permissions are declared for parts of a namespace
             if not (suggestion in self._writable if writing else suggestion in self._readable or part):
                 fix += f", and {self._how_to_declare(suggested_path, needed)}"
+            if self._path == ("cbstate", "monitors"):  # its entries have any name
+                fix = [fix, self._how_to_declare(path, needed)]
         elif self._path and name in ("setdefault", "update", "pop"):
-            fix = f'assign each entry, e.g. `if "x" not in {_code(self._path)}: {_code((*self._path, "x"))} = 0`'
+            fix = f'assign each entry, e.g. `if "x" not in {code_reading(self._path)}: {code_reading((*self._path, "x"))} = 0`'
         elif not self._path and name not in FIRST_LEVEL:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self._how_to_declare(("cbstate", name), Write())
@@ -309,7 +311,7 @@ class _View:
             return f"writes `{name}`, which is not part of the state.", list(error.fix)
         what = f"{'writes' if writes(needed) else 'reads'} `{name}`, which is not part of the state."
         declare = "" if path[0] == "progress" else f", and {self._how_to_declare(path, needed)}"
-        return what, f"write `{_code(path)}` instead of `learner.{name}`{declare}"
+        return what, f"write `{code_reading(path)}` instead of `learner.{name}`{declare}"
 
     def _refuse_number(self, other: Any) -> Any:
         """Refuse to be a number, which `learner.step` is outside handlers. Any other comparison is that of objects."""
@@ -354,11 +356,6 @@ def _key(name: Any) -> Any:
     raise AccessError(
         f"The parts of a learner have names, and {name!r} is not a name.", fix='write e.g. `learner.step["loss"]`'
     )
-
-
-def _code(path: StatePath) -> str:
-    """Return the code that reads a path in a handler. A name with a dot needs a subscript."""
-    return "learner" + "".join(f"[{name!r}]" if "." in name else f".{name}" for name in path).replace("'", '"')
 
 
 def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: str, in_init: bool = False) -> Any:

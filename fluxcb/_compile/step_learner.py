@@ -187,7 +187,8 @@ class TracedLearner(StepLearner):
             raise AttributeError(name)
         # After the properties above, these are the parts of the carry: `params`, `model_state`, ...
         if (name,) in self._state.values:
-            return self._state.values[name,]
+            value, differentiated = self._state.values[name,], self._state.differentiated
+            return value if differentiated is None else differentiated.read(name, value)
         if name == "progress":
             return _Progress(self._state)
         raise TraceError(

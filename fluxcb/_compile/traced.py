@@ -26,7 +26,7 @@ from fluxcb._compile.carry_paths import (
     writable_roots,
 )
 from fluxcb._compile.handler_backend import HandlerBackend, Touched
-from fluxcb._compile.loss_gradient_check import GradWrites, InputWrites, LossWrites, independent_loss, watched
+from fluxcb._compile.loss_gradient_check import Differentiated, GradWrites, InputWrites, LossWrites
 from fluxcb._compile.protect import make_proxy
 from fluxcb._compile.skip_records import OWN_SKIP, SkipRecords
 from fluxcb._compile.step_setup import StepSetup
@@ -107,6 +107,7 @@ class TraceState:
         self.inputs = InputWrites(phase)
         self.updates = Updates(self)
         self._level = get_opaque_trace_state()
+        self.differentiated: Differentiated | None = None  # what a phase's `learner.grad` differentiates now
         # True while an optimizer computes the loss again; see `replayed`.
         self._replays = False
         self._lineage = setup.lineage.begin(self) if setup.lineage is not None and type(phase).trains else None
@@ -183,22 +184,20 @@ class TraceState:
             )
         parameters = self._part(path, wrt)
         before, level = dict(self.values), self._level
-        follows: list[bool] = []
+        outer, differentiated = self.differentiated, Differentiated(self.phase, wrt)
 
         def closure(x: PyTree, token: Any) -> tuple[Any, dict[StatePath, Any]]:
             # Assignments inside the gradient start from the state before it.
             self.losses.open_gradient(token)
             self.values = dict(before)
-            # Zero gradients cannot be detected from values while tracing, and they may be correct at run time.
-            x = watched(x, lambda: follows.append(True))
+            x = differentiated.watched(x, "state")
             self.replace(path, x)
             # The parameters are tracers of the gradient here. Returning them unchanged would only add outputs.
             inside = self.values[path[:1]]
-            self._level = get_opaque_trace_state()
-            loss = function(x)
+            self._level, self.differentiated = get_opaque_trace_state(), differentiated
+            loss = function(differentiated.watched(x, "argument"))
             check_loss(loss)
-            # Written values leave the gradient as auxiliary outputs. As plain side effects in Python, they would be
-            # tracers of a transformation that has ended.
+            # As plain side effects in Python, written values would be tracers of a transformation that has ended.
             changed = {
                 p: jax.tree.map(jnp.asarray, value)
                 for p, value in self.values.items()
@@ -206,13 +205,11 @@ class TraceState:
             }
             return loss, changed
 
-        # The gradient of the token is not used. The token makes JAX run the backward pass of a loss that depends on no
-        # parameter.
+        # The token makes JAX run the backward pass of a loss that depends on no parameter; its gradient is not used.
         (gradients, _), changed = jax.grad(closure, argnums=(0, 1), has_aux=True)(parameters, jnp.float32(0))
         self.losses.close_gradient()
-        if not follows:
-            raise independent_loss(wrt, self.phase)
-        self._level = level
+        differentiated.check()
+        self._level, self.differentiated = level, outer
         self.values = before | changed
         # `value_fn` can only call the function of the outermost gradient again, which depends on the parameters alone.
         if not (self._replays or self.inside_gradient or self.inside_foreign_transformation()):

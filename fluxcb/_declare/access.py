@@ -18,6 +18,7 @@ __all__ = [
     "Permission",
     "Read",
     "Write",
+    "code_reading",
     "dotted",
     "line_to_add",
     "lookup",
@@ -86,6 +87,11 @@ _ALIASES = frozenset(
 def writes(permission: Permission) -> bool:
     """Return whether a permission allows writing."""
     return isinstance(permission, (Write, Append))  # `Write | Append` would be made on each call
+
+
+def code_reading(path: StatePath) -> str:
+    """Return the code that reads a path in a handler. A name that is no identifier needs a subscript."""
+    return "learner" + "".join(f".{name}" if name.isidentifier() else f'["{name}"]' for name in path)
 
 
 def dotted(path: StatePath) -> str:

@@ -126,7 +126,9 @@ class SetItem(pytest.Item):
             for advice in verdict.advice:
                 self.warn(FluxcbWarning(advice))
         if verdict.problems:
-            raise BrokenSetError(verdict.text())
+            # With a problem, the first advice says whether the small model of `testlearner` may have caused it.
+            advice = f"\n\nadvice: {verdict.advice[0]}" if verdict.in_testlearner else ""
+            raise BrokenSetError(verdict.text() + advice)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Return the problems of the set, with frames of the user's code only."""

@@ -50,7 +50,8 @@ def plot_metrics(source: Any, *names: str, ax: Any = None) -> Any:
     for name in names:
         if not isinstance(name, str):
             raise DeclarationError(
-                f"`plot_metrics` takes names of metrics, not {name!r}.", fix='e.g. `plot_metrics(learner, "loss")`'
+                f"Metrics to plot are given by name, not as {name!r}.",
+                fix='write e.g. `history.plot("loss", "accuracy")`',
             )
         if name.rpartition(".")[2].lower() in _IMAGES:
             raise DeclarationError(

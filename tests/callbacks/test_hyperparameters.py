@@ -25,7 +25,7 @@ from fluxcb.callbacks import (
     Scheduler,
     StatMonitorParamSetter,
 )
-from fluxcb.events import EpochEnd, StepEnd, Trigger
+from fluxcb.events import EpochBegin, EpochEnd, FitBegin, ForwardBegin, StepBegin, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
@@ -448,8 +448,8 @@ def test_two_setters_of_one_hyperparameter_conflict_until_ordered(refused):
     assert rates_of(in_order(human(), warmup()), epochs=3)[0] == [0.1, 0.1, 1.0]
 
 
-def place():
-    function = ScheduledHyperParamSetter.stateaccess
+def place(function=ScheduledHyperParamSetter.stateaccess):
+    function = inspect.unwrap(function)
     return f"{os.path.relpath(inspect.getfile(function))}:{function.__code__.co_firstlineno}"
 
 
@@ -498,28 +498,54 @@ def test_a_setter_that_a_scheduler_would_override_is_refused(order):
     assert str(error.value) == (
         "Scheduler(learning_rate, momentum) sets `hyperparams.learning_rate` at every step, so the value that "
         "HyperParamSetterWithFunc(learning_rate) sets at Trigger has no effect.\n"
-        "  where: Scheduler.set_hyperparams, at ForwardBegin\n"
-        "         HyperParamSetterWithFunc, at Trigger\n"
-        "  why:   a ForwardBegin always comes between a Trigger and the next update, so no order would help\n"
+        f"  where: Scheduler.stateaccess  {place(Scheduler.stateaccess)}\n"
+        f"         TriggerSetter.set_at_trigger  {place(HyperParamSetterWithFunc.set_at_trigger)}\n"
+        "  why:   each step sets the hyperparameter again before its update, so no order would help\n"
         "  fix:   leave one of the two out of the callbacks list\n"
         "     or: for a warm-up, write `ScheduledHyperParamSetter(LearningRate, [(0, 0.0), (500, 0.1)], "
         '"linear", step_based=True)`, which sets nothing after its last step'
     )
 
 
-def test_a_scheduler_refuses_only_setters_of_the_same_hyperparameter_at_trigger():
+@pytest.mark.parametrize("event", [FitBegin, EpochBegin, StepBegin, StepEnd, EpochEnd, Trigger])
+def test_a_scheduler_refuses_host_handlers_that_set_the_same_hyperparameter(event):
     class Mine(Callback):
         def stateaccess(self):
             return {"hyperparams": {"learning_rate": Write()}}
 
-        @on
-        def halve(self, event: Trigger, phase: TrainingPhase, learner):
+        @on(event, TrainingPhase)
+        def halve(self, event, phase, learner):
             learner.hyperparams.learning_rate = learner.hyperparams.learning_rate / 2
 
-    for other in (Mine(), ReduceLROnPlateau()):
-        with pytest.raises(ConflictError, match="has no effect"):
-            fluxcb.check([Scheduler({LearningRate: 0.1}), other, Metrics()])
-    fluxcb.check([Scheduler({"momentum": 0.1}), Mine(), Metrics()])
+    class After(Mine):
+        def runafter(self):
+            return (Scheduler,)
+
+        def handlers(self):
+            return [handler for handler in super().handlers() if handler.traced]
+
+        @on(ForwardBegin, TrainingPhase)
+        def halve_each(self, event, phase, learner):
+            learner.hyperparams.learning_rate = learner.hyperparams.learning_rate / 2
+
+    scheduler = Scheduler({LearningRate: 0.1})
+    with pytest.raises(ConflictError) as error:
+        fluxcb.check([scheduler, Mine()])
+    assert error.value.what == (
+        "Scheduler(learning_rate) sets `hyperparams.learning_rate` at every step, so the value that Mine() sets at "
+        f"{event.__name__} has no effect."
+    )
+    assert error.value.fix == (
+        "leave one of the two out of the callbacks list",
+        "set it in a handler of ForwardBegin, which is traced, and let `Mine.runafter()` return `(Scheduler,)`",
+    )
+    assert rates_of(scheduler, After(), epochs=1, batches=2)[0] == pytest.approx([0.05, 0.05])
+    fluxcb.check([Scheduler({"momentum": 0.1}), Mine()])
+
+
+def test_a_scheduler_refuses_a_plateau_callback():
+    with pytest.raises(ConflictError, match="has no effect"):
+        fluxcb.check([Scheduler({LearningRate: 0.1}), ReduceLROnPlateau(), Metrics()])
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------

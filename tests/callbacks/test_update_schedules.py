@@ -123,7 +123,7 @@ def test_the_count_survives_a_resume(tmp_path):
 def test_plain_schedulers_keep_no_state():
     learner = build(Scheduler({LearningRate: SCHEDULE}))
     assert dict(learner.cbstate) == {}
-    assert [handler.name for handler in Scheduler({LearningRate: 0.1}).handlers()] == ["meet", "set_hyperparams"]
+    assert [handler.name for handler in Scheduler({LearningRate: 0.1}).handlers()] == ["set_hyperparams"]
 
 
 def test_two_schedulers_with_the_same_count_are_refused(refused):

@@ -124,6 +124,24 @@ def test_cycle_of_five_with_five_reasons(refused: Any) -> None:
         checked_graph([behind, reader, third, in_order(reader, listed), in_order(after, settling)], PHASES)
 
 
+def test_an_order_of_the_list_that_runafter_states_as_well_is_not_swapped(refused: Any) -> None:
+    class After(Everywhere):
+        def runafter(self) -> Any:
+            return (WarmUp,)
+
+    after, warm = After({}), WarmUp({})
+    with refused(
+        CycleError,
+        "2 callbacks form a cycle: WarmUp -> After -> WarmUp.\n"
+        "  where: WarmUp -> After: After.runafter names WarmUp; in_order\n"
+        "         After -> WarmUp: in_order\n"
+        "  why:   at StepBegin x TrainingPhase, no order satisfies all of these\n"
+        "  fix:   swap the two in `in_order(After, WarmUp)`",
+    ):
+        checked_graph([in_order(warm, after), in_order(after, warm)], PHASES)
+    checked_graph([in_order(warm, after), in_order(warm, after)], PHASES)
+
+
 def test_two_cycles_at_one_moment_are_reported_with_shortest_paths() -> None:
     pairs = [("A", "a", "b"), ("B", "b", "a"), ("X", "x", "y"), ("Y", "y", "z"), ("Z", "z", "x")]
     with pytest.raises(CheckError) as caught:

@@ -41,7 +41,7 @@ from fluxcb.callbacks import (
     ThroughputTracker,
     Watched,
 )
-from fluxcb.events import EpochEnd, Trigger
+from fluxcb.events import EpochEnd, StepEnd, Trigger
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
@@ -428,3 +428,27 @@ def test_trackers_declare_logged_names():
     trackers = [ThroughputTracker(), ThroughputTracker(2), HostMemoryTracker()]
     visualize = LogVisualization(lambda loss: loss, ["step.loss"], name="a picture")
     check(Metrics(), Monitors(), *trackers, visualize, SendMonitorData(print, names))
+
+
+class LogsDeclaredName(Callback):
+    def stateaccess(self):
+        return {"step": {"loss": Read()}, "cbstate": {"monitors": {"own/loss": Append()}}}
+
+    @on
+    def log(self, event: StepEnd, phase: TrainingPhase, learner):
+        learner.cbstate.monitors.put_scalar("own/loss", learner.step.loss)
+
+
+class LogsItAsWell(LogsDeclaredName):
+    pass
+
+
+def test_two_callbacks_that_declare_one_logged_name_raise(refused):
+    text = (
+        "LogsDeclaredName() and LogsItAsWell() both log `own/loss`.\n"
+        "  why:   values are stored by name, so the values of both would be mixed\n"
+        "  fix:   rename the values of one of the two"
+    )
+    with refused(ConflictError, text):
+        check(LogsDeclaredName(), LogsItAsWell(), Monitors())
+    check(LogsDeclaredName(), Monitors())

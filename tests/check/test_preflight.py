@@ -480,3 +480,28 @@ def test_inputs_of_a_phase_that_does_not_split_the_batch_name_the_batch(refused:
             fluxcb.check([Zeros(name)], phases=[LossTrainingPhase])
         fluxcb.check([Zeros(name)], phases=[TrainingPhase])
     fluxcb.check([Zeros("batch")], phases=[LossTrainingPhase])
+
+
+def test_an_entry_that_its_reader_creates_needs_write(refused: Any) -> None:
+    class Keeps(Callback):
+        permission: Any = Read()
+
+        def stateaccess(self) -> Any:  # keeps
+            return {"cbstate": {"kept": self.permission}}
+
+        def init(self, learner: Any) -> None:
+            learner.cbstate.kept = {"a": 1}
+
+        def __repr__(self) -> str:
+            return "Keeps"
+
+    with refused(
+        MissingStateError,
+        "Keeps reads `cbstate.kept`, which no callback creates.\n"
+        "  where: Keeps.stateaccess  <@keeps>\n"
+        "  why:   it would fail at the first handler that reads it\n"
+        "  fix:   declare `Write()` on `cbstate.kept`, because `Keeps.init` creates it",
+    ):
+        checked_graph([Keeps()], PHASES)
+    Keeps.permission = Write()
+    checked_graph([Keeps()], PHASES)

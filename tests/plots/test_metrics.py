@@ -94,6 +94,6 @@ def test_file_name_instead_of_metric_raises(plt, learner, tmp_path, refused):
 def test_wrong_type_instead_of_metric_raises(learner, refused):
     with refused(
         DeclarationError,
-        '`plot_metrics` takes names of metrics, not 3.\n  fix:   e.g. `plot_metrics(learner, "loss")`',
+        'Metrics to plot are given by name, not as 3.\n  fix:   write e.g. `history.plot("loss", "accuracy")`',
     ):
         learner.history.plot(3)

@@ -128,6 +128,19 @@ def test_all_problems_of_set_are_reported(project):
     ]
 
 
+def test_failure_in_the_model_of_testlearner_says_so(project):
+    (project.path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["kit:callbacks"]\n')
+    (project.path / "kit.py").write_text(
+        "from fluxcb.callbacks import Metrics, accuracy\ncallbacks = [Metrics(accuracy)]\n"
+    )
+    text = project.runpytest_subprocess("--fluxcb-level", "trace").stdout.str()
+    assert "DeclarationError: `accuracy` was given outputs of shape" in text
+    assert (
+        "advice: this list of callbacks was tested with the small model of `fluxcb.testing.testlearner`, which has one "
+        "output; if the callbacks need your model and data, name a function that returns your Learner"
+    ) in text
+
+
 def test_failures_show_no_fluxcb_frames(report):
     assert "6 failed, 6 passed" in report
     assert "Traceback" not in report

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from fluxcb._calls import entry_point
-from fluxcb._declare.access import Permission, Read, Write, normalise, overlap, writes
+from fluxcb._declare.access import Permission, Read, Write
 from fluxcb._declare.callback import Callback
-from fluxcb._declare.events import ComputeEnd, Event, ForwardBegin, Trigger
+from fluxcb._declare.events import ComputeEnd, Event, ForwardBegin
 from fluxcb._declare.handlers import Handler, on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
@@ -52,13 +52,12 @@ class Scheduler(Callback):
     Runs:
         ForwardBegin x AbstractTrainingPhase (traced).
         ComputeEnd x AbstractTrainingPhase (traced, if `count="updates"`).
-        Trigger x AbstractTrainingPhase (host): does nothing; it exists to detect conflicts with setters at Trigger.
 
     Cost:
         A few scalar operations inside the step. Fetches nothing, does not shorten windows, and does not recompile.
 
     Raises:
-        ConflictError: Another callback sets one of the hyperparameters at Trigger, where it would have no effect.
+        ConflictError: A host handler of another callback sets one of the hyperparameters, which would have no effect.
         DeclarationError: `schedules` is empty, a key does not name a hyperparameter, a schedule cannot be called, or
             `count` is neither "steps" nor "updates".
         MissingStateError: The optimizer was not built with `fluxcb.inject` (when the Learner is built).
@@ -143,7 +142,7 @@ class Scheduler(Callback):
         return super().how_to_declare(path, permission)
 
     def resolveconflict(self, other: Callback) -> Resolution:
-        """Refuse a callback that sets a hyperparameter at Trigger, and another `Scheduler` with the same count."""
+        """Refuse another `Scheduler` that counts updates in the same entry."""
         if isinstance(other, Scheduler) and self.count == other.count == "updates" and self._entry == other._entry:
             name = next(iter(self.schedules))
             raise ConflictError(
@@ -152,31 +151,7 @@ class Scheduler(Callback):
                 why=f"both would count each update in `cbstate.{self._entry}`",
                 fix="join the schedules into one: `optax.join_schedules([first, second], [updates])`",
             )
-        for entry in other.handlers():
-            access = other.stateaccess() if entry.access is None else entry.access
-            if entry.event is Trigger:
-                for name in self.schedules:
-                    self._refuse(name, other, access)
         return NotDefined()
-
-    def _refuse(self, name: str, other: Callback, access: Mapping[str, Any]) -> None:
-        for path, permission in normalise(access, owner=repr(other), where="").items():
-            if writes(permission) and path[0] == "hyperparams" and overlap(path, ("hyperparams", name)):
-                raise ConflictError(
-                    f"{self!r} sets `hyperparams.{name}` at every step, so the value that {other!r} sets at Trigger "
-                    "has no effect.",
-                    where=["Scheduler.set_hyperparams, at ForwardBegin", f"{type(other).__name__}, at Trigger"],
-                    why="a ForwardBegin always comes between a Trigger and the next update, so no order would help",
-                    fix=[
-                        "leave one of the two out of the callbacks list",
-                        "for a warm-up, write `ScheduledHyperParamSetter(LearningRate, [(0, 0.0), (500, 0.1)], "
-                        '"linear", step_based=True)`, which sets nothing after its last step',
-                    ],
-                )
-
-    @on(Trigger, AbstractTrainingPhase, access={})
-    def meet(self, event: Event, phase: Phase, learner: LearnerView) -> None:
-        """Do nothing. `resolveconflict` is called only for callbacks that share a moment; this one is at Trigger."""
 
     @on(ForwardBegin, AbstractTrainingPhase)
     def set_hyperparams(self, event: Event, phase: Phase, learner: LearnerView) -> None:

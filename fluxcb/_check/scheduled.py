@@ -1,0 +1,58 @@
+"""Hyperparameters that a host handler sets although a callback sets them at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fluxcb._declare.access import overlap, writes
+from fluxcb._declare.callback import unwrap
+from fluxcb._declare.declared import Declared
+from fluxcb._declare.phases import Phase
+from fluxcb._errors import ConflictError
+
+__all__ = ["overwritten_hyperparams"]
+
+
+def overwritten_hyperparams(declared: Sequence[Declared], phases: Sequence[type[Phase]]) -> Iterator[ConflictError]:
+    """Yield a problem for each callback that sets, between the steps, a hyperparameter that each step sets again."""
+    trained = [phase for phase in phases if phase.trains]
+    for scheduler in declared:
+        for name in getattr(unwrap(scheduler.callback), "scheduled_hyperparams", ()):
+            for other in declared:
+                if other is not scheduler and (found := _setting(other, name, trained)):
+                    yield _overwritten(scheduler, other, name, *found)
+
+
+def _setting(declared: Declared, name: str, phases: Sequence[type[Phase]]) -> tuple[str, str] | None:
+    """Return the event and the place of the first host handler that may set a hyperparameter.
+
+    Returns None if there is none, or if a traced handler of the callback sets it in each step as well.
+    """
+    found = [
+        handler
+        for handler in declared.handlers
+        if any(issubclass(phase, handler.phase) for phase in phases)
+        for path, permission in declared.access_of(handler).items()
+        if path[0] == "hyperparams" and writes(permission) and overlap(path, ("hyperparams", name))
+    ]
+    if not found or any(handler.traced for handler in found):
+        return None
+    return found[0].event.__name__, declared.place_of(found[0])
+
+
+def _overwritten(scheduler: Declared, other: Declared, name: str, event: str, where: str) -> ConflictError:
+    kind = scheduler.cls.__name__
+    return ConflictError(
+        f"{scheduler.label} sets `hyperparams.{name}` at every step, so the value that {other.label} sets at {event} "
+        "has no effect.",
+        where=[scheduler.where, where],
+        why="each step sets the hyperparameter again before its update, so no order would help",
+        fix=[
+            "leave one of the two out of the callbacks list",
+            "for a warm-up, write `ScheduledHyperParamSetter(LearningRate, [(0, 0.0), (500, 0.1)], "
+            '"linear", step_based=True)`, which sets nothing after its last step'
+            if other.is_shipped
+            else f"set it in a handler of ForwardBegin, which is traced, and let `{other.cls.__name__}.runafter()` "
+            f"return `({kind},)`",
+        ],
+    )
