@@ -1,4 +1,4 @@
-"""Checks of gradients: what handlers write to the loss, the gradients and the inputs, and what a phase differentiates."""
+"""Checks of gradients: what handlers write to the loss, gradients and inputs, and what a phase differentiates."""
 
 from __future__ import annotations
 

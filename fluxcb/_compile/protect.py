@@ -245,7 +245,8 @@ class _View:
             if self._path == ("cbstate", "monitors"):  # its entries have any name
                 fix = [fix, self._how_to_declare(path, needed)]
         elif self._path and name in ("setdefault", "update", "pop"):
-            fix = f'assign each entry, e.g. `if "x" not in {code_reading(self._path)}: {code_reading((*self._path, "x"))} = 0`'
+            entry = code_reading((*self._path, "x"))
+            fix = f'assign each entry, e.g. `if "x" not in {code_reading(self._path)}: {entry} = 0`'
         elif not self._path and name not in FIRST_LEVEL:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self._how_to_declare(("cbstate", name), Write())

@@ -51,6 +51,7 @@ from fluxcb._run.validate_callbacks import (
     require_created,
     require_used,
     warn_ineffective,
+    warn_of_multi_steps,
 )
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.models import adapt
@@ -204,6 +205,7 @@ class LearnerCore:
         check_parts(graph, train.carry, state.cbstate)
         require_used(graph, moved, {*state.cbstate, *moved})
         warn_ineffective(graph)
+        warn_of_multi_steps(graph, train.carry["opt_state"])
         self.engine.emitter.check(graph)
         # Tracing is the only way to find errors in traced handlers. It takes longest, so it comes last.
         self._dry_run(plan)

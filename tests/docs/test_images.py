@@ -40,17 +40,20 @@ def shown_lines(picture):
     return [re.sub(r"[\s-]+", " ", re.sub(r"\d[\d.,]*", "#", line)).strip() for line in whole]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["graph", "events", "state", "order", "host-and-traced", "windows", "resume"])
 def test_drawings_are_current(made, name):
     assert (IMAGES / f"{name}.svg").read_text() == (made / f"{name}.svg").read_text(), CURE
 
 
+@pytest.mark.long
 def test_terminal_picture_matches_output_of_example(made):
     lines = shown_lines(made / "terminal.svg")
     assert shown_lines(IMAGES / "terminal.svg") == lines, CURE
     assert any(line.startswith("Training finished after epoch #") for line in lines)
 
 
+@pytest.mark.long
 def test_demo_picture_matches_output_of_demo(made):
     lines = shown_lines(made / "demo.svg")
     assert shown_lines(IMAGES / "demo.svg") == lines, CURE
@@ -60,6 +63,7 @@ def test_demo_picture_matches_output_of_demo(made):
     )
 
 
+@pytest.mark.long
 def test_picture_of_population_matches_its_page(made):
     lines = shown_lines(made / "sweep.svg")
     assert shown_lines(IMAGES / "sweep.svg") == lines, CURE
