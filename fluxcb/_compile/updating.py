@@ -254,8 +254,8 @@ class Updates:
                     where=[f"{self._phase}.step", handler.where],
                     why="`value_fn` and `grad_fn` call the loss without emitting events",
                     fix=[
-                        f"remove {handler.declared.label}, and move its computation to "
-                        + ("the loss function" if what == "the loss" else "the optimizer, with `optax.chain`"),
+                        f"remove {handler.declared.label}, and move its computation to the "
+                        + ("loss function" if what == "the loss" else "optimizer if an `optax.chain` can do it"),
                         "use an optimizer that needs neither `value_fn` nor `grad_fn`",
                     ],
                 )

@@ -233,7 +233,9 @@ class HostBackend:
                 why="host handlers see step values at StepBegin (the batch) and StepEnd"
                 if window is None
                 else f"this step has {', '.join(known)}",
-                fix="read it at StepEnd, in a phase that provides it",
+                fix="read it at StepEnd, in a phase that provides it"
+                if window is None or not window.computed
+                else f'assign it at each step where it is declared as `Write()`, or test `"{path[1]}" in learner.step`',
             ) from None
 
     def _value_in_window(self, path: StatePath) -> tuple[Any] | None:

@@ -313,7 +313,7 @@ def test_handler_changing_gradients_raises():
         "the gradients."
     )
     assert lines[-2:] == [
-        "  fix:   remove ClipGradients(1.0), and move its computation to the optimizer, with `optax.chain`",
+        "  fix:   remove ClipGradients(1.0), and move its computation to the optimizer if an `optax.chain` can do it",
         "     or: use an optimizer that needs neither `value_fn` nor `grad_fn`",
     ]
 

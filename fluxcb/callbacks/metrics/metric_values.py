@@ -183,4 +183,5 @@ def _by_attribute(values: EpochValues | StepValues, name: str) -> Any:
     by_name = vars(values).get("values", {})  # `copy` and `pickle` call `__getattr__` before `__init__` has run
     if name in by_name:
         return by_name[name]
-    raise AttributeError(f"{type(values).__name__} has no `{name}`.{did_you_mean(name, by_name)}")
+    empty = "" if by_name else " It has no values before the end of the first step or epoch of its phase."
+    raise AttributeError(f"{type(values).__name__} has no `{name}`.{did_you_mean(name, by_name)}{empty}")
