@@ -221,8 +221,8 @@ def restored_to_the_best():
             lambda: Checkpointer("runs/1", monitor="val_loss", save_top_k=1),
             "Checkpointer",
             "has no arguments `monitor` and `save_top_k`.",
-            'write `metric="validation/loss"` instead of `monitor=...`, and write `keep_best=1` instead of '
-            "`save_top_k=...`",
+            'write `metric="validation/loss"` instead of `monitor=...`, with a `keep_best` of at least 1, and write '
+            "`keep_best=1` instead of `save_top_k=...`",
             lambda: testlearner(Metrics(), Checkpointer("runs/1", metric="validation/loss", keep_best=1)),
         ),
         (

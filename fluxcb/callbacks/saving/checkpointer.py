@@ -106,7 +106,10 @@ class Checkpointer(SnapshotSaver, RunSaver):
     """
 
     @entry_point(
-        fixes=dict.fromkeys(("monitor", "watch"), 'write `metric="validation/loss"`, with a `keep_best` of at least 1')
+        fixes={
+            name: f'write `metric="validation/loss"` instead of `{name}=...`, with a `keep_best` of at least 1'
+            for name in ("monitor", "watch")
+        }
     )
     def __init__(
         self,
