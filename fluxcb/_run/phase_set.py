@@ -69,7 +69,8 @@ class PhaseSet:
             DeclarationError: It is not a phase instance.
         """
         if not isinstance(phase, Phase):
-            shown = f"The class `{phase.__name__}`" if isinstance(phase, type) else shapes(phase)
+            shown = f"The class `{phase.__name__}`" if isinstance(phase, type) else repr(phase)
+            shown = shown if len(shown) <= 100 else shapes(phase)  # arrays of a batch are too long
             example = self._meant(phase, measures)
             raise DeclarationError(f"{shown} is not a phase instance.", fix=f"pass an instance, e.g. `{example}`")
         # Users pass `TrainingPhase()`, also if the Learner runs the phase for its loss function instead.
