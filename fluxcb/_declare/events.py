@@ -95,7 +95,15 @@ class StepEnd(HostEvent):
 
 
 class EpochEnd(HostEvent):
-    """Emitted after the last step of an epoch, even if the epoch was cancelled."""
+    """Emitted after the last step of an epoch, even if the epoch was cancelled.
+
+    Args:
+        interrupted: Whether a signal or `PauseFitting` ended the epoch early. A fit that resumes this one finishes the
+            epoch, and emits `EpochEnd` for it again.
+    """
+
+    def __init__(self, *, interrupted: bool = False) -> None:
+        self.interrupted = interrupted
 
 
 class Trigger(HostEvent):

@@ -89,6 +89,7 @@ def _run(engine: Engine, epoch: Epoch, at: Position | None, *, inside: bool) -> 
         if interrupt.requested and not inside and engine.emitter.fit_phase is not None:
             # Before EpochEnd, so that savers store a position inside the epoch.
             engine.stop(interrupt.reason, epoch.phase)
+            epoch.interrupted = True
     except (CancelEpoch, CancelStep):
         pass
     except CancelFitting as cancel:
@@ -119,6 +120,7 @@ class Epoch:
     Attributes:
         phase: The phase whose steps, EpochBegin, or EpochEnd currently run.
         phases: All phases.
+        interrupted: Whether a signal or `PauseFitting` ended the steps.
     """
 
     def __init__(
@@ -142,6 +144,7 @@ class Epoch:
         ]
         self._now: _Member | None = None
         self._begun: list[_Member] = []
+        self.interrupted = False
 
     def prepare(self, at: Position | None) -> None:
         """Set the counters.
@@ -240,7 +243,7 @@ class Epoch:
             self._switch(member)
             try:
                 with contextlib.suppress(CancelEpoch, CancelStep):
-                    self._emitter.emit(EpochEnd(), member.phase)
+                    self._emitter.emit(EpochEnd(interrupted=self.interrupted), member.phase)
             except CancelFitting as cancel:
                 if self._engine.rewinds_after(cancel):
                     raise

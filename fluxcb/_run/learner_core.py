@@ -37,6 +37,7 @@ from fluxcb._run.evaluation import Evaluator
 from fluxcb._run.initial_state import initialized
 from fluxcb._run.initialization import initialize, initialize_again
 from fluxcb._run.new_state import new_opt_state, params_of_model, params_of_user, with_other_model
+from fluxcb._run.optimizer_warnings import warn_of_optimizer
 from fluxcb._run.phase_set import PhaseSet
 from fluxcb._run.process_differences import check_same_key
 from fluxcb._run.returned_copies import ReturnedCopies, read_ahead, used_while_running
@@ -51,7 +52,6 @@ from fluxcb._run.validate_callbacks import (
     require_created,
     require_used,
     warn_ineffective,
-    warn_of_multi_steps,
 )
 from fluxcb._typing import Batch, ModelAdapter, PyTree
 from fluxcb.models import adapt
@@ -205,7 +205,7 @@ class LearnerCore:
         check_parts(graph, train.carry, state.cbstate)
         require_used(graph, moved, {*state.cbstate, *moved})
         warn_ineffective(graph)
-        warn_of_multi_steps(graph, train.carry["opt_state"])
+        warn_of_optimizer(graph, self.phases, train.carry["opt_state"])
         self.engine.emitter.check(graph)
         # Tracing is the only way to find errors in traced handlers. It takes longest, so it comes last.
         self._dry_run(plan)

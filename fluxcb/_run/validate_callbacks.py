@@ -9,7 +9,6 @@ from types import CodeType
 from typing import Any
 
 import jax
-import optax
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
@@ -27,7 +26,7 @@ from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.refused_access import flag_written_late
 from fluxcb._tracebacks import warn_user
-from fluxcb._typing import PyTree, StatePath
+from fluxcb._typing import StatePath
 from fluxcb.callbacks import Checkpointer, Monitors, StopOnNaNLoss
 
 __all__ = [
@@ -144,21 +143,6 @@ def warn_ineffective(graph: CallbackGraph) -> None:
     _warn_inert(graph)
     _warn_uncalled(graph)
     _warn_unused_stop(graph)
-
-
-def warn_of_multi_steps(graph: CallbackGraph, opt_state: PyTree) -> None:
-    """Warn about callbacks that count updates, if the optimizer accumulates gradients itself."""
-    states = jax.tree.leaves(opt_state, is_leaf=lambda state: isinstance(state, optax.MultiStepsState))
-    if not any(isinstance(state, optax.MultiStepsState) for state in states):
-        return
-    # Callbacks read this flag to leave out the steps that only accumulate.
-    for declared in graph.declared:
-        if any(path == ("step", "hold") and not writes(permission) for path, permission, _ in declared.accesses()):
-            _warn(
-                f"{declared.label} counts updates, but `optax.MultiSteps` accumulates gradients inside the optimizer, "
-                "where callbacks do not see it. Every step counts as an update. Remove `optax.MultiSteps`, and add "
-                "`AccumulateGradients(n)` to the callbacks."
-            )
 
 
 def _warn_empty_log(graph: CallbackGraph) -> None:

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from fluxcb import Learner
+from fluxcb.callbacks import Metric, Metrics, accuracy
 from fluxcb.data import ArrayLoader, place
 
 CLASSES = 3
@@ -40,14 +41,13 @@ def of_counts(outputs, ys):
     return jnp.mean(rates - ys[:, None] * outputs)
 
 
-def learner(loss_fn, ys, data=lambda xs, ys: ArrayLoader((xs, ys), 4)):
+def learner(loss_fn, ys, data=lambda xs, ys: ArrayLoader((xs, ys), 4), callbacks=()):
     def init(key, xs):
         return {"w": 0.1 * jax.random.normal(key, (xs.shape[-1], CLASSES))}
 
     source = data(XS, np.asarray(ys, np.int32))
-    return Learner(
-        (init, lambda params, xs: xs @ params["w"]), loss_fn, optax.sgd(0.1), data=source, default_callbacks=False
-    )
+    model = (init, lambda params, xs: xs @ params["w"])
+    return Learner(model, loss_fn, optax.sgd(0.1), data=source, callbacks=callbacks, default_callbacks=False)
 
 
 def as_list(xs, ys):
@@ -180,3 +180,46 @@ def test_validation_data_is_checked_and_later_fits_are_not():
         both.fit(1)
     with warnings.catch_warnings(action="error"):
         both.fit(1)
+
+
+def weighted_accuracy(**weight):
+    return Metric(lambda outputs, ys: outputs.argmax(-1) == ys, "accuracy", **weight)
+
+
+@pytest.mark.parametrize("loss_fn", [masked, mean_of_unmasked])
+@pytest.mark.parametrize(
+    ("ys", "numbers", "weight", "used"),
+    [
+        ([0, 1, 2, -100] * 3, "-100", lambda ys: ys != -100, "!= -100"),
+        ([0, -1, 2, -2] * 3, "-2 or -1", lambda ys: ys >= 0, ">= 0"),
+        (IGNORED, "255", lambda ys: ys != 255, "!= 255"),
+        ([0, 1, 5, 255] * 3, "5 or 255", lambda ys: ys < 3, "< 3"),
+        ([0, -1, -2, -3] * 3, "not in the range 0 to 2", lambda ys: ys >= 0, ">= 0"),
+    ],
+)
+def test_metrics_that_count_what_the_loss_leaves_out_are_a_warning_whose_fix_works(loss_fn, ys, numbers, weight, used):
+    with pytest.warns(UserWarning, match="leaves out") as caught:
+        learner(loss_fn, ys, callbacks=[Metrics(accuracy)]).fit(1)
+    assert [str(warning.message) for warning in caught] == [
+        f"The loss leaves out targets in `data.training` that are {numbers}, but the metric `accuracy` counts them. "
+        "Let its function return one value per target, and pass `weight`. For the accuracy, write "
+        '`Metric(lambda outputs, ys: outputs.argmax(-1) == ys, "accuracy", weight=lambda ys: '
+        f'ys {used}, weight_needs=("ys",))`.'
+    ]
+    fixed = learner(loss_fn, ys, callbacks=[Metrics(weighted_accuracy(weight=weight, weight_needs=("ys",)))])
+    with warnings.catch_warnings(action="error"):
+        history = fixed.fit(1)
+    outputs = XS @ np.asarray(fixed.params["w"])
+    used_rows = weight(np.asarray(ys))
+    expected = (outputs.argmax(-1) == ys)[used_rows].mean()
+    assert fixed.evaluate((XS, np.asarray(ys, np.int32)))["accuracy"] == pytest.approx(expected)
+    assert "training/accuracy" in history
+
+
+def accuracy_of_used(outputs, ys):
+    return jnp.sum((outputs.argmax(-1) == ys) & (ys >= 0)) / jnp.maximum(jnp.sum(ys >= 0), 1)
+
+
+def test_metrics_that_leave_out_the_same_targets_are_no_warning():
+    with warnings.catch_warnings(action="error"):
+        learner(masked, NEGATIVE, callbacks=[Metrics(accuracy_of_used)]).fit(1)

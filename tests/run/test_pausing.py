@@ -110,6 +110,26 @@ def test_paused_run_matches_uninterrupted_run(tmp_path, straight, at, name):
     assert repr(state_of(resumed, ("Checkpointer",))) == straight[name]
 
 
+@changes_arguments("callbacks.Pauses.at")
+def test_interrupted_validation_has_no_value_until_a_resumed_fit_completes_it(tmp_path):
+    paused = made(tmp_path, Pauses("StepEnd", "validation", 4))
+    history = paused.fit(3)
+    assert [epoch for epoch, _ in paused.cbstate["metrics_epoch"]["training"]["loss"]] == [1]
+    assert "validation/loss" not in history
+    resumed = made(tmp_path, Pauses())
+    resumed.fit(1, resume=True)
+    ((epoch, loss),) = resumed.cbstate["metrics_epoch"]["validation"]["loss"]
+    w = float(resumed.params["w"])
+    assert (epoch, loss) == (1, pytest.approx((w**2 + (w - 1) ** 2) / 2))
+
+
+def test_interrupted_training_epoch_keeps_the_mean_over_its_steps(tmp_path):
+    paused = made(tmp_path, Pauses("StepEnd", "training", 2))
+    history = paused.fit(3)
+    steps = history.per_step["training"]["loss"]
+    assert history["training/loss"] == [pytest.approx(sum(loss for _, loss in steps) / 2)]
+
+
 def test_pause_still_emits_closing_events(tmp_path):
     log = EventLog()
     made(tmp_path, Pauses("StepEnd", "training", 2), log).fit(3)

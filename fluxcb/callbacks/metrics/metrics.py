@@ -54,7 +54,8 @@ class Metrics(Callback):
     `Metric(fn, phase=ValidationPhase)` is computed and reported in that phase only.
 
     A step whose update is skipped (`step.skip`) does not count toward the epoch values, because a single NaN would
-    make them NaN. Its own values are still in `metrics_step`.
+    make them NaN. Its own values are still in `metrics_step`. If a signal interrupts a validation, the epoch has no
+    values of it.
 
     Batches are weighted by their number of samples. If they are padded or masked, pass `weight` to `Metric` and to
     `Loss`. A metric with a shape, such as `ConfusionMatrix`, has NumPy arrays as epoch values and no step values.
@@ -370,6 +371,10 @@ class Metrics(Callback):
             self._flush(phase, learner, vectors)
         if learner.progress.step_in_epoch == 0:
             return  # no step ran, so the sums are those of an earlier epoch
+        if getattr(event, "interrupted", False) and not type(phase).trains:
+            # A mean over a part of the validation data is no measure of the epoch. Interrupted training epochs keep
+            # theirs, because all of their steps trained.
+            return
         epoch = learner.progress.epoch
         sums = self._sums_of(phase, vectors)
         values, samples = learner.cbstate.metrics_epoch.entry(phase), self._samples
