@@ -228,6 +228,11 @@ def _loss_advice(error: Exception) -> str | None:
             "write `def loss_fn(model, batch, *, key):`, and pass a key for each example: "
             "`jax.vmap(model)(xs, key=jax.random.split(key, len(xs)))`"
         )
+    if type(error).__name__ == "TraceContextError" and "Rng" in str(error):  # of Flax NNX, which is not imported here
+        return (
+            "the step is compiled, so it cannot draw from an `nnx.Rngs` outside the model. Write "
+            "`def loss_fn(model, batch, *, key):`, and draw from `key`, which differs in each step"
+        )
     if _UNEQUAL_SHAPES in str(error):
         return "if one of the shapes has an additional axis of length 1, remove it: write e.g. `outputs.squeeze(-1)`"
     if _NOT_INTEGERS in str(error):

@@ -367,7 +367,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
     # Only a tuple is a pair of sources, because a list of two is one source with two batches.
     if isinstance(data, tuple) and len(data) == 2:
         # `(xs, ys)` is the most common mistake. A source is never an array in practice, so the error loses nothing.
-        if all(isinstance(source, np.ndarray | jax.Array) for source in data):
+        if all(hasattr(source, "__array__") for source in data):  # also pandas and torch
             raise DataError(
                 "`data` is a pair of arrays, which is not a pair of data sources.",
                 why="`data=(training, validation)` takes two things that yield batches",

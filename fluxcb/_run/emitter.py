@@ -152,6 +152,11 @@ class Emitter:
         # A Cancel at an event between two epochs needs no permission, because no step has been dispatched ahead there.
         if not isinstance(error, Cancel):
             error.add_note(self._note(call, event, phase))
+            if isinstance(error, ValueError) and "read-only" in str(error):  # NumPy's error for `array[...] = x`
+                error.add_note(
+                    "fix: arrays of the Learner cannot be changed in place. Compute a new array and assign it to its "
+                    "path, for example `learner.step.batch = (xs + 1, ys)`, with `Write()` in `stateaccess`"
+                )
         elif isinstance(event, StepBegin | StepEnd):
             try:
                 self._check_cancel(call, event)

@@ -199,6 +199,24 @@ def test_read_arrays_are_read_only():
     assert text == "assignment destination is read-only"
 
 
+def test_note_for_a_batch_that_is_changed_in_place():
+    def in_place(learner):
+        learner.step.batch[0][0] = 1
+
+    def assigned(learner):
+        xs, ys = learner.step.batch
+        learner.step.batch = (xs + 1, ys)
+
+    access = {"step": {"batch": Write()}}
+    with pytest.raises(ValueError, match="read-only") as raised:
+        testlearner(made(StepBegin, access, in_place)).fit(1)
+    assert raised.value.__notes__[1] == (
+        "fix: arrays of the Learner cannot be changed in place. Compute a new array and assign it to its path, for "
+        "example `learner.step.batch = (xs + 1, ys)`, with `Write()` in `stateaccess`"
+    )
+    testlearner(made(StepBegin, access, assigned)).fit(1)
+
+
 def appends(learner):
     learner.cbstate.shared["list"].append(1)
 

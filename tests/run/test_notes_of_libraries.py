@@ -2,6 +2,7 @@
 
 import equinox as eqx
 import flax.linen as nn
+import flax.nnx as nnx
 import jax
 import numpy as np
 import optax
@@ -246,3 +247,24 @@ def test_note_for_outputs_with_an_additional_axis_in_model_loss():
     assert fixes_of(nn.Dense(1), loss_fn, TARGETS) == [
         "fix: if one of the shapes has an additional axis of length 1, remove it: write e.g. `outputs.squeeze(-1)`"
     ]
+
+
+# -- random numbers of NNX -----------------------------------------------------------------------
+
+
+def test_note_for_random_streams_outside_the_model():
+    rngs = nnx.Rngs(0)
+
+    def loss_fn(model, batch):
+        noise = jax.random.normal(rngs.noise(), batch[0].shape)
+        return cross_entropy(model(batch[0] + noise), batch[1])
+
+    def with_key(model, batch, *, key):
+        noise = jax.random.normal(key, batch[0].shape)
+        return cross_entropy(model(batch[0] + noise), batch[1])
+
+    assert fixes_of(nnx.Linear(5, 3, rngs=nnx.Rngs(1)), loss_fn) == [
+        "fix: the step is compiled, so it cannot draw from an `nnx.Rngs` outside the model. Write "
+        "`def loss_fn(model, batch, *, key):`, and draw from `key`, which differs in each step"
+    ]
+    fitted(nnx.Linear(5, 3, rngs=nnx.Rngs(1)), with_key)

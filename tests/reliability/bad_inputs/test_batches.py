@@ -55,6 +55,16 @@ class Passes:
         return iter(self.passes.pop(0))
 
 
+class Frame:
+    """A table that NumPy can convert, and whose iterator yields the names of its columns, as in pandas."""
+
+    def __array__(self, dtype=None, copy=None):
+        return BATCH
+
+    def __iter__(self):
+        return iter(["a", "b"])
+
+
 # -- sources -----------------------------------------------------------------------------------------------------------
 
 NO_PHASE = "`data` has {!r}, but no phase has this name."
@@ -76,6 +86,7 @@ NO_PHASE = "`data` has {!r}, but no phase has this name."
         ({"test": [BATCH]}, NO_PHASE.format("test")),
         ((BATCH, BATCH), "`data` is a pair of arrays, which is not a pair of data sources."),
         ((jnp.zeros(4), BATCH), "`data` is a pair of arrays, which is not a pair of data sources."),
+        ((Frame(), Frame()), "`data` is a pair of arrays, which is not a pair of data sources."),
         (([BATCH], 5), "`data.validation` is int, which cannot be iterated."),
         ([None], "`data.training` yields None, which is not a batch."),
         (Passes([None]), "`data.training` yields None, which is not a batch."),
@@ -91,6 +102,7 @@ NO_PHASE = "`data` has {!r}, but no phase has this name."
         "test",
         "arrays",
         "jax",
+        "frames",
         "int",
         "none",
         "nones",
