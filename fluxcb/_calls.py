@@ -234,6 +234,8 @@ def _mismatch(
         what = f"`{owner}` has no argument{'s' if len(unknown) > 1 else ''} {names}."
         known = [name for name in by_name if name not in by_position[: len(given)]]
         suggested = dict.fromkeys(_fix(name, kwargs[name], known, rest, fixes) for name in unknown)
+        if all(fix.startswith("leave out") for fix in suggested):
+            suggested |= dict.fromkeys(f"pass `{name}`" for name in missing)
         return DeclarationError(what, why=why, fix=", and ".join(suggested))
     if twice:
         what = f"`{owner}` was given `{twice[0]}` twice: by position and by name."
@@ -288,6 +290,8 @@ def _fix(name: str, value: Any, known: list[str], rest: str | None, fixes: Mappi
         if ours in known:
             return f"write `{ours}={_as_given(name, value, example)}` instead of `{name}=...`"
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if rest is not None and callable(value) and not near:
+        return f"pass the value by position, without `{name}=`"
     return f"write `{near[0]}=...` instead of `{name}=...`" if near else f"leave out `{name}=...`"
 
 

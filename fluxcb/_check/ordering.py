@@ -136,6 +136,25 @@ class Ordering:
             self.orders, key=lambda m: (phases.get(m[1], len(phases)), position.get(m[0], len(position)), m[0].__name__)
         )
 
+    def ineffective_orders(self) -> list[tuple[Declared, list[Declared]]]:
+        """Return the callbacks that `in_order` orders, but that never run at the same moment as any of the others.
+
+        Each comes with these others. If both of a pair are such callbacks, only the first one is listed. `in_order`
+        also orders calls of `init`, so pairs of callbacks that both define `init` are left out.
+        """
+        own_init = {d.position for d in self.declared if d.cls.init is not Callback.init}
+        found: list[tuple[Declared, list[Declared]]] = []
+        listed: set[int] = set()
+        for declared in self.declared:
+            pairs = sorted(pair for pair in self._ordered if declared.position in pair)
+            if not pairs or not declared.handlers or any(p in self.edges or own_init.issuperset(p) for p in pairs):
+                continue
+            others = [sum(pair) - declared.position for pair in pairs]
+            if not listed.intersection(others):
+                listed.add(declared.position)
+                found.append((declared, [self.declared[i] for i in others]))
+        return found
+
     def require(self) -> None:
         """Raise all problems that were found.
 

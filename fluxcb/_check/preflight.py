@@ -8,7 +8,7 @@ from typing import Any
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._check.ordering import moment_name
-from fluxcb._check.scheduled import overwritten_hyperparams
+from fluxcb._check.scheduled import overwritten_hyperparams, scheduled_twice
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
@@ -88,6 +88,10 @@ def unchecked_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> Callback
     conflicts = {(c.a.declared.position, c.b.declared.position) for c in graph.conflicts}
     graph.problems += [*names.unprovided(), *names.unprovided_parts(), *names.not_numbers(), *names.unlogged()]
     graph.problems += [*names.doubled(conflicts), *overwritten_hyperparams(declared, graph.phases)]
+    twice = scheduled_twice(declared)
+    # The error of such a conflict suggests an order.
+    replaced = [c.error for c in graph.conflicts if (c.a.declared.position, c.b.declared.position) in twice]
+    graph.problems = [p for p in graph.problems if not any(p is error for error in replaced)] + list(twice.values())
     return graph
 
 

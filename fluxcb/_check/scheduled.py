@@ -1,7 +1,8 @@
-"""Hyperparameters that a host handler sets although a callback sets them at each step."""
+"""Hyperparameters that a callback sets at each step, so that what another callback sets has no effect."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from fluxcb._declare.access import overlap, writes
@@ -10,7 +11,7 @@ from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import ConflictError
 
-__all__ = ["overwritten_hyperparams"]
+__all__ = ["overwritten_hyperparams", "scheduled_twice"]
 
 
 def overwritten_hyperparams(declared: Sequence[Declared], phases: Sequence[type[Phase]]) -> Iterator[ConflictError]:
@@ -21,6 +22,28 @@ def overwritten_hyperparams(declared: Sequence[Declared], phases: Sequence[type[
             for other in declared:
                 if other is not scheduler and (found := _setting(other, name, trained)):
                     yield _overwritten(scheduler, other, name, *found)
+
+
+def scheduled_twice(declared: Sequence[Declared]) -> dict[tuple[int, int], ConflictError]:
+    """Return a problem for each pair of callbacks that set one hyperparameter at each step, by their positions.
+
+    A wrapped callback may be disabled while the other one runs, so it is left out.
+    """
+    always = [d for d in declared if unwrap(d.callback) is d.callback]
+    problems = {}
+    for one, other in itertools.combinations(always, 2):
+        names = set(getattr(one.callback, "scheduled_hyperparams", ()))
+        for name in sorted(names.intersection(getattr(other.callback, "scheduled_hyperparams", ())))[:1]:
+            problems[one.position, other.position] = ConflictError(
+                f"{one.label} and {other.label} both set `hyperparams.{name}` at every step.",
+                why="the value of the first one would never have an effect, so no order would help",
+                fix=[
+                    "if one schedule follows the other, use a single callback with both: "
+                    "`optax.join_schedules([first, second], [steps])`",
+                    "leave one of the two out of the callbacks list",
+                ],
+            )
+    return problems
 
 
 def _setting(declared: Declared, name: str, phases: Sequence[type[Phase]]) -> tuple[str, str] | None:

@@ -63,14 +63,18 @@ class FitBegin(HostEvent):
 
     Args:
         resumes: Whether the fit resumes an interrupted fit.
+        within_epoch: Whether the fit resumes within an epoch or its validation.
         complete: Whether no step will run, because the run that the fit resumes is complete or was stopped.
         replays: Whether `learner.replay` repeats steps of a recorded run. Handlers must not change its files then.
     """
 
     # A separate event for resuming would have to be handled by every callback that opens a file or starts a thread.
 
-    def __init__(self, *, resumes: bool = False, complete: bool = False, replays: bool = False) -> None:
+    def __init__(
+        self, *, resumes: bool = False, within_epoch: bool = False, complete: bool = False, replays: bool = False
+    ) -> None:
         self.resumes = resumes
+        self.within_epoch = within_epoch
         self.complete = complete
         self.replays = replays
 

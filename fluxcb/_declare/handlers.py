@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fluxcb._calls import Constructed, entry_point
+from fluxcb._declare.annotations import annotated, classes_in, evaluate, is_subclass, with_annotations
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
@@ -26,11 +26,8 @@ __all__ = [
     "check_options",
     "check_pair",
     "check_signature",
-    "classes_in",
-    "evaluate",
     "handlers_of",
     "is_handler",
-    "is_subclass",
     "on",
     "shown",
 ]
@@ -154,11 +151,6 @@ def check_pair(event: Any, phase: Any, where: str) -> Pair:
     return event, phase
 
 
-def is_subclass(value: Any, base: type) -> bool:
-    """Return whether a value is a class that is derived from `base`."""
-    return isinstance(value, type) and issubclass(value, base)
-
-
 def shown(value: Any) -> str:
     """Return the text with which a message shows a value that should be a class."""
     return f"the class `{value.__name__}`" if isinstance(value, type) else f"{value!r}"
@@ -182,7 +174,8 @@ def on(
 
     Without arguments, `@on` reads the annotations of the method's `event` and `phase` parameters. An annotation may be
     a class or a union. Without an annotation of `phase`, the handler is for all phases. `@on(StepEnd, TrainingPhase)`
-    states the same without annotations. Either argument may be a union, and the phase may be omitted.
+    states the same without annotations. Either argument may be a union. If the phase is omitted, the annotation of
+    `phase` names it. A class in `@on` that contradicts the annotation is an error.
 
     Args:
         *events_and_phase: Nothing, an event class, or an event class and a phase class.
@@ -194,8 +187,8 @@ def on(
             exception is raised at the deadline. Outside a fit, the handler runs at once.
 
     Raises:
-        DeclarationError: The signature is wrong, the event is not stated, an annotation cannot be resolved or is not an
-            event or phase, or the class body has a second handler of the same name.
+        DeclarationError: The signature is wrong, the event is not stated, an annotation cannot be resolved, is not an
+            event or phase, or contradicts `@on`, or the class body has a second handler of the same name.
     """
     # The frame of the class body is the caller of the frame that `entry_point` adds.
     if len(events_and_phase) == 1 and inspect.isfunction(events_and_phase[0]):
@@ -267,10 +260,9 @@ def _mark(
     check_options(access, when, where)
     parameters = tuple(inspect.signature(function).parameters.values())
     if explicit is None:
-        event = _annotation(function, parameters[1], HostEvent, frame, where)
-        phase = _annotation(function, parameters[2], Phase, frame, where)
+        event, phase = annotated(function, frame, where)
     else:
-        event, phase = explicit[0], explicit[1] if len(explicit) == 2 else Phase
+        event, phase = with_annotations(function, explicit, frame, where)
     if explicit is None and any(is_subclass(p, Event) for p in classes_in(phase)):
         raise DeclarationError(
             f"The handler `{function.__qualname__}` takes ({', '.join(p.name for p in parameters)}), "
@@ -395,42 +387,3 @@ def _plain(function: Any) -> str:
     signature = inspect.signature(function)
     bare = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
-
-
-def _annotation(function: Any, parameter: inspect.Parameter, default: type, frame: types.FrameType, where: str) -> Any:
-    """Return the annotation as a tuple of classes. String annotations are evaluated in the scope of the class body."""
-    annotation = parameter.annotation
-    if annotation is parameter.empty:
-        return default
-    try:
-        return evaluate(annotation, function, frame)
-    except Exception as error:
-        raise DeclarationError(
-            f"The annotation `{parameter.name}: {annotation}` of `{function.__qualname__}` "
-            f"cannot be resolved ({error}).",
-            where=where,
-            fix="import the class before the callback, or name it in the decorator: `@on(StepEnd, TrainingPhase)`",
-        ) from error
-
-
-def evaluate(annotation: Any, function: Any, frame: types.FrameType | None) -> Any:
-    """Return the value of an annotation; names are looked up in the module and in the frames around the class."""
-    if not isinstance(annotation, str):
-        return annotation
-    names: dict[str, Any] = {}
-    # Local classes are defined in the frames that enclose the class body. Frames of other modules do not enclose it.
-    while frame is not None and frame.f_globals is function.__globals__ and frame.f_code.co_name != "<module>":
-        for name, value in frame.f_locals.items():
-            names.setdefault(name, value)
-        frame = frame.f_back
-    value: Any = annotation
-    while isinstance(value, str):  # with postponed annotations, a quoted annotation is a string within a string
-        value = eval(value, function.__globals__, names)  # noqa: S307 - the user's own annotation
-    return value
-
-
-def classes_in(annotation: Any) -> tuple[Any, ...]:
-    """Return the members of a union or of a tuple, or the class itself."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return annotation if isinstance(annotation, tuple) else (annotation,)

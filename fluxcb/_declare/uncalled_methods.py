@@ -10,8 +10,9 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fluxcb._declare.annotations import classes_in, evaluate
 from fluxcb._declare.events import Event
-from fluxcb._declare.handlers import classes_in, evaluate, is_handler
+from fluxcb._declare.handlers import is_handler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import source_of
 from fluxcb._errors import DeclarationError

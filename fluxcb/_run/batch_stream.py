@@ -14,7 +14,7 @@ from fluxcb._compile.leaves import check_examples, check_leaves, is_suspect
 from fluxcb._errors import DataError, FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_placement import BatchPlacement
-from fluxcb._run.stream_errors import no_batches, none_as_batch, used_up, warn_of_long_pass
+from fluxcb._run.stream_errors import no_batches, none_as_batch, not_iterable, used_up, warn_of_long_pass
 from fluxcb._run.stream_marks import LeftOut, Mark, StreamMarks
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
@@ -74,11 +74,7 @@ class BatchStream:
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
         # A string is iterable, but it is never a data source.
         if not hasattr(source, "__iter__") or isinstance(source, type | str | bytes):
-            raise DataError(
-                f"`{name}` is {type(source).__name__}, which "
-                + ("yields no batches." if isinstance(source, str | bytes) else "cannot be iterated."),
-                fix="pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
-            )
+            raise not_iterable(name, source)
         if in_memory and len(source) == 0:
             raise no_batches(name, source)
         self._placement = placement

@@ -153,7 +153,9 @@ def _run(
     try:
         try:
             with contextlib.suppress(CancelEpoch, CancelStep):  # these only skip the rest of the moment here
-                emitter.emit(FitBegin(resumes=resumes, complete=complete, replays=fit.replays), phase)
+                within_epoch = fit.at is not None
+                begin = FitBegin(resumes=resumes, within_epoch=within_epoch, complete=complete, replays=fit.replays)
+                emitter.emit(begin, phase)
             emitter.run_between_steps(None)
             core.leave_out_batches()
             if ended is not None:  # the saved run was stopped early, and resuming it does not train further

@@ -7,7 +7,7 @@ from typing import Any
 from fluxcb._errors import DataError
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["no_batches", "none_as_batch", "used_up", "warn_of_long_pass"]
+__all__ = ["no_batches", "none_as_batch", "not_iterable", "used_up", "warn_of_long_pass"]
 
 
 def no_batches(name: str, source: Any) -> DataError:
@@ -20,6 +20,20 @@ def no_batches(name: str, source: Any) -> DataError:
         why="an epoch without a step has no loss and no metrics",
         fix=fix,
     )
+
+
+def not_iterable(name: str, source: Any) -> DataError:
+    """Return the error for a data source that is a text, or that has no iterator; `name` is its name in messages."""
+    what = "yields no batches" if isinstance(source, str | bytes) else "cannot be iterated"
+    fix = ["pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"]
+    if hasattr(source, "__getitem__") and not isinstance(source, str | bytes | type):
+        what = "has `__getitem__`, but no `__iter__`"
+        fix = [
+            "if its items are batches, pass them as a list: `[dataset[i] for i in range(len(dataset))]`",
+            "if its items are examples, pass a loader that makes batches of them, such as PyTorch's DataLoader or "
+            "`fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
+        ]
+    return DataError(f"`{name}` is {type(source).__name__}, which {what}.", fix=fix)
 
 
 def none_as_batch(name: str) -> DataError:

@@ -138,11 +138,23 @@ def refuse_useless(graph: CallbackGraph) -> None:
 
 
 def warn_ineffective(graph: CallbackGraph) -> None:
-    """Warn about callbacks, handlers, logs and flags that have no effect."""
+    """Warn about callbacks, handlers, orders, logs and flags that have no effect."""
     _warn_empty_log(graph)
     _warn_inert(graph)
     _warn_uncalled(graph)
     _warn_unused_stop(graph)
+    for declared, others in graph.ineffective_orders():
+        _warn(
+            f"`in_order` has no effect on {declared.label}: it never runs at the same event and phase as "
+            f"{' or '.join(other.label for other in others)}. Events come in a fixed order. {_when(declared)}, and "
+            f"{', and '.join(map(_when, others))}. Leave {declared.label} out of `in_order`, or give it a handler of "
+            "another event."
+        )
+
+
+def _when(declared: Declared) -> str:
+    titles = dict.fromkeys(f"{h.event.__name__} x {h.phase.__name__}" for h in declared.handlers)
+    return f"{declared.label} runs at {', '.join(titles)}"
 
 
 def _warn_empty_log(graph: CallbackGraph) -> None:

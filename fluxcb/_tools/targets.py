@@ -63,9 +63,11 @@ def load(name: str, root: Path) -> Target:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
+        module, _, last = name.rpartition(".")
         raise DeclarationError(
-            f"{name!r} does not name a callback set.{did_you_mean(name, find_project(root).sets)}",
-            fix="write `module:name`, e.g. `pkg.train:callbacks`",
+            f"{name!r} does not name a callback set."
+            + did_you_mean(name, [known for known in find_project(root).sets if known != name]),
+            fix=f"write `{module}:{last}`" if module and last else "write `module:name`, e.g. `pkg.train:callbacks`",
         )
     for folder in (root / "src", root):
         if folder.is_dir() and str(folder) not in sys.path:

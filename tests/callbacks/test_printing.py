@@ -8,11 +8,12 @@ import pytest
 from rich.console import Console
 
 import fluxcb
-from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, on
+from fluxcb import Append, Callback, CancelFitting, DeclarationError, MissingStateError, PauseFitting, on
 from fluxcb.callbacks import Checkpointer, Metrics, MetricsPrinter, ModelSummary, ProgressBar, accuracy
 from fluxcb.callbacks.progress import bars
 from fluxcb.events import FitBegin, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
+from tests.changed_callbacks import changes_arguments
 
 
 class StopIn(Callback):
@@ -83,6 +84,39 @@ def test_a_finished_run_that_is_resumed_prints_no_header(build, tmp_path):
     assert resumed(2) == ["epoch", "1", "2"]
     assert resumed(2) == []
     assert resumed(3) == ["epoch", "3"]
+
+
+class StopsIn(Callback):
+    """Pause the fit at the first step of a phase in epoch 2."""
+
+    def __init__(self, phase):
+        self.phase = phase
+
+    @on
+    def stop(self, event: StepEnd, phase, learner):
+        if learner.progress.epoch == 2 and phase.name == self.phase:
+            raise PauseFitting("later")
+
+    def stateaccess(self):
+        return {"control": Append()}
+
+
+@pytest.mark.parametrize("phase", ["training", "validation"])
+@changes_arguments("callbacks.StopsIn.phase")
+def test_a_run_that_resumes_within_an_epoch_prints_its_row(phase, build, make_batches, tmp_path):
+    def resumed(phase):
+        file = io.StringIO()
+        data = make_batches([2, 2]), make_batches([2, 2], seed=1)
+        learner = build([Metrics(), MetricsPrinter(file), Checkpointer(tmp_path), StopsIn(phase)], data=data)
+        learner.fit(3, resume=True)
+        return learner, {row[0]: row[1:3] for row in rows(file.getvalue())}
+
+    _, first = resumed(phase)
+    assert first["2"][1] == "-"
+    learner, second = resumed("none")
+    assert list(second) == ["epoch", "2", "3"]
+    epochs = learner.cbstate["metrics_epoch"]
+    assert second["2"] == [f"{epochs[name].at(2)['loss']:.4f}" for name in ("training", "validation")]
 
 
 class Begins(Callback):

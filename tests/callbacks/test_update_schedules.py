@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import Append, Callback, ConflictError, DeclarationError, Read, in_order, on
+from fluxcb import Append, Callback, ConflictError, DeclarationError, Read, every, in_order, on
 from fluxcb.callbacks import (
     AccumulateGradients,
     Checkpointer,
@@ -126,8 +126,24 @@ def test_plain_schedulers_keep_no_state():
     assert [handler.name for handler in Scheduler({LearningRate: 0.1}).handlers()] == ["set_hyperparams"]
 
 
-def test_two_schedulers_with_the_same_count_are_refused(refused):
-    one, two = (Scheduler({LearningRate: SCHEDULE}, count="updates") for _ in range(2))
+@pytest.mark.parametrize("arrange", [list, lambda pair: [in_order(*pair)]], ids=["list", "in_order"])
+@pytest.mark.parametrize("counts", [("steps", "steps"), ("updates", "updates"), ("steps", "updates")])
+def test_two_schedulers_of_one_hyperparameter_are_refused(counts, arrange):
+    pair = [Scheduler({LearningRate: SCHEDULE}, count=count) for count in counts]
+    with pytest.raises(ConflictError) as raised:
+        build(*arrange(pair))
+    first, second = (repr(scheduler) for scheduler in pair)
+    assert str(raised.value) == (
+        f"{first} and {second}{' #2' if first == second else ''} both set `hyperparams.learning_rate` at every step.\n"
+        "  why:   the value of the first one would never have an effect, so no order would help\n"
+        "  fix:   if one schedule follows the other, use a single callback with both: "
+        "`optax.join_schedules([first, second], [steps])`\n"
+        "     or: leave one of the two out of the callbacks list"
+    )
+
+
+def test_two_scheduled_schedulers_with_the_same_count_are_refused(refused):
+    one, two = (every(Scheduler({LearningRate: SCHEDULE}, count="updates"), steps=2, traced=True) for _ in range(2))
     with refused(
         ConflictError,
         'Scheduler(learning_rate, count="updates") and Scheduler(learning_rate, count="updates") both set '
@@ -138,6 +154,9 @@ def test_two_schedulers_with_the_same_count_are_refused(refused):
         "  fix:   join the schedules into one: `optax.join_schedules([first, second], [updates])`",
     ):
         build(in_order(one, two))
+
+
+def test_joined_schedules_work():
     joined = optax.join_schedules([SCHEDULE, optax.constant_schedule(0.5)], [2])
     kept = Rates()
     build(Scheduler({LearningRate: joined}, count="updates"), kept, batches=4).fit(1)

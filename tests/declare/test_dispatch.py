@@ -140,13 +140,13 @@ def test_classes_of_enclosing_function_resolve() -> None:
     assert handled(make()) == ["(Mine, Phase) run"]
 
 
-def test_explicit_pair_takes_precedence_over_annotations() -> None:
+def test_explicit_pair() -> None:
     class Explicit(Callback):
         @on(StepEnd, TrainingPhase)
         def one(self, event, phase, learner): ...
 
         @on(EpochBegin | EpochEnd)
-        def two(self, event: StepBegin, phase: ValidationPhase, learner: Any) -> None: ...
+        def two(self, event, phase: Any, learner): ...
 
         @on((FitBegin, FitEnd), AbstractTrainingPhase)
         def three(self, event, phase, learner): ...
@@ -158,6 +158,47 @@ def test_explicit_pair_takes_precedence_over_annotations() -> None:
         "(FitBegin, AbstractTrainingPhase) three",
         "(FitEnd, AbstractTrainingPhase) three",
     ]
+
+
+def test_annotation_names_the_phase_that_the_decorator_leaves_out() -> None:
+    class Mixed(Callback):
+        @on(StepEnd)
+        def one(self, event, phase: ValidationPhase, learner): ...
+
+        @on(EpochEnd, when=EverySteps(2))
+        def two(self, event: Event, phase: TrainingPhase | ValidationPhase, learner): ...
+
+        @on(StepEnd, TrainingPhase)
+        def three(self, event: HostEvent, phase: AbstractTrainingPhase, learner): ...
+
+        @on(StepBegin)
+        def four(self, event: StepBegin, phase: OnlyForTypeCheckers, learner): ...  # noqa: F821
+
+    assert handled(Mixed) == [
+        "(StepEnd, ValidationPhase) one",
+        "(EpochEnd, TrainingPhase) two",
+        "(EpochEnd, ValidationPhase) two",
+        "(StepEnd, TrainingPhase) three",
+        "(StepBegin, Phase) four",
+    ]
+
+
+def test_decorator_that_contradicts_an_annotation_raises() -> None:
+    with pytest.raises(DeclarationError) as raised:
+
+        class Phases(Callback):
+            @on(EpochEnd, TrainingPhase)
+            def run(self, event, phase: ValidationPhase, learner): ...
+
+    assert "Phases.run` names TrainingPhase, but its `phase` is annotated as ValidationPhase." in str(raised.value)
+    assert str(raised.value).endswith("fix:   name the same class in both, or remove the annotation of `phase`")
+    with pytest.raises(
+        DeclarationError, match=r"names EpochBegin, but its `event` is annotated as EpochEnd \| StepEnd."
+    ):
+
+        class Events(Callback):
+            @on(EpochBegin | StepEnd, Phase)
+            def run(self, event: EpochEnd | StepEnd, phase, learner): ...
 
 
 def test_handler_keeps_its_access_and_schedule() -> None:

@@ -139,6 +139,14 @@ ROWS = [
         kind=DataError,
     ),
     row(
+        "which has `__getitem__`, but no `__iter__`",
+        "dataset = type('Batches', (), {'__getitem__': lambda self, i: BATCHES[i], '__len__': lambda self: 2})()\n"
+        "learner(data=dataset)",
+        "dataset = BATCHES\nlearner(data=[dataset[i] for i in range(len(dataset))])",
+        "xs, ys = XS, XS; learner(data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32))",
+        kind=DataError,
+    ),
+    row(
         "yields no batches",
         "fit(data=[])",
         "fit(data=ArrayLoader((XS, XS), batch_size=4, drop_last=True))",

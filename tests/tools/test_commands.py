@@ -270,7 +270,7 @@ def test_set_name_without_module(sample, command):
         assert run.stderr == (
             "DeclarationError: 'kit.train.callbacks' does not name a callback set. "
             "Did you mean `kit.train:callbacks`?\n"
-            "  fix:   write `module:name`, e.g. `pkg.train:callbacks`\n"
+            "  fix:   write `kit.train:callbacks`\n"
         )
 
 

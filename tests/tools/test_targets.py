@@ -103,6 +103,13 @@ def test_invalid_names_raise(name, tmp_path):
     )
 
 
+def test_suggestion_for_a_dot_in_place_of_the_colon_is_not_what_was_written(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\nsets = ["pkg.train.callbacks"]\n')
+    assert refusal("pkg.train.callbacks", tmp_path) == (
+        "'pkg.train.callbacks' does not name a callback set.\n  fix:   write `pkg.train:callbacks`"
+    )
+
+
 def test_missing_name_raises_with_suggestion(project, tmp_path):
     name = project()
     assert refusal(f"{name}:item", tmp_path) == f"`{name}` has no `item`. Did you mean `items`?\n  where: {name}.py"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.access import Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import BackwardEnd, Event
@@ -49,6 +50,12 @@ class ClipGradients(Callback):
         Pascanu, Mikolov and Bengio (2013), algorithm 1; `optax.clip_by_global_norm`, which this callback calls.
     """
 
+    @entry_point(
+        fixes={
+            "value": "write `max_norm=...` to limit the norm of all gradients; to limit each element, chain "
+            "`optax.clip(value)` with the optimizer"
+        }
+    )
     def __init__(self, max_norm: float) -> None:
         self.max_norm = finite_number(max_norm, "`max_norm` of ClipGradients", above=0)
 

@@ -94,8 +94,8 @@ class MetricsPrinter(Callback):
     def begin_fit(self, event: FitBegin, phase: Phase, learner: LearnerView) -> None:
         """Begin a table, and print its header if the names of the metrics are known."""
         progress = learner.progress
-        # An epoch that was interrupted before its first value has no row yet.
-        printed = progress.epoch if _values(learner) else progress.epoch - 1
+        # An epoch in which the fit resumes has no row yet, or only one without the values of its validation.
+        printed = progress.epoch - 1 if event.within_epoch else progress.epoch
         self._table = open_table(console_for(self.file), of_fit=True, printed=printed, epochs=progress.epochs)
         if event.complete or 0 < progress.epochs <= printed:  # no row will be added
             return

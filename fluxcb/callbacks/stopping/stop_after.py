@@ -7,6 +7,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.access import Append
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.control import PauseFitting
@@ -64,6 +65,12 @@ class StopAfter(Callback):
         PyTorch Ignite, `TimeLimit`; Lightning, `Timer`.
     """
 
+    @entry_point(
+        fixes={
+            "steps": "for a number of steps, write `learner.fit(steps=...)`; `StopAfter` takes `seconds`",
+            "epochs": "for a number of epochs, write `learner.fit(epochs)`; `StopAfter` takes `seconds`",
+        }
+    )
     def __init__(self, seconds: float) -> None:
         finite_number(seconds, "`seconds` of `StopAfter`", above=0)
         self.seconds = seconds
