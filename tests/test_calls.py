@@ -142,6 +142,11 @@ MESSAGES = [
         lambda: ClipGradients(max_norm=1.0),
     ),
     (
+        lambda: StopAfter(60, min_delta=0.01),
+        "`StopAfter` has no argument `min_delta`.\n  why:   it takes seconds\n  fix:   leave out `min_delta=...`",
+        lambda: StopAfter(60),
+    ),
+    (
         lambda: LogTraces(3),
         "`LogTraces` takes no arguments by position, and was given 1.\n"
         "  why:   it takes no arguments\n"
@@ -211,6 +216,7 @@ NAMES_ELSEWHERE = [
     ("SmoothLoss(momentum=0.9)", "SmoothLoss(beta=0.9)"),
     ("LabelSmoothing(smoothing=0.1)", "LabelSmoothing(alpha=0.1)"),
     ("ClipGradients(max_grad_norm=1)", "ClipGradients(max_norm=1)"),
+    ("ClipGradients(global_clipnorm=1)", "ClipGradients(max_norm=1)"),
     ("AccumulateGradients(accumulate_grad_batches=4)", "AccumulateGradients(steps=4)"),
     ("GradientNoise(std=0.1)", "GradientNoise(eta=0.1)"),
     ("DynamicLossScale(init_scale=8.0)", "DynamicLossScale(initial=2.0**15)"),
@@ -221,7 +227,6 @@ NAMES_ELSEWHERE = [
     ("EarlyStopping(3, monitor='val_loss')", 'EarlyStopping(3, metric="validation/loss")'),
     ("EarlyStopping(n=3)", "EarlyStopping(patience=3)"),
     ("ReduceLROnPlateau(gamma=0.5)", "ReduceLROnPlateau(factor=0.5)"),
-    ("ReduceLROnPlateau(min_delta=0.5)", "ReduceLROnPlateau(threshold=0.5)"),
     ("ReduceLROnPlateau(eta_min=0.5)", "ReduceLROnPlateau(min_lr=0.5)"),
     ("onecycle(100, max_lr=1e-3)", "onecycle(100, max_value=0.001)"),
     ("Checkpointer(dirpath='runs')", 'Checkpointer(folder="runs")'),

@@ -37,7 +37,8 @@ __all__ = [
 
 # Messages of JAX for a collective outside of its axis, and of Python for a call without a required argument.
 _UNBOUND_AXIS = re.compile(r"unbound axis name: (\w+)")
-_MISSING = re.compile(r"missing \d+ required (positional|keyword-only) argument")
+_MISSING = re.compile(r"missing \d+ required (positional|keyword-only) arguments?:? ?'?(\w*)")
+_MODE = re.compile(r"train|eval|infer|test|determin|mode", re.IGNORECASE)
 
 # What JAX and Optax say about labels that do not fit the loss function.
 _NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
@@ -109,9 +110,12 @@ def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
             )
         if _needs_key(error):
             return _NO_KEY
-        if _MISSING.search(str(error)):
+        if missing := _MISSING.search(str(error)):
+            flag = missing[2] if _MODE.search(missing[2]) else ""
             return (
-                "fluxcb calls the model with one argument, the inputs. For a model with other arguments, write "
+                "fluxcb calls the model with one argument, the inputs. "
+                + f"If `{flag}` is true in training, rename it to `train`, and if it is true in evaluation, to "
+                "`deterministic`; fluxcb sets both. " * bool(flag) + "For a model with other arguments, write "
                 "`def loss_fn(model, batch, *, key, train):`, and call the model in it with all of them"
             )
         of_parts = isinstance(batch, tuple | list) and all(isinstance(part, tuple | list) for part in batch)

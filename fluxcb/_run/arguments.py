@@ -26,14 +26,12 @@ from fluxcb._declare.losses import (
     warn_about_order,
     warn_about_unused,
 )
-from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts, parameter_names, runs_later
-from fluxcb._errors import DataError, DeclarationError
+from fluxcb._errors import DeclarationError
 from fluxcb._run.argument_order import is_optimizer
 from fluxcb._step_arguments import TRAIN_FLAGS
 from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, LossFn, PyTree
-from fluxcb.data.loader import ArrayLoader
 
 __all__ = [
     "EXPLAIN_FIXES",
@@ -47,7 +45,6 @@ __all__ = [
     "check_params",
     "colocate_carry",
     "copy_params",
-    "data_sources",
     "refuse_collections",
     "zeros_of_batch",
 ]
@@ -340,69 +337,6 @@ def _equinox_module_in(params: PyTree) -> Any:
         return next(filter(is_module, jax.tree.leaves(params, is_leaf=is_module)), None)
     except (ValueError, TypeError):  # keys of a dict that cannot be sorted
         return None
-
-
-def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
-    """Return the data sources by phase name.
-
-    Raises:
-        DataError: A name is not the name of a phase, or the data is a pair of inputs and targets, or it has validation
-            data without a phase for it.
-    """
-    if data is None:
-        return {}
-    names = {type(p).name for p in phases}
-    if isinstance(data, Mapping):
-        for name in data:
-            if name not in names:
-                fix = [f"use {' or '.join(map(repr, sorted(names)))}"]
-                of_arrays = all(isinstance(source, np.ndarray | jax.Array) for source in data.values())
-                if of_arrays and all(isinstance(key, str) and key.isidentifier() for key in data):
-                    arrays = ", ".join(f'"{key}": {key}' for key in data)
-                    fix.append(
-                        f"for arrays of examples, write `data=fluxcb.data.ArrayLoader({{{arrays}}}, batch_size=32)`"
-                    )
-                raise DataError(f"`data` has {name!r}, but no phase has this name.", fix=fix)
-        return dict(data)
-    # Only a tuple is a pair of sources, because a list of two is one source with two batches.
-    if isinstance(data, tuple) and len(data) == 2:
-        # `(xs, ys)` is the most common mistake. A source is never an array in practice, so the error loses nothing.
-        if all(hasattr(source, "__array__") for source in data):  # also pandas and torch
-            raise DataError(
-                "`data` is a pair of arrays, which is not a pair of data sources.",
-                why="`data=(training, validation)` takes two things that yield batches",
-                fix=[
-                    "for inputs and targets, write `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`",
-                    'for arrays of batches, write `data={"training": a, "validation": b}`',
-                ],
-            )
-        if data[1] is not None and "validation" not in names:
-            others = ", ".join(f'"{name}": ...' for name in sorted(names))
-            raise DataError(
-                "`data` is a pair `(training, validation)`, but no phase is named 'validation'.",
-                why="the second source would never be used",
-                fix=[
-                    "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`",
-                    "pass only the training data: `data=training`"
-                    if names == {"training"}
-                    else f"write a mapping by the names of the phases: `data={{{others}}}`",
-                ],
-            )
-        return {
-            name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
-        }
-    if isinstance(data, tuple | list) and any(isinstance(part, ArrayLoader) for part in data):
-        raise DataError(
-            f"`data` is a {type(data).__name__} of {len(data)}, which is neither batches nor `(training, validation)`.",
-            why="a Learner trains on the first and validates on the second after each epoch",
-            fix="write `data=training`, or `data=(training, validation)`"
-            if len(data) == 1
-            else [
-                "write `data=(training, validation)`, and `learner.evaluate(test)` after `fit`",
-                'measure on the other data in training: `InferenceRunner(test, ScalarStats("loss"), name="test")`',
-            ],
-        )
-    return {"training": data}
 
 
 def zeros_of_batch(batch: Batch) -> Batch:

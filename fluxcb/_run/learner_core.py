@@ -27,9 +27,9 @@ from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DataError, DeclarationError
-from fluxcb._run.arguments import data_sources
 from fluxcb._run.batch_placement import BatchPlacement
 from fluxcb._run.batch_stream import BatchStream
+from fluxcb._run.data_sources import data_sources
 from fluxcb._run.declared_parts import check_parts
 from fluxcb._run.distributed_state import check_padding
 from fluxcb._run.engine import Engine

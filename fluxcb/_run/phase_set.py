@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 from fluxcb._declare.phases import LossTrainingPhase, LossValidationPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb._declare.signatures import accepts, source_of
 from fluxcb._declare.turns import InTurn, flat
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.arguments import as_list_of_phases
@@ -31,7 +33,8 @@ class PhaseSet:
         phases: The phases in order.
 
     Raises:
-        DeclarationError: An element is not a phase instance, or two phases have the same name.
+        DeclarationError: An element is not a phase instance, its `step` does not take `(learner, emit)`, or two phases
+            have the same name.
     """
 
     def __init__(self, given: Iterable[Phase | InTurn] | None, *, of_batch: bool) -> None:
@@ -44,6 +47,13 @@ class PhaseSet:
                     fix=f"write `{phase.__name__}()`"
                     if isinstance(phase, type)
                     else "write e.g. `phases=(TrainingPhase(),)`",
+                )
+            if not accepts(phase.step, 2):
+                raise DeclarationError(
+                    f"`{type(phase).__qualname__}.step` takes {inspect.signature(phase.step)}, and is called as "
+                    "`step(learner, emit)`.",
+                    where=source_of(type(phase).step),
+                    fix="write `def step(self, learner, emit):`",
                 )
         # Names select data, metrics, and positions in checkpoints, so they must be unique.
         refuse_shared_names(flat(groups))

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from fluxcb._calls import entry_point
 from fluxcb._compile.arrays import own_copy
 from fluxcb._errors import AccessError, did_you_mean
-from fluxcb._run.arguments import as_key, data_sources
+from fluxcb._run.arguments import as_key
 from fluxcb._run.averages import restart_averages
+from fluxcb._run.data_sources import data_sources
 from fluxcb._run.history import History
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.state import HostState

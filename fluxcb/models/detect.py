@@ -1,6 +1,7 @@
 """Select the adapter for a model without importing a model library."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any, cast
 
 from fluxcb._calls import entry_point
@@ -56,10 +57,14 @@ def adapt(model: Any) -> ModelAdapter:
     # Tested last, because Linen modules also have `init` and `apply`, with a different meaning.
     if _is_adapter(model):
         return cast(ModelAdapter, model)
+    kinds = tuple(map(_library, model)) if isinstance(model, tuple) else ()
+    is_bindable = kinds == ("flax.linen", None) and isinstance(model[1], Mapping)
+    bound = ["pass `module.bind(variables)` for a Linen module and its variables"] if is_bindable else []
     raise DeclarationError(
         f"`model` is {_described(model)}, which fluxcb cannot train.",
         why="the step needs a model that it can initialize and apply to a batch of inputs",
         fix=[
+            *bound,
             "pass a Flax NNX or Linen module, or an Equinox module",
             "pass `(module, state)` as `eqx.nn.make_with_state(make_module)(...)` returns it",
             "pass two functions, `(init(key, xs) -> params, apply(params, xs) -> outputs)`",

@@ -36,6 +36,7 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
     of the step, so the outputs depend only on this key. Variables that are created during a call are dropped.
 
     Dropout that the module turns on in evaluation, with an argument `deterministic=False` of its call, raises an error.
+    Batch normalization with `use_running_average=False` in evaluation is a warning.
 
     If the module's call has a parameter named `rngs`, the adapter passes an `nnx.Rngs`.
 
@@ -44,7 +45,7 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
 
     Args:
         module: The module, with initialized variables.
-        train_argument: The keyword argument of the module's call that selects training mode. With None, the adapter
+        train_argument: The keyword argument of the module's call that is True in training. With None, the adapter
             looks for `train`, `training`, `is_training`, `is_train` or `deterministic` among the parameters of the
             call. `deterministic` is True during evaluation, the others are True during training.
 
@@ -73,7 +74,7 @@ class NNXAdapter:
         """Split the module into its structure and its arrays."""
         from flax import nnx as flax_nnx
 
-        from fluxcb.models._nnx_dropout import Evaluation, guard_dropout
+        from fluxcb.models._nnx_evaluation import Evaluation, guard_layers
         from fluxcb.models._nnx_inactive import record_modes
 
         kind = type(module)
@@ -95,10 +96,10 @@ class NNXAdapter:
         self._recording = flax_nnx.graphdef(trained)
         self._rebuilt = flax_nnx.graphdef(evaluated)
         options = tuple(boolean_options(module.__call__).items())
-        # The fixes in the error for dropout that is on depend on what calls the module.
-        guard_dropout(evaluated, Evaluation(self._name, where, self._flag, options, in_loss=False))
+        # The fixes in the messages about layers in training mode depend on what calls the module.
+        guard_layers(evaluated, Evaluation(self._name, where, self._flag, options, in_loss=False))
         self._applied = flax_nnx.graphdef(evaluated)
-        guard_dropout(evaluated, Evaluation(self._name, where, self._flag, options, in_loss=True))
+        guard_layers(evaluated, Evaluation(self._name, where, self._flag, options, in_loss=True))
         self._in_loss = flax_nnx.graphdef(evaluated)
         variables = dict(flax_nnx.to_flat_state(state))
         self._random = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.RngState)}

@@ -71,10 +71,18 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 f"`{name}` of a model pair takes {inspect.signature(function)}, "
                 f"and is called as `{name}({', '.join(arguments[name])})`.",
                 where=_place(function),
-                fix=f"write `def {name}({', '.join(arguments[name])}):`",
+                fix=[*_renamed_key(function, name), f"write `def {name}({', '.join(arguments[name])}):`"],
             )
     _warn_about_keys(apply)
     return PairAdapter(init, apply, stateful)
+
+
+def _renamed_key(function: Callable[..., Any], name: str) -> list[str]:
+    """Return a fix for an `apply` whose last parameter takes a random key under another name."""
+    parameters = list(inspect.signature(function).parameters)
+    if name != "apply" or len(parameters) < 3 or not names_a_key(parameters[-1]) or parameters[-1] == "key":
+        return []
+    return [f"rename `{parameters[-1]}` to `key`: `def apply({', '.join(parameters[:-1])}, key):`"]
 
 
 def _is_swapped(function: Callable[..., Any], name: str) -> bool:

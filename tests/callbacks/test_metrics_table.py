@@ -89,6 +89,14 @@ def test_the_header_has_the_phases_that_have_data_and_the_metrics_that_callbacks
         assert [row[tested] == "-" for row in table[1:]] == [True, False, True]  # only at epoch 2
 
 
+def test_the_header_has_no_metrics_of_other_callbacks_for_the_data_of_a_runner(build, make_batches):
+    runner = InferenceRunner(make_batches([2]), ScalarStats("loss"), name="test")
+    build([Metrics(accuracy), runner, MetricsPrinter(file := io.StringIO())], data=make_batches([2])).fit(1)
+    header, row = (titles(line) for line in file.getvalue().splitlines())
+    assert header == ["epoch", "train loss", "train accuracy", "test loss", "time"]
+    assert "-" not in row
+
+
 class Extra(Callback):
     """Writes a metric from an epoch on, without saying so beforehand."""
 

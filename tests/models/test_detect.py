@@ -123,6 +123,15 @@ def test_unsupported_model_raises(model, described):
     assert str(caught.value) == f"`model` is {described}, which fluxcb cannot train.\n{EXPLANATION}"
 
 
+def test_linen_module_with_its_variables_has_a_fix_that_keeps_them():
+    module = nn.Dense(3)
+    variables = module.init(jax.random.key(1), jnp.ones((2, 5)))
+    with pytest.raises(DeclarationError, match=r"fix:   pass `module\.bind\(variables\)` for a Linen module and its"):
+        adapt((module, variables))
+    params, _ = adapt(module.bind(variables)).init(jax.random.key(2), jnp.ones((2, 5)))
+    assert (params["kernel"] == variables["params"]["kernel"]).all()
+
+
 def test_model_class_raises():
     with pytest.raises(DeclarationError) as caught:
         adapt(Dense)

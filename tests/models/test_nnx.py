@@ -443,6 +443,61 @@ class InferenceNet(flax_nnx.Module):
         return self.dropout(self.norm(x, use_running_average=inference), deterministic=inference)
 
 
+class EvalMode(InferenceNet):
+    def __call__(self, x, eval_mode=False):
+        return self.norm(x, use_running_average=eval_mode)
+
+
+class BatchStatistics(InferenceNet):
+    def __call__(self, x):
+        return self.norm(x, use_running_average=False)
+
+
+class Follows(InferenceNet):
+    def __call__(self, x):
+        return self.norm(x)
+
+
+class Deterministic(InferenceNet):
+    def __call__(self, x, deterministic=False):
+        return self.norm(x, use_running_average=deterministic)
+
+
+LEFT_OUT_NORM = "leave `use_running_average` out when you call `nnx.BatchNorm`: fluxcb sets it, as `module.eval()` does"
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "advice"),
+    [
+        (nnx(EvalMode()), "EvalMode", "; or if `eval_mode` is true in evaluation, rename it to `deterministic`"),
+        (nnx(BatchStatistics()), "BatchStatistics", ""),
+        (
+            nnx(EvalMode(), "eval_mode"),
+            "EvalMode",
+            "; or write `use_running_average=not eval_mode` when you call `nnx.BatchNorm`",
+        ),
+    ],
+)
+def test_batch_statistics_in_evaluation_are_a_warning(model, name, advice):
+    params, state = model.init(None, None)
+    with pytest.warns(UserWarning, match="In evaluation") as caught:
+        model.apply(params, state, XS, train=False, key=KEY)
+    assert [str(warning.message) for warning in caught] == [
+        f"In evaluation, the NNX module `{name}` calls `nnx.BatchNorm` with `use_running_average=False`, so metrics and "
+        f"predictions depend on the other examples of a batch. To use the running average, {LEFT_OUT_NORM}{advice}."
+    ]
+
+
+@pytest.mark.parametrize("module", [Follows(), Deterministic()])
+def test_running_averages_in_evaluation_are_no_warning(module):
+    model = nnx(module)
+    params, state = model.init(None, None)
+    outputs, _ = model.apply(params, state, XS, train=False, key=KEY)
+    module.eval()
+    assert (outputs == (module(XS) if isinstance(module, Follows) else module(XS, deterministic=True))).all()
+    model.apply(params, state, XS, train=True, key=KEY)
+
+
 class LearningNorm(InferenceNet):
     def __call__(self, x, is_training_mode=False):
         return self.norm(x, use_running_average=not is_training_mode)

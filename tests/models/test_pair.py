@@ -122,6 +122,9 @@ def test_functions_with_other_signatures_raise():
     def swapped_apply(xs, params):
         return xs
 
+    def apply_with_rng(params, xs, rng):
+        return xs
+
     for make, text in (
         (
             lambda: pair(init_of_a_key, apply),
@@ -140,6 +143,13 @@ def test_functions_with_other_signatures_raise():
             "`apply` of a model pair takes (xs, params), and is called as `apply(params, xs)`.\n"
             f"  where: {swapped_apply.__qualname__}  {__file__}:{swapped_apply.__code__.co_firstlineno}\n"
             "  fix:   write `def apply(params, xs):`",
+        ),
+        (
+            lambda: pair(init, apply_with_rng),
+            "`apply` of a model pair takes (params, xs, rng), and is called as `apply(params, xs)`.\n"
+            f"  where: {apply_with_rng.__qualname__}  {__file__}:{apply_with_rng.__code__.co_firstlineno}\n"
+            "  fix:   rename `rng` to `key`: `def apply(params, xs, key):`\n"
+            "     or: write `def apply(params, xs):`",
         ),
         (
             lambda: pair(init, apply, stateful=True),

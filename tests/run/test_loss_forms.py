@@ -713,13 +713,13 @@ def test_functions_that_take_the_targets_first_are_a_warning():
     told = "`mean_error(y_true, y_pred)` gets the outputs of the model as `y_true` and the targets as `y_pred`"
     assert [str(warning.message) for warning in caught] == [
         f"The metric {told}, because fluxcb passes the outputs first. "
-        'Pass `Metric(mean_error, needs=("ys", "outputs"))` instead.',
+        'Pass `Metric(mean_error, "mean_error", ("ys", "outputs"))` instead.',
         f"The loss function {told}, because fluxcb passes the outputs first. "
         "Pass `lambda outputs, ys: mean_error(ys, outputs)` instead.",
     ]
     for loss, metric in (
         (ordered, ordered),
-        (lambda outputs, ys: mean_error(ys, outputs), Metric(mean_error, needs=("ys", "outputs"))),
+        (lambda outputs, ys: mean_error(ys, outputs), Metric(mean_error, "mean_error", ("ys", "outputs"))),
     ):
         learner = built(loss, metric)
         history = learner.fit(1)

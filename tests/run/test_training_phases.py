@@ -23,6 +23,7 @@ from fluxcb import (
     every,
     on,
 )
+from fluxcb._declare.signatures import source_of
 from fluxcb.callbacks import (
     Checkpointer,
     CustomCallback,
@@ -497,3 +498,16 @@ def test_manually_run_epochs_have_separate_numbers():
     learner.run_epoch(First())
     learner.run_epoch(Second())
     assert [at[0] for event, _, *at in log.lines if event == "EpochEnd"] == [1, 2]
+
+
+def test_phase_whose_step_takes_other_arguments_is_refused():
+    class OneArgument(AbstractTrainingPhase):
+        def step(self, learner): ...
+
+    with pytest.raises(DeclarationError) as raised:
+        fluxcb.Learner.from_loss({"w": jnp.zeros(())}, None, optax.sgd(0.1), phases=(OneArgument(),))
+    assert str(raised.value) == (
+        f"`{OneArgument.__qualname__}.step` takes (learner), and is called as `step(learner, emit)`.\n"
+        f"  where: {source_of(OneArgument.step)}\n"
+        "  fix:   write `def step(self, learner, emit):`"
+    )

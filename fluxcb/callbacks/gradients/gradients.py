@@ -51,10 +51,11 @@ class ClipGradients(Callback):
     """
 
     @entry_point(
-        fixes={
-            "value": "write `max_norm=...` to limit the norm of all gradients; to limit each element, chain "
-            "`optax.clip(value)` with the optimizer"
-        }
+        fixes=dict.fromkeys(
+            ("value", "clip_value", "clipvalue", "max_value"),
+            "write `max_norm=...` to limit the norm of all gradients; to limit each element, chain `optax.clip(value)` "
+            "with the optimizer",
+        )
     )
     def __init__(self, max_norm: float) -> None:
         self.max_norm = finite_number(max_norm, "`max_norm` of ClipGradients", above=0)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from fluxcb._calls import entry_point
 from fluxcb._declare.access import Permission, Read, Write
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.events import Event, Trigger
@@ -78,6 +79,8 @@ class ReduceLROnPlateau(Callback):
         waits one epoch less.
     """
 
+    # In Keras, `min_delta` is a difference, and the default of `threshold_mode` is a ratio.
+    @entry_point(fixes={"min_delta": 'write `threshold=..., threshold_mode="abs"` instead of `min_delta=...`'})
     def __init__(
         self,
         factor: float = 0.1,

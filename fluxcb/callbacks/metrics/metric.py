@@ -220,7 +220,7 @@ class Metric(AbstractMetric):
         self.fn = fn
         self._function = step_function(fn, needs, f"The function of the metric `{called}`", "Metric")
         if tuple(needs) == ("outputs", "ys"):
-            warn_about_order(fn, "The metric", 'Metric({}, needs=("ys", "outputs"))')
+            warn_about_order(fn, "The metric", f'Metric({{}}, "{called}", ("ys", "outputs"))')
         self.name = called
         self.weight = weight_function(weight, weight_needs, called, "Metric")
         self.needs = needs_of(self._function, self.weight)

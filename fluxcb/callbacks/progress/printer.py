@@ -147,13 +147,10 @@ def _expected(learner: LearnerView, trained: type[Phase]) -> list[str]:
     """Return the titles of the columns that a fit will have, as far as the callbacks know them."""
     callbacks = list(learner.callbacks)
     run = [p for p in learner.callbacks.graph.phases if p is trained or p.name in learner.data]
-    phases = [*run, *(phase for callback in callbacks for phase in callback.metric_phases())]
+    pairs = [(p, c) for p in run for c in callbacks]
+    pairs += [(p, c) for c in callbacks for p in c.metric_phases()]  # only the callback itself knows these phases
     names = [
-        _title(p.name, name)
-        for p in phases
-        for c in callbacks
-        for name in c.provided_metrics(p) or ()
-        if name not in c.array_metrics(p)
+        _title(p.name, name) for p, c in pairs for name in c.provided_metrics(p) or () if name not in c.array_metrics(p)
     ]
     return list(dict.fromkeys(names))
 

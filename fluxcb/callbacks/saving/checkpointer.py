@@ -110,6 +110,11 @@ class Checkpointer(SnapshotSaver, RunSaver):
             name: f'write `metric="validation/loss"` instead of `{name}=...`, with a `keep_best` of at least 1'
             for name in ("monitor", "watch")
         }
+        | {
+            name: f"write `keep_best={count}` instead of `{name}=...`; to load the best model, which is often not the "
+            'newest one, also add `MinSaver("runs/1", "validation/loss")`, and load `"runs/1/min-validation-loss"`'
+            for name, count in (("save_best_only", 1), ("save_top_k", 3))
+        }
     )
     def __init__(
         self,

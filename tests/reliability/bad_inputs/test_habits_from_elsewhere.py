@@ -15,7 +15,16 @@ from fluxcb import (
     every,
     phases,
 )
-from fluxcb.callbacks import Checkpointer, ClipGradients, EarlyStopping, Metrics, MinSaver, ParameterEMA, Recorder
+from fluxcb.callbacks import (
+    Checkpointer,
+    ClipGradients,
+    EarlyStopping,
+    Metrics,
+    MinSaver,
+    ParameterEMA,
+    Recorder,
+    ReduceLROnPlateau,
+)
 from fluxcb.checkpoints import load_params
 from fluxcb.phases import TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
@@ -114,16 +123,29 @@ def test_abbreviated_metrics_raise(metric):
     testlearner(Metrics(), EarlyStopping(3, metric=meant))
 
 
+BEST = (
+    '; to load the best model, which is often not the newest one, also add `MinSaver("runs/1", "validation/loss")`, and '
+    'load `"runs/1/min-validation-loss"`'
+)
+
+
 @pytest.mark.parametrize(
     ("call", "fix"),
     [
         (lambda: Checkpointer("runs/1", every=5), "write `steps=5` instead of `every=...`"),
-        (lambda: Checkpointer("runs/1", save_best_only=True), "write `keep_best=1` instead of `save_best_only=...`"),
+        (
+            lambda: Checkpointer("runs/1", save_best_only=True),
+            f"write `keep_best=1` instead of `save_best_only=...`{BEST}",
+        ),
         (lambda: every(Recorder(), n=5), "write `steps=5` instead of `n=...`"),
         (lambda: Checkpointer("runs/1", every_n_epochs=7), "write `epochs=7` instead of `every_n_epochs=...`"),
         (lambda: Checkpointer("runs/1", save_freq=7), "write `epochs=1` instead of `save_freq=...`"),  # of batches
-        (lambda: Checkpointer("runs/1", save_top_k=-1), "write `keep_best=3` instead of `save_top_k=...`"),
+        (lambda: Checkpointer("runs/1", save_top_k=-1), f"write `keep_best=3` instead of `save_top_k=...`{BEST}"),
         (lambda: Checkpointer(dirpath="a/b"), 'write `folder="a/b"` instead of `dirpath=...`'),
+        (
+            lambda: ReduceLROnPlateau(min_delta=0.1),
+            'write `threshold=..., threshold_mode="abs"` instead of `min_delta=...`',
+        ),
         (lambda: ClipGradients(clip_norm=5), "write `max_norm=5` instead of `clip_norm=...`"),
         (lambda: ClipGradients(clip_norm="5"), "write `max_norm=1.0` instead of `clip_norm=...`"),
     ],

@@ -1,4 +1,4 @@
-"""Dropout of Flax NNX modules that raises an error if it is on in evaluation."""
+"""Layers of Flax NNX modules that raise an error or warn if they are in training mode in evaluation."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 from flax import nnx
 
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb.models._keywords import TrainFlag
 
-__all__ = ["Evaluation", "guard_dropout"]
+__all__ = ["Evaluation", "guard_layers"]
 
 _STREAM = "dropout"  # the stream that dropout uses by default
 
@@ -35,27 +36,7 @@ class Evaluation:
 
     def error(self, layer: str) -> DeclarationError:
         """Return the error for a layer whose dropout is on."""
-        # Fluxcb has called `.eval()`, and only an argument of the layer's call overrides it.
-        fixes = [f"leave `deterministic` out when you call `nnx.{layer}`: fluxcb sets it, as `module.eval()` does"]
-        if self.in_loss:
-            passed = self.flag.name if self.flag else next((name for name, on in self.options if on), None)
-            if passed:
-                value = "not train" if self.flag and self.flag.inverted else "train"
-                fixes.append(
-                    f"write `def loss_fn(model, batch, *, train):`, and pass `{passed}={value}` when you call the model"
-                )
-        elif self.flag is not None:
-            opposite = "" if self.flag.inverted else "not "
-            fixes.append(f"write `deterministic={opposite}{self.flag.name}` when you call `nnx.{layer}`")
-        else:
-            # An argument that must be True for evaluation has the default False, since its default has turned dropout
-            # on.
-            fixes += [
-                f'if `{option}` is true in training, pass `fluxcb.models.nnx(module, "{option}")` as the model'
-                if on
-                else f"if `{option}` is true in evaluation, rename it to `deterministic`"
-                for option, on in self.options
-            ]
+        fixes = self._fixes("deterministic", layer)
         purpose = "if random numbers in evaluation are intended, draw them from another stream: "
         own = "`rngs=self.noise`, with `self.noise = rngs.noise.fork()` in `__init__`"
         fixes.append(purpose + ('`rng_collection="noise"` in `nnx.Dropout`' if layer == "Dropout" else own))
@@ -66,11 +47,51 @@ class Evaluation:
             fix=fixes,
         )
 
+    def warn_of_batch_statistics(self) -> None:
+        """Warn about batch normalization with the statistics of the batch, which may be intended."""
+        warn_user(
+            f"In evaluation, the NNX module `{self.name}` calls `nnx.BatchNorm` with `use_running_average=False`, so "
+            "metrics and predictions depend on the other examples of a batch. To use the running average, "
+            f"{'; or '.join(self._fixes('use_running_average', 'BatchNorm'))}.",
+            UserWarning,
+        )
 
-def guard_dropout(module: Any, evaluation: Evaluation) -> None:
-    """Make the dropout layers of a module raise an error if they are on. The state of the module does not change.
+    def _fixes(self, argument: str, layer: str) -> list[str]:
+        """Return the fixes for a layer that is in training mode.
 
-    Layers that draw from another stream than `dropout` stay as they are, as do subclasses of the layers of Flax.
+        Args:
+            argument: The argument of the layer that must be true in evaluation.
+            layer: Name of the layer.
+        """
+        # Fluxcb has called `.eval()`, and only an argument of the layer's call overrides it.
+        fixes = [f"leave `{argument}` out when you call `nnx.{layer}`: fluxcb sets it, as `module.eval()` does"]
+        if self.in_loss:
+            passed = self.flag.name if self.flag else next((name for name, on in self.options if on), None)
+            if passed:
+                value = "not train" if self.flag and self.flag.inverted else "train"
+                fixes.append(
+                    f"write `def loss_fn(model, batch, *, train):`, and pass `{passed}={value}` when you call the model"
+                )
+        elif self.flag is not None:
+            opposite = "" if self.flag.inverted else "not "
+            fixes.append(f"write `{argument}={opposite}{self.flag.name}` when you call `nnx.{layer}`")
+        else:
+            # An argument that must be True for evaluation has the default False, since its default has turned training
+            # mode on.
+            fixes += [
+                f'if `{option}` is true in training, pass `fluxcb.models.nnx(module, "{option}")` as the model'
+                if on
+                else f"if `{option}` is true in evaluation, rename it to `deterministic`"
+                for option, on in self.options
+            ]
+        return fixes
+
+
+def guard_layers(module: Any, evaluation: Evaluation) -> None:
+    """Make the layers of a module raise an error or warn if they are in training mode.
+
+    The state of the module does not change. Dropout layers that draw from another stream than `dropout` stay as they
+    are, as do subclasses of the layers of Flax.
     """
     # The calls of the layers are checked instead of the counts of the random streams: transforms such as `nnx.jit`
     # replace all counts, and `nnx.split_rngs` increments them, even if no layer drops anything.
@@ -78,7 +99,7 @@ def guard_dropout(module: Any, evaluation: Evaluation) -> None:
         guarded = _GUARDED.get(type(layer))
         if guarded is not None and getattr(layer, "rng_collection", _STREAM) == _STREAM:
             object.__setattr__(layer, "__class__", guarded)
-        if isinstance(layer, GuardedDropout | GuardedAttention):
+        if isinstance(layer, GuardedDropout | GuardedAttention | GuardedBatchNorm):
             layer.evaluation = evaluation
 
 
@@ -106,7 +127,24 @@ class GuardedAttention(nnx.MultiHeadAttention):
         return super().__call__(*args, deterministic=deterministic, rngs=rngs, **kwargs)
 
 
-_GUARDED: dict[type, type] = {nnx.Dropout: GuardedDropout, nnx.MultiHeadAttention: GuardedAttention}
+class GuardedBatchNorm(nnx.BatchNorm):
+    """A batch normalization layer that warns if it uses the statistics of the batch."""
+
+    evaluation: Evaluation
+
+    def __call__(self, x: Any, use_running_average: bool | None = None, **kwargs: Any) -> Any:
+        """Return the outputs of the layer."""
+        used = self.use_running_average if use_running_average is None else use_running_average
+        if used is False:  # a traced value is no decision
+            self.evaluation.warn_of_batch_statistics()
+        return super().__call__(x, use_running_average, **kwargs)
+
+
+_GUARDED: dict[type, type] = {
+    nnx.Dropout: GuardedDropout,
+    nnx.MultiHeadAttention: GuardedAttention,
+    nnx.BatchNorm: GuardedBatchNorm,
+}
 
 
 def _is_on(layer: Any, deterministic: bool | None, rngs: Any) -> bool:
