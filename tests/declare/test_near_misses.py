@@ -222,8 +222,8 @@ def restored_to_the_best():
             "Checkpointer",
             "has no arguments `monitor` and `save_top_k`.",
             'write `metric="validation/loss"` instead of `monitor=...`, with a `keep_best` of at least 1, and write '
-            "`keep_best=3` instead of `save_top_k=...`; to load the best model, which is often not the newest one, also "
-            'add `MinSaver("runs/1", "validation/loss")`, and load `"runs/1/min-validation-loss"`',
+            "`keep_best=3` instead of `save_top_k=...`; to load the best model, which is often not the newest one, "
+            'also add `MinSaver("runs/1", "validation/loss")`, and load `"runs/1/min-validation-loss"`',
             lambda: testlearner(Metrics(), Checkpointer("runs/1", metric="validation/loss", keep_best=1)),
         ),
         (

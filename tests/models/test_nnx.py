@@ -483,8 +483,8 @@ def test_batch_statistics_in_evaluation_are_a_warning(model, name, advice):
     with pytest.warns(UserWarning, match="In evaluation") as caught:
         model.apply(params, state, XS, train=False, key=KEY)
     assert [str(warning.message) for warning in caught] == [
-        f"In evaluation, the NNX module `{name}` calls `nnx.BatchNorm` with `use_running_average=False`, so metrics and "
-        f"predictions depend on the other examples of a batch. To use the running average, {LEFT_OUT_NORM}{advice}."
+        f"In evaluation, the NNX module `{name}` calls `nnx.BatchNorm` with `use_running_average=False`, so metrics "
+        f"and predictions depend on the other examples of a batch. To use the running average, {LEFT_OUT_NORM}{advice}."
     ]
 
 

@@ -124,8 +124,8 @@ def test_abbreviated_metrics_raise(metric):
 
 
 BEST = (
-    '; to load the best model, which is often not the newest one, also add `MinSaver("runs/1", "validation/loss")`, and '
-    'load `"runs/1/min-validation-loss"`'
+    '; to load the best model, which is often not the newest one, also add `MinSaver("runs/1", "validation/loss")`, '
+    'and load `"runs/1/min-validation-loss"`'
 )
 
 
