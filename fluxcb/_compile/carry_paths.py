@@ -163,7 +163,10 @@ def same_form(path: StatePath) -> str:
         return "assign one number, e.g. with `jnp.mean(...)`"
     if path[0] == "cbstate":  # the fix of `conforming`, because `init` chooses the structure
         return ""
-    return f"compute each array from the old one: `learner.{name} = jax.tree.map(lambda old: ..., learner.{name})`"
+    return (
+        f"compute each array from the old one: `learner.{name} = jax.tree.map(lambda old: ..., learner.{name})`, and "
+        "convert it to the old dtype: `.astype(old.dtype)`"
+    )
 
 
 def _strong(old: Any, new: Any) -> Any:

@@ -98,6 +98,10 @@ def _how_to_list(item: Any) -> Sequence[str]:
     # By name, because the declarations do not import the library.
     if any(cls.__name__ == "LoggerBackend" for cls in type(item).__mro__):
         return ["write `Monitors(backend)`"]
+    if item is None:
+        return ["leave it out; for an optional callback, write `callbacks=[*([callback] if condition else [])]`"]
+    if getattr(type(item), "_fields", ()) == ("init", "update"):  # an Optax transformation
+        return ["chain it with the optimizer: `optax.chain(transformation, optimizer)`"]
     return _FUNCTIONS
 
 

@@ -404,4 +404,6 @@ def refuse_ineffective(wrapper: str, wrapped: OnSchedule) -> None:
         problem = f"{callback!r} has no handler that `{wrapper}` schedules, so `{wrapper}` has no effect on it."
         by_epoch = any(issubclass(cls, EpochBegin | EpochEnd) for cls in handled)
         fix = [f"write `{wrapper}(callback, epochs=...)`, which also schedules EpochBegin and EpochEnd"] * by_epoch
+        if wrapper == "every" and any(entry.traced for entry in callback.handlers()):
+            fix.insert(0, "write `every(callback, steps=..., traced=True)`, which schedules its traced handlers")
     raise DeclarationError(problem, why=f"it handles {names}", fix=[*fix, f"pass the callback without `{wrapper}`"])

@@ -157,6 +157,11 @@ class Emitter:
                     "fix: arrays of the Learner cannot be changed in place. Compute a new array and assign it to its "
                     "path, for example `learner.step.batch = (xs + 1, ys)`, with `Write()` in `stateaccess`"
                 )
+            elif ("model",) in call.handler.access and _calls_shapes(error):
+                error.add_note(
+                    "fix: `learner.model` has only shapes in handlers, so it cannot be called. For metrics of other "
+                    "data, add an `InferenceRunner` to the callbacks. For the arrays, read `learner.params`"
+                )
         elif isinstance(event, StepBegin | StepEnd):
             try:
                 self._check_cancel(call, event)
@@ -238,3 +243,13 @@ class Emitter:
                 why="fluxcb assumes that a handler that reads `step.stop` cancels only at stopped steps",
                 fix="cancel only `if learner.step.stop`, or do not read `step.stop` in this handler",
             )
+
+
+def _calls_shapes(error: BaseException) -> bool:
+    """Return whether an exception says that a model without arrays was called."""
+    text = str(error)
+    return (
+        "ShapeDtypeStruct" in text
+        or "'tuple' object is not callable" in text
+        or type(error).__name__ == "CallCompactUnboundModuleError"  # of Flax Linen, which is not imported here
+    )

@@ -9,12 +9,13 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.arrays import own_copy
 from fluxcb._compile.placement import Placement
 from fluxcb._compile.plan import Plan
-from fluxcb._declare.callback import Callback
+from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._errors import FluxcbError
 from fluxcb._run.new_state import in_place
 from fluxcb._run.state import HostState
 from fluxcb._run.validate_callbacks import carried_entries
+from fluxcb._tracebacks import warn_user
 
 __all__ = ["initialize", "initialize_again"]
 
@@ -41,6 +42,10 @@ def initialize(
     for one in graph.init_order():
         if one not in declared or type(one.callback).init is Callback.init:
             continue
+        is_known = (
+            getattr(unwrap(one.callback), "_fluxcb_owner", None) is not None
+        )  # this Learner has called its `init`
+        existing = dict(state.cbstate) if is_known and not one.is_shipped else {}
         try:
             one.callback.init(plan.proxy(one, one.access, in_init=True))
         except FluxcbError:  # already names the callback
@@ -49,6 +54,14 @@ def initialize(
             error.add_note(f"raised in the `init` of {one.label}")
             raise
         state.moment.lent.verify()
+        for name, value in existing.items():
+            if name in state.cbstate and state.cbstate[name] is not value:
+                warn_user(
+                    f"The callbacks list has changed, and the `init` of {one.label} replaced `cbstate.{name}`, which "
+                    f'already existed. To keep its value, write `if "{name}" not in learner.cbstate:` before the '
+                    "assignment.",
+                    UserWarning,
+                )
     moved = {name: own_copy(state.cbstate.pop(name)) for name in carried_entries(graph, state.cbstate)}
     train.carry = in_place(placement, {**train.carry, "cbstate": moved})
     return moved

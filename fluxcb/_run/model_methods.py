@@ -33,7 +33,11 @@ class ModelMethods:
     @property
     @entry_point
     def model(self) -> Any:
-        """The trained model, ready for inference; equivalent to `get_model()`. An assignment calls `set_model`."""
+        """The trained model, ready for inference; equivalent to `get_model()`. An assignment calls `set_model`.
+
+        Each access returns a new model, so changing its arrays does not change the Learner. Assign the changed model:
+        `model = learner.model; model.kernel[...] = 0; learner.model = model`.
+        """
         return self.get_model()
 
     @model.setter

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fluxcb._declare.access import Append, Permission, Write, dotted, lookup, writes
+from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, writable_at
 from fluxcb._errors import AccessError, MissingStateError, did_you_mean
@@ -110,6 +110,21 @@ def undeclared_fix(declared: Declared, path: StatePath, permission: Permission, 
     declare = declared.how_to_declare(path, permission)
     if path[0] == "hyperparams":
         return state.train.hyperparams.undeclared_fix(path[1], permission, declared)
+    if path[0] == "model":
+        params = declared.how_to_declare(("params",), Read())
+        return (
+            f"for the arrays, read `learner.params`, and {params}. For metrics of other data, add an `InferenceRunner` "
+            "to the callbacks. `learner.model` has only shapes in handlers, so it cannot be called; for these, "
+            f"{declare}"
+        )
+    if path[0] == "optimizer":
+        rate = declared.how_to_declare(("hyperparams", "learning_rate"), Write())
+        return (
+            f"to change the learning rate, assign `learner.hyperparams.learning_rate`, and {rate}. For the optimizer "
+            f"itself, whose functions do not read attributes, {declare}"
+        )
+    if path == ("data",) and writes(permission):
+        return f'assign the data of one phase, `learner.data["training"] = ...`{_declaring(declared, path, permission)}'
     if path[0] == "step" and not writes(permission):
         window = state.moment.window
         exists = window is not None and (window.computed or path[1] == "batch")

@@ -57,8 +57,8 @@ class ByPhase(Constructed, Generic[T]):
         if isinstance(phase, str):
             known = {*self.entries, *_phase_names(Phase)}
             # Other names are allowed, such as that of an `InferenceRunner` that has not run yet.
-            if name not in known and (meant := nearest(name.partition("/")[0], known)):
-                raise KeyError(f"`{name}` has no entry yet. Did you mean `{meant}`?")
+            if name not in known and (meant := _meant(name, known)):
+                raise KeyError(f"`{name}` has no entry yet. Did you mean {meant}?")
         return self.make()  # reading does not add an entry
 
     def __getattr__(self, name: str) -> T:  # `values.training`
@@ -98,6 +98,18 @@ class ByPhase(Constructed, Generic[T]):
 
     def __repr__(self) -> str:
         return f"ByPhase({self.entries!r})"
+
+
+def _meant(name: str, known: set[str]) -> str:
+    """Return the entry that a name such as `validaton`, `validation/loss` or `val_loss` means, or an empty string."""
+    phase, _, entry = name.partition("/")
+    if not entry and "_" in name:  # the names of Keras
+        prefix, _, entry = name.partition("_")
+        phase = {"val": "validation", "valid": "validation", "train": "training"}.get(prefix, name)
+    meant = phase if phase in known else nearest(phase, known)
+    if not meant:
+        return ""
+    return f'`["{meant}"]["{entry}"]`' if entry else f"`{meant}`"
 
 
 def _phase_names(phase: type[Phase]) -> set[str]:

@@ -25,6 +25,8 @@ class NamedValues(Constructed):
     def __getitem__(self, name: str) -> Any:
         if name not in self.values:
             known = ", ".join(map(repr, self.values)) or "nothing"
+            if not isinstance(name, str):
+                raise KeyError(f"{name!r} is not the name of a metric. Recorded so far: {known}.")
             raise KeyError(f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}.")
         return self.values[name]
 

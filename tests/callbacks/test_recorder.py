@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -89,9 +91,16 @@ def test_samples_are_the_leading_axis(batch, samples):
     assert leading_axis(batch) == samples
 
 
-@pytest.mark.parametrize(("name", "meant"), [("trainin", "training"), ("validation/loss", "validation")])
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("trainin", "training"),
+        ("validation/loss", '["validation"]["loss"]'),
+        ("train_loss", '["training"]["loss"]'),
+    ],
+)
 def test_name_that_is_almost_a_phase_is_an_error(name, meant):
-    with pytest.raises(KeyError, match=f"`{name}` has no entry yet. Did you mean `{meant}`?"):
+    with pytest.raises(KeyError, match=re.escape(f"`{name}` has no entry yet. Did you mean `{meant}`?")):
         ByPhase(PhaseHistory)[name]
     kept = ByPhase(PhaseHistory)
     kept.entry(name).steps = 3  # an `InferenceRunner` may be called anything

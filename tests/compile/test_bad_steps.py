@@ -353,7 +353,8 @@ def test_changing_shape_of_gradients_raises():
         + where(bad)
         + "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
         "  fix:   compute each array from the old one: "
-        "`learner.step.grads = jax.tree.map(lambda old: ..., learner.step.grads)`"
+        "`learner.step.grads = jax.tree.map(lambda old: ..., learner.step.grads)`, and convert it to the old dtype: "
+        "`.astype(old.dtype)`"
     )
 
 

@@ -460,3 +460,46 @@ def test_runafter_that_names_old_definition_of_class_orders_new_one(cell):
 
     graph = testlearner(Later(), cell()()).graph
     assert ("Redefined()", "Later()") in graph.edges
+
+
+class Keeps(Callback):
+    """Count the steps in `cbstate.steps`."""
+
+    def __init__(self, checks):
+        self.checks = checks
+
+    def stateaccess(self):
+        return {"cbstate": {"steps": Write()}}
+
+    def init(self, learner):
+        if not self.checks or "steps" not in learner.cbstate:
+            learner.cbstate.steps = jnp.zeros((), jnp.int32)
+
+
+class KeepsTraced(Keeps):
+    @on
+    def count(self, event: BackwardEnd, phase: TrainingPhase, learner):
+        learner.cbstate.steps = learner.cbstate.steps + 1
+
+
+class KeepsOnHost(Keeps):
+    @on
+    def count(self, event: StepEnd, phase: TrainingPhase, learner):
+        learner.cbstate.steps = learner.cbstate.steps + 1
+
+
+@pytest.mark.parametrize("cls", [KeepsTraced, KeepsOnHost])
+def test_init_that_replaces_its_entry_when_the_list_changes_is_a_warning_whose_fix_works(cls):
+    learner = testlearner(cls(checks=False))
+    learner.fit(1)
+    with pytest.warns(UserWarning, match="callbacks list has changed") as caught:
+        learner.callbacks.add(Recorder())
+    assert [str(warning.message) for warning in caught] == [
+        f"The callbacks list has changed, and the `init` of {cls.__name__}() replaced `cbstate.steps`, which already "
+        'existed. To keep its value, write `if "steps" not in learner.cbstate:` before the assignment.'
+    ]
+    learner = testlearner(cls(checks=True))
+    learner.fit(1)
+    steps = int(learner.cbstate["steps"])
+    learner.callbacks.add(Recorder())
+    assert steps == int(learner.cbstate["steps"]) == learner.step

@@ -93,7 +93,8 @@ class Notes(Callback):
         return {"cbstate": {"notes": Write()}}
 
     def init(self, learner):
-        learner.cbstate.notes = []
+        if "notes" not in learner.cbstate:
+            learner.cbstate.notes = []
 
     @on(EpochBegin | EpochEnd | Trigger | FitStopping | FitEnd, TrainingPhase)
     def note(self, event, phase, learner):

@@ -1,0 +1,125 @@
+"""Handlers that use the model, the optimizer, the data or metrics in the way of other libraries."""
+
+import re
+
+import flax.linen
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import fluxcb
+from fluxcb import AccessError, Callback, Read, Write, on
+from fluxcb.callbacks import InferenceRunner, Metrics, ScalarStats
+from fluxcb.events import Trigger
+from fluxcb.phases import TrainingPhase
+
+XS = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
+BATCHES = [(XS, 3 * XS)]
+
+
+def fitted(access, act, *callbacks, model=None):
+    class Acts(Callback):
+        def stateaccess(self):
+            return access
+
+        @on
+        def act(self, event: Trigger, phase: TrainingPhase, learner):
+            act(learner)
+
+    learner = fluxcb.Learner(
+        model or nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        fluxcb.inject(optax.sgd, learning_rate=0.1),
+        data=(BATCHES, BATCHES),
+        callbacks=[Metrics(), *callbacks, Acts()],
+        default_callbacks=False,
+    )
+    learner.fit(1)
+    return learner
+
+
+PAIR = (lambda key, xs: {"w": jnp.zeros((1, 1))}, lambda params, xs: xs @ params["w"])
+
+
+def fix_of(access, act, kind=AccessError, **options):
+    with pytest.raises(kind) as raised:
+        fitted(access, act, **options)
+    fixes = raised.value.fix if kind is AccessError else raised.value.__notes__
+    (fix,) = (text for text in fixes if kind is AccessError or text.startswith("fix: "))
+    return fix
+
+
+def test_undeclared_model_names_what_to_use_instead():
+    assert fix_of({}, lambda learner: learner.model(XS)) == (
+        'for the arrays, read `learner.params`, and add `{"params": Read()}` to `stateaccess`. For metrics of other '
+        "data, add an `InferenceRunner` to the callbacks. `learner.model` has only shapes in handlers, so it cannot be "
+        'called; for these, add `{"model": Read()}` to `stateaccess`'
+    )
+    seen = []
+    fitted({"params": Read()}, lambda learner: seen.append(learner.params["kernel"].shape))
+    fitted({"model": Read()}, lambda learner: seen.append(learner.model.kernel.shape))
+    assert seen == [(1, 1), (1, 1)]
+    learner = fitted({}, lambda learner: None, InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))
+    assert "test/loss" in learner.history
+
+
+@pytest.mark.parametrize(
+    "model", [nnx.Linear(1, 1, rngs=nnx.Rngs(0)), flax.linen.Dense(1), PAIR], ids=["nnx", "linen", "pair"]
+)
+def test_calling_the_model_in_a_handler_names_what_to_use_instead(model):
+    assert fix_of({"model": Read()}, lambda learner: learner.model(XS), kind=Exception, model=model) == (
+        "fix: `learner.model` has only shapes in handlers, so it cannot be called. For metrics of other data, add an "
+        "`InferenceRunner` to the callbacks. For the arrays, read `learner.params`"
+    )
+
+
+def test_undeclared_optimizer_names_the_hyperparameter():
+    def assign(learner):
+        learner.optimizer.learning_rate = 0.5
+
+    assert fix_of({}, assign) == (
+        "to change the learning rate, assign `learner.hyperparams.learning_rate`, and add "
+        '`{"hyperparams": {"learning_rate": Write()}}` to `stateaccess`. For the optimizer itself, whose functions do '
+        'not read attributes, add `{"optimizer": Read()}` to `stateaccess`'
+    )
+
+    def mended(learner):
+        learner.hyperparams.learning_rate = 0.5
+
+    learner = fitted({"hyperparams": {"learning_rate": Write()}}, mended)
+    assert learner.hyperparams["learning_rate"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("access", "declares"),
+    [({"data": Write()}, ""), ({}, ', and add `{"data": Write()}` to `stateaccess`')],
+)
+def test_data_is_assigned_by_phase(access, declares):
+    def assign(learner):
+        learner.data = {"training": BATCHES}
+
+    assert fix_of(access, assign) == f'assign the data of one phase, `learner.data["training"] = ...`{declares}'
+
+    def mended(learner):
+        learner.data["training"] = BATCHES * 2
+
+    learner = fitted({"data": Write()}, mended)
+    learner.fit(1)
+    assert learner.step == 3
+
+
+@pytest.mark.parametrize("name", ["val_loss", "validation/loss", "valid_loss"])
+def test_names_of_metrics_of_other_libraries(name):
+    access = {"cbstate": {"metrics_epoch": Read()}}
+    text = f'`{name}` has no entry yet. Did you mean `["validation"]["loss"]`?'
+    with pytest.raises(KeyError, match=re.escape(text)):
+        fitted(access, lambda learner: learner.cbstate.metrics_epoch[name])
+    with pytest.raises(KeyError, match=r"-1 is not the name of a metric\. Recorded so far: 'loss'\."):
+        fitted(access, lambda learner: learner.cbstate.metrics_epoch["validation"][-1])
+    seen = []
+    fitted(access, lambda learner: seen.append(learner.cbstate.metrics_epoch["validation"]["loss"][-1]))
+    assert [epoch for epoch, _ in seen] == [1]
+    assert all(isinstance(loss, float) and not jax.numpy.isnan(loss) for _, loss in seen)
