@@ -164,8 +164,8 @@ def same_form(path: StatePath) -> str:
     if path[0] == "cbstate":  # the fix of `conforming`, because `init` chooses the structure
         return ""
     return (
-        f"compute each array from the old one: `learner.{name} = jax.tree.map(lambda old: ..., learner.{name})`, and "
-        "convert it to the old dtype: `.astype(old.dtype)`"
+        "compute each array from the old one, with the same dtype: "
+        f"`learner.{name} = jax.tree.map(lambda old: ..., learner.{name})`"
     )
 
 

@@ -352,9 +352,8 @@ def test_changing_shape_of_gradients_raises():
         "Made() changes the structure, shape or dtype of `step.grads`: ['w']: expected float32[], got float32[3].\n"
         + where(bad)
         + "  why:   the structure, shapes and dtypes of the carry are fixed when the step is compiled\n"
-        "  fix:   compute each array from the old one: "
-        "`learner.step.grads = jax.tree.map(lambda old: ..., learner.step.grads)`, and convert it to the old dtype: "
-        "`.astype(old.dtype)`"
+        "  fix:   compute each array from the old one, with the same dtype: "
+        "`learner.step.grads = jax.tree.map(lambda old: ..., learner.step.grads)`"
     )
 
 
