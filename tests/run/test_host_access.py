@@ -395,7 +395,7 @@ def test_params_with_other_structure_raise(value, difference):
         f"Made() changes the structure, shape or dtype of `params`: {difference}.\n"
         + declared(bad)
         + "  why:   the carry of a compiled step keeps its structure, shapes and dtypes\n"
-        "  fix:   compute each array from the old one: "
+        "  fix:   compute each array from the old one, with the same dtype: "
         "`learner.params = jax.tree.map(lambda old: ..., learner.params)`"
     )
 
