@@ -80,5 +80,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
 
 def _is_list_of_inputs_and_targets(data: Any) -> bool:
     """Return whether data is a list of two arrays of equal length, of which only one has further axes."""
-    shapes = [getattr(part, "shape", ()) for part in data] if isinstance(data, list) and len(data) == 2 else [(), ()]
-    return all(shapes) and shapes[0][0] == shapes[1][0] and len(shapes[0]) != len(shapes[1])
+    if not isinstance(data, list) or len(data) != 2:
+        return False
+    first, second = (getattr(part, "shape", ()) for part in data)
+    return bool(first and second) and first[0] == second[0] and len(first) != len(second)
