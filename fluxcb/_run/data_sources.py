@@ -82,5 +82,6 @@ def _is_list_of_inputs_and_targets(data: Any) -> bool:
     """Return whether data is a list of two arrays of equal length, of which only one has further axes."""
     if not isinstance(data, list) or len(data) != 2:
         return False
-    first, second = (getattr(part, "shape", ()) for part in data)
+    shapes: list[tuple[int, ...]] = [getattr(part, "shape", ()) for part in data]
+    first, second = shapes
     return bool(first and second) and first[0] == second[0] and len(first) != len(second)
