@@ -150,7 +150,8 @@ class Ordering:
             if not pairs or not declared.handlers or any(p in self.edges or own_init.issuperset(p) for p in pairs):
                 continue
             others = [sum(pair) - declared.position for pair in pairs]
-            if not listed.intersection(others):
+            others = [i for i in others if self.declared[i].handlers]
+            if others and not listed.intersection(others):
                 listed.add(declared.position)
                 found.append((declared, [self.declared[i] for i in others]))
         return found

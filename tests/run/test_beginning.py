@@ -156,6 +156,7 @@ def test_copy_of_params_for_handler_compiles_nothing():
     assert len(set(arrays)) == len(arrays)
 
 
+@pytest.mark.filterwarnings("ignore:`optax.contrib.schedule_free` trains other parameters")
 def test_optimizer_is_initialized_by_one_program():
     learner_of([(3,)])
     shapes = [(n, 2) for n in range(80, 90)]

@@ -44,8 +44,8 @@ def test_effect_agrees_with_hand_written_trainings():
 
 def test_observer_is_identical_and_output_is_written_by_no_training(tmp_path, capsys):
     def make(seed):
-        average = in_order(ParameterEMA(), ClipGradients(0.5))
-        return testlearner(average, Metrics(), MetricsPrinter(), Checkpointer(tmp_path / "run"), key=seed)
+        average = in_order(ParameterEMA(), Metrics())
+        return testlearner(average, ClipGradients(0.5), MetricsPrinter(), Checkpointer(tmp_path / "run"), key=seed)
 
     result = fluxcb.ablate(make, ["ParameterEMA"], steps=4, seeds=(0, 1))
     assert [(effect.seed, effect.params, effect.identical) for effect in result] == [(0, 0.0, True), (1, 0.0, True)]
