@@ -112,6 +112,7 @@ class Writes(Callback):
         return {"params": Write()}
 
 
+@pytest.mark.filterwarnings("ignore:`in_order` has no effect")  # at events that the readers do not handle
 @pytest.mark.parametrize("event", [StepBegin, StepEnd, Trigger])
 @pytest.mark.parametrize("period", [1, 3, 8])
 @pytest.mark.parametrize("size", ["tiny", "large"])
