@@ -143,17 +143,19 @@ class Ordering:
         also orders calls of `init`, so pairs of callbacks that both define `init` are left out.
         """
         own_init = {d.position for d in self.declared if d.cls.init is not Callback.init}
+        # Sets can have hundreds of thousands of pairs, so each pair is looked at only once or twice.
+        effective = {i for pair in self._ordered if pair in self.edges or own_init.issuperset(pair) for i in pair}
+        partners: dict[int, list[int]] = {}
+        for i, j in sorted(pair for pair in self._ordered if not effective.issuperset(pair)):
+            for one, other in ((i, j), (j, i)):
+                if one not in effective and self.declared[one].handlers and self.declared[other].handlers:
+                    partners.setdefault(one, []).append(other)
         found: list[tuple[Declared, list[Declared]]] = []
         listed: set[int] = set()
-        for declared in self.declared:
-            pairs = sorted(pair for pair in self._ordered if declared.position in pair)
-            if not pairs or not declared.handlers or any(p in self.edges or own_init.issuperset(p) for p in pairs):
-                continue
-            others = [sum(pair) - declared.position for pair in pairs]
-            others = [i for i in others if self.declared[i].handlers]
-            if others and not listed.intersection(others):
-                listed.add(declared.position)
-                found.append((declared, [self.declared[i] for i in others]))
+        for one, others in sorted(partners.items()):
+            if not listed.intersection(others):
+                listed.add(one)
+                found.append((self.declared[one], [self.declared[i] for i in others]))
         return found
 
     def require(self) -> None:

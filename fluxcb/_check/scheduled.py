@@ -29,11 +29,14 @@ def scheduled_twice(declared: Sequence[Declared]) -> dict[tuple[int, int], Confl
 
     A wrapped callback may be disabled while the other one runs, so it is left out.
     """
-    always = [d for d in declared if unwrap(d.callback) is d.callback]
+    always = [
+        (d, names)
+        for d in declared
+        if unwrap(d.callback) is d.callback and (names := set(getattr(d.callback, "scheduled_hyperparams", ())))
+    ]
     problems = {}
-    for one, other in itertools.combinations(always, 2):
-        names = set(getattr(one.callback, "scheduled_hyperparams", ()))
-        for name in sorted(names.intersection(getattr(other.callback, "scheduled_hyperparams", ())))[:1]:
+    for (one, names), (other, others) in itertools.combinations(always, 2):
+        for name in sorted(names & others)[:1]:
             problems[one.position, other.position] = ConflictError(
                 f"{one.label} and {other.label} both set `hyperparams.{name}` at every step.",
                 why="the value of the first one would never have an effect, so no order would help",

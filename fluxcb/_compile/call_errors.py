@@ -111,12 +111,15 @@ def model_advice(xs: Any, batch: Any) -> Callable[[Exception], str | None]:
         if _needs_key(error):
             return _NO_KEY
         if missing := _MISSING.search(str(error)):
-            flag = missing[2] if _MODE.search(missing[2]) else ""
+            flag = missing[2]
+            renamed = (
+                f"If `{flag}` is true in training, rename it to `train`, and if it is true in evaluation, to "
+                "`deterministic`; fluxcb sets both. "
+            )
             return (
-                "fluxcb calls the model with one argument, the inputs. "
-                + f"If `{flag}` is true in training, rename it to `train`, and if it is true in evaluation, to "
-                "`deterministic`; fluxcb sets both. " * bool(flag) + "For a model with other arguments, write "
-                "`def loss_fn(model, batch, *, key, train):`, and call the model in it with all of them"
+                f"fluxcb calls the model with one argument, the inputs. {renamed if _MODE.search(flag) else ''}For a "
+                "model with other arguments, write `def loss_fn(model, batch, *, key, train):`, and call the model in "
+                "it with all of them"
             )
         of_parts = isinstance(batch, tuple | list) and all(isinstance(part, tuple | list) for part in batch)
         # A tuple of two can be a pair of several inputs and several targets.

@@ -42,9 +42,8 @@ def initialize(
     for one in graph.init_order():
         if one not in declared or type(one.callback).init is Callback.init:
             continue
-        is_known = (
-            getattr(unwrap(one.callback), "_fluxcb_owner", None) is not None
-        )  # this Learner has called its `init`
+        # Whether this Learner has called its `init` before.
+        is_known = getattr(unwrap(one.callback), "_fluxcb_owner", None) is not None
         existing = dict(state.cbstate) if is_known and not one.is_shipped else {}
         try:
             one.callback.init(plan.proxy(one, one.access, in_init=True))
