@@ -13,7 +13,7 @@ import fluxcb
 from fluxcb.callbacks import CustomCallback
 from fluxcb.events import Trigger
 
-EPOCHS, STEPS = 3, 4
+EPOCHS, STEPS = 9, 4
 BATCH, LENGTH = 2, 64
 WIDTH, HEADS, LAYERS = 512, 8, 9
 
