@@ -88,7 +88,7 @@ class _Fixes:
                 yield f"remove `{named}` from `{self._class(pair[1])}.runafter()`"
             for reason in self._relations[pair]:
                 source, resolution, _ = reason.partition(" returns RunFirst(")
-                if resolution:
+                if resolution and any(source.startswith(f"{self._class(i)}.") and self._is_users(i) for i in pair):
                     yield f"return `RunFirst` of the other callback from `{source}`"
         if readers := self._users([reader for pair in edges if self._may_be_reversed(pair) for reader in pair[1:]]):
             yield f"in {readers}, declare `Read(previous=True)` if a value from an earlier moment is sufficient"

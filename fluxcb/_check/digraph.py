@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 
@@ -12,12 +12,15 @@ from fluxcb._check.ordering import Ordering, moment_name
 from fluxcb._check.pictures import timeline
 from fluxcb._draw.drawing import Arc, Timeline
 from fluxcb._draw.svg import to_svg
+from fluxcb._errors import DeclarationError
 
 __all__ = ["CallbackDiGraph", "to_digraph"]
 
 # The name of the graph attribute that holds the picture. networkx passes graph attributes on to copies, subgraphs and
 # pickles, which an attribute of the instance would not survive.
 _PICTURE = "picture"
+# Methods of `CallbackGraph`, which users look for here.
+_OF_CALLBACK_GRAPH = ("explain", "handlers", "moments", "render")
 
 
 class _Picture:
@@ -45,6 +48,15 @@ class CallbackDiGraph(nx.DiGraph):
     `moments`. The picture shows the current nodes and edges of the graph, so a subgraph has a smaller picture. A graph
     with nodes or edges that were added by hand has no picture.
     """
+
+    if not TYPE_CHECKING:  # type checkers must report unknown attributes
+
+        def __getattr__(self, name: str) -> Any:
+            if name not in _OF_CALLBACK_GRAPH:
+                return object.__getattribute__(self, name)  # raises the error of Python
+            fix = f"for the graph of a Learner, write `learner.callbacks.graph.{name}`"
+            error = DeclarationError(f"A `CallbackDiGraph` has no attribute `{name}`.", fix=fix)
+            raise AttributeError(str(error), name=name)  # with `obj`, Python would add a suggestion of its own
 
     def __repr__(self) -> str:
         return f"<{self}>"

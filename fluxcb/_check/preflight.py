@@ -20,6 +20,7 @@ from fluxcb._declare.state import (
     FIRST_LEVEL,
     PROGRESS,
     PROVIDERS,
+    STEP_PROVIDERS,
     available,
     step_names,
     writable_at,
@@ -106,7 +107,9 @@ def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) 
                 what, hint, known = problem
                 what = f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}"
                 fix = [f"name one of {', '.join(sorted(known))}" if known else f"write `{path[0]}` alone"]
-                if path[0] == "step":
+                if path[0] == "step" and path[1] in STEP_PROVIDERS:
+                    fix = [f"add `{STEP_PROVIDERS[path[1]]}()` to the callbacks, which writes it"]
+                elif path[0] == "step":
                     fix = [_listed_in_provides(path[1], phase) for phase in phases if _assigns(phase, path[1])] or fix
                 problems.append(UnknownStateError(what, where=where, fix=fix))
             elif path[0] in ("progress", "key", "*") and writes(permission):

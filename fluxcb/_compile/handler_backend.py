@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 
 from fluxcb._compile.access_source import access_source
 from fluxcb._compile.carry_paths import conforming, names_in, root_of, same_form
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import check_leaves, is_number
+from fluxcb._compile.lent_values import LentValues
 from fluxcb._compile.skip_records import OWN_SKIP
 from fluxcb._declare.access import Append, Permission, Write, dotted, writes
 from fluxcb._declare.declared import BoundHandler
@@ -64,8 +64,7 @@ class HandlerBackend:
         self._event = event
         # An event can be emitted several times in one step, so the uses of a handler accumulate.
         self._touched = state.touched.setdefault(handler, Touched())
-        # Containers that the handler has received, each with its original leaves, for `verify`.
-        self._handed: list[tuple[StatePath, Any, list[Any], Any]] = []
+        self._lent = LentValues()
 
     def close(self) -> None:
         """End the use of the proxy, because it would return invalid tracers after its event."""
@@ -98,7 +97,8 @@ class HandlerBackend:
             return state.setup.hyperparams.get(state.values["opt_state",], path[1])
         if path[0] in ("loss_fn", "optimizer", "model"):
             # These are constants of the step, so they are not in the carry.
-            return getattr(state.setup, path[0])
+            constant = getattr(state.setup, path[0])
+            return constant if path[0] == "loss_fn" else self._lent.lend_object(self._handler.declared, constant, path)
         # A handler may combine its condition with a flag that no earlier handler has written.
         if isinstance(permission, Append) and path in STEP_FLAGS:
             return state.values.get(path, jnp.bool_(False))
@@ -106,7 +106,7 @@ class HandlerBackend:
         if path == ("step", "earlier_losses"):
             return state.values.get(path, ())
         self._require(path, state)
-        return self._hand_out(path, state.get(path))
+        return self._lent.lend(self._handler.declared, state.get(path), path)
 
     def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
         """Return a function that reads a path, for use as a property of a view."""
@@ -143,33 +143,9 @@ class HandlerBackend:
             fix=fix,
         )
 
-    def _hand_out(self, path: StatePath, value: Any) -> Any:
-        leaves, structure = jax.tree.flatten(value)
-        if len(leaves) == 1 and leaves[0] is value:
-            return value
-        # Read-only mappings would prevent writes, but `jax.tree.map` does not accept them together with plain dicts. A
-        # new container costs a flatten per read, only while the step is traced.
-        fresh = jax.tree.unflatten(structure, leaves)
-        self._handed.append((path, fresh, leaves, structure))
-        return fresh
-
     def verify(self) -> None:
-        """Raise an error for writes into containers that were read, because these writes would be lost."""
-        for path, fresh, leaves, structure in self._handed:
-            now, now_structure = jax.tree.flatten(fresh)
-            if (
-                structure == now_structure
-                and len(now) == len(leaves)
-                # Compared by identity: the values of tracers are not known.
-                and all(a is b for a, b in zip(now, leaves, strict=True))
-            ):
-                continue
-            raise AccessError(
-                f"{self._handler.declared.label} writes into the container that it read from `{dotted(path)}`.",
-                where=self._handler.where,
-                why="reading returns a copy, so the change would be lost",
-                fix=f"declare Write(), change a copy, and assign it: `learner.{dotted(path)} = copy`",
-            )
+        """Raise an error for changes of values that were read, because these changes would be lost."""
+        self._lent.verify()
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Assign a traced value to a path, if it may be written at this event."""

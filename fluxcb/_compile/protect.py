@@ -11,38 +11,28 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn, Protocol
 
-from fluxcb._compile.optimizers import nearest_hyperparameter
-from fluxcb._declare.access import Access, Append, Permission, Read, Write, code_reading, dotted, writes
+from fluxcb._compile.access_refusals import NAMESPACES, Refusal, RefusingBackend
+from fluxcb._declare.access import Access, Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import BUILTIN_PHASES, Phase
 from fluxcb._declare.state import (
-    ALIASES,
-    COUNTER_ALIASES,
     ENGINE_STEP_NAMES,
     FIRST_LEVEL,
     MAPPING_METHODS,
     PROGRESS,
-    UNDECLARED,
     step_names,
 )
-from fluxcb._errors import AccessError, DeclarationError, FluxcbError, nearest
+from fluxcb._errors import AccessError, DeclarationError, FluxcbError
 from fluxcb._typing import StatePath
 
 __all__ = ["Backend", "make_proxy"]
 
-# First-level names that have parts. A permission on such a name includes all of its parts.
-NAMESPACES = ("step", "cbstate", "hyperparams", "progress", "data")
-
 _PROGRESS = {name: Read() for name in PROGRESS}  # every handler may read these
-_COUNTERS = (*COUNTER_ALIASES, *(name for name in PROGRESS if name != "step"))
-_STOPS = ("stop", "stop_training", "should_stop", "stop_reason")
-_METHODS = ("evaluate", "predict", "fit", "run_epoch", "run_step", "replay", "save", "restore")
-_MISSING = "uses `learner.{}`, which handlers do not have."
 _CHANGING = (("step",), ("cbstate",), ("hyperparams",), ("data",))
 
 
-class Backend(Protocol):
+class Backend(RefusingBackend, Protocol):
     """The target of a proxy's reads and writes: the host's state, or the state that is being traced."""
 
     def read(self, path: StatePath, permission: Permission) -> Any:
@@ -55,14 +45,6 @@ class Backend(Protocol):
 
     def write(self, path: StatePath, value: Any, permission: Permission) -> None:
         """Replace the value at a path."""
-        ...
-
-    def refused_write(self, path: StatePath) -> FluxcbError | None:
-        """Return the error for a write that would also be refused after it is declared, otherwise None."""
-        ...
-
-    def undeclared_fix(self, path: StatePath, permission: Permission) -> str:
-        """Return the complete fix for an undeclared access if its declaration alone is not sufficient, otherwise ""."""
         ...
 
     def names(self, path: StatePath) -> Iterator[str]:
@@ -84,8 +66,7 @@ class _View:
     _writable: dict[str, tuple[StatePath, Permission]] = {}
     _readable: frozenset[str] = frozenset()
     _open: Permission | None = None
-    _how_to_declare: Callable[[StatePath, Permission], str]
-    _access_owner: str = ""
+    _declared: Declared
     _in_init = False
 
     _backend: Backend
@@ -134,12 +115,12 @@ class _View:
         if permission is None:
             raise AccessError(
                 f"{self._label} uses `{dotted((*self._path, method))}`, "
-                f"and its {self._access_owner} declares only parts of `{dotted(self._path)}`.",
+                f"and its {self._declared.access_owner} declares only parts of `{dotted(self._path)}`.",
                 where=self._where,
                 why="declared access determines order, conflicts and device-to-host transfers",
                 fix=[
                     f"use a declared part: `learner.{dotted(self._path)}[{min(self._readable)!r}]`",
-                    f"declare the whole: {self._how_to_declare(self._path, self._granted())}",
+                    f"declare the whole: {self._declared.how_to_declare(self._path, self._granted())}",
                 ],
             )
 
@@ -203,116 +184,18 @@ class _View:
         return sorted(self._readable)
 
     def _refused(self, name: str, needed: Permission) -> FluxcbError:
-        path = (*self._path, name)
-        if path == ("control",):
-            return AccessError(
-                f"{self._label} {'writes' if isinstance(needed, Write) else 'reads'} `control`, "
-                "which is a permission and has no value.",
-                where=self._where,
-                why='`"control": Append()` lets host handlers of StepBegin and StepEnd raise a Cancel',
-                fix=[
-                    "raise CancelStep, CancelEpoch or CancelFitting in a host handler",
-                    "write `learner.step.skip` or `learner.step.stop` in a traced handler",
-                ],
-            )
-        if isinstance(needed, Write) and path[0] in UNDECLARED:
-            return AccessError(
-                f"{self._label} writes `{dotted(path)}`, which only the engine may write.",
-                where=self._where,
-                fix="keep your own counts in `learner.cbstate`",
-            )
-        if self._path == ("progress",):
-            return self._unknown_counter(name)
-        writing = writes(needed)
-        # Declaring a write that the backend refuses anyway would lead to the next error.
-        if writing and (error := self._backend.refused_write(path)) is not None:
-            return error
-        verb = {Write: "write", Append: "append to"}.get(type(needed), "read")
-        known = sorted(self._known(), key=lambda name: (name not in self._readable, name))  # declared names first
-        near = nearest_hyperparameter if self._path == ("hyperparams",) else nearest
-        suggestion = near(name, known) if name not in known else ""
-        what = f"may not {verb} `{dotted(path)}`: its {self._access_owner} does not declare it."
-        fix: str | list[str] = self._how_to_declare(path, needed)
-        if not self._path and name in (*ALIASES, *_COUNTERS, *_METHODS, *_STOPS, "log", "state"):
-            what, fix = self._elsewhere(name, needed)
-        elif suggestion:
-            what += f" Did you mean `{suggestion}`?"
-            suggested_path = (*self._path, suggestion)
-            fix = f"write `{code_reading(suggested_path)}` instead of `{code_reading(path)}`"
-            part = not self._path and suggestion in NAMESPACES  # permissions are declared for parts of a namespace
-            if not (suggestion in self._writable if writing else suggestion in self._readable or part):
-                fix += f", and {self._how_to_declare(suggested_path, needed)}"
-            if self._path == ("cbstate", "monitors"):  # its entries have any name
-                fix = [fix, self._how_to_declare(path, needed)]
-        elif self._path and name in ("setdefault", "update", "pop"):
-            entry = code_reading((*self._path, "x"))
-            fix = f'assign each entry, e.g. `if "x" not in {code_reading(self._path)}: {entry} = 0`'
-        elif not self._path and name not in FIRST_LEVEL:
-            what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
-            declare = self._how_to_declare(("cbstate", name), Write())
-            fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
-        elif self._path == ("step",) and name not in known and not writing:
-            fix = self._unknown_step_value(name, known)
-        # `init` runs before all shared state exists.
-        elif not self._in_init and (complete := self._backend.undeclared_fix(path, needed)):
-            fix = complete
-        elif writing and name in self._readable:
-            what = f"declares only Read() on `{dotted(path)}`, but writes it."
-        return AccessError(
-            f"{self._label} {what}",
+        """Return the error for an access that the handler may not make."""
+        return Refusal(
+            (*self._path, name),
+            needed,
+            backend=self._backend,
+            declared=self._declared,
             where=self._where,
-            why="declared access determines order, conflicts and device-to-host transfers",
-            fix=fix,
-        )
-
-    def _unknown_counter(self, name: str) -> AccessError:
-        meant = COUNTER_ALIASES.get(name) or nearest(name, PROGRESS)
-        hint = f" Did you mean `{meant}`?" if meant else ""
-        return AccessError(
-            f"{self._label} reads `progress.{name}`, which is not a counter.{hint}",
-            where=self._where,
-            why=f"`learner.progress` has {', '.join(PROGRESS)}",
-            fix=f"write `learner.progress.{meant}` instead of `learner.progress.{name}`"
-            if meant
-            else "read one of these",
-        )
-
-    def _unknown_step_value(self, name: str, known: Iterable[str]) -> list[str]:
-        """Return the fixes for a step value that may be a mistake, or may be written by another callback."""
-        declare = self._how_to_declare(("step", name), Read())
-        meant = COUNTER_ALIASES.get(name)
-        fixes = [f"if a phase or another callback provides it, {declare}"]
-        if meant:
-            return [f"write `learner.progress.{meant}` instead of `learner.step.{name}`", *fixes]
-        return [*fixes, f"otherwise read and declare one of {', '.join(sorted(known))}"]
-
-    def _elsewhere(self, name: str, needed: Permission) -> tuple[str, str | list[str]]:
-        """Return what is wrong with a name that the learner of a handler does not have, and how to mend it."""
-        if name in _METHODS:
-            return _MISSING.format(name), [
-                f"call `learner.{name}` after `fit`",
-                "measure on other data during the training with `InferenceRunner`",
-            ]
-        if name == "stop_reason" and not writes(needed):
-            return "reads `stop_reason`, which is not part of the state.", "read `event.reason` in a handler of FitEnd"
-        if name in _STOPS:  # as in Keras and Lightning
-            control = self._how_to_declare(("control",), Append())
-            what = f"writes `{name}`, which is not part of the state." if writes(needed) else _MISSING.format(name)
-            return what, f'to end the fit, write `raise CancelFitting("reason")` in a host handler, and {control}'
-        if name == "log":
-            path: StatePath = ("cbstate", "monitors")
-            declare = self._how_to_declare(path, Append())
-            return _MISSING.format(name), f'write `learner.cbstate.monitors.put_scalar("name", value)`, and {declare}'
-        if name == "state":
-            return _MISSING.format(name), "name the part, such as `learner.params` or `learner.opt_state`"
-        path = ALIASES.get(name) or ("progress", COUNTER_ALIASES.get(name, name))
-        if path[0] == "progress" and writes(needed):
-            return f"writes `{name}`, which only the engine may write.", "keep your own counts in `learner.cbstate`"
-        if writes(needed) and (error := self._backend.refused_write(path)) is not None:
-            return f"writes `{name}`, which is not part of the state.", list(error.fix)
-        what = f"{'writes' if writes(needed) else 'reads'} `{name}`, which is not part of the state."
-        declare = "" if path[0] == "progress" else f", and {self._how_to_declare(path, needed)}"
-        return what, f"write `{code_reading(path)}` instead of `learner.{name}`{declare}"
+            readable=self._readable,
+            writable=frozenset(self._writable),
+            existing=frozenset(self._known()),
+            in_init=self._in_init,
+        ).error()
 
     def _refuse_number(self, other: Any) -> Any:
         """Refuse to be a number, which `learner.step` is outside handlers. Any other comparison is that of objects."""
@@ -437,8 +320,7 @@ def _make_view(
         "_writable": writable,
         "_readable": frozenset(readable),
         "_open": inherited,
-        "_how_to_declare": staticmethod(declared.how_to_declare),
-        "_access_owner": declared.access_owner,
+        "_declared": declared,
         "_in_init": in_init,
         **attributes,
     }

@@ -38,6 +38,7 @@ __all__ = [
     "RATE_FIX",
     "RATE_WHY",
     "STEP_FLAGS",
+    "STEP_PROVIDERS",
     "UNDECLARED",
     "available",
     "emits",
@@ -150,6 +151,9 @@ PROVIDERS: Mapping[str, str] = {
     "loss_spikes": "LossSpikeGuard",
     "bad_steps": "BadSteps",
 }
+
+# The callbacks that write step values which other callbacks read.
+STEP_PROVIDERS: Mapping[str, str] = {"metrics": "Metrics"}
 
 # Metrics of the library that are numbers, for the text of a MissingStateError. A test compares it with the metrics.
 METRICS: Mapping[str, str] = {"accuracy": "accuracy", "auroc": "AUROC()", "smooth_loss": "SmoothLoss()"}

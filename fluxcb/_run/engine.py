@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from fluxcb._compile.lent_values import LentValues
 from fluxcb._compile.plan import Plan
 from fluxcb._compile.program import ProgramKind
 from fluxcb._compile.step_setup import StepSetup
@@ -19,7 +20,6 @@ from fluxcb._errors import DeclarationError, StateLostError
 from fluxcb._run.emitter import Emitter
 from fluxcb._run.executors import Executor, SerialExecutor
 from fluxcb._run.meter import Meter
-from fluxcb._run.moment import LentContainers
 from fluxcb._run.program_runner import ProgramRunner
 from fluxcb._run.programs import Programs, StepsPerCall
 from fluxcb._run.state import HostState
@@ -198,7 +198,7 @@ def make_engine(
         )
     serial = isinstance(executor, SerialExecutor)
     # Handlers on several threads count reads concurrently, and each thread verifies its own containers.
-    meter, lent = (Meter(), LentContainers()) if serial else (SharedMeter(), LentByThread())
+    meter, lent = (Meter(), LentValues()) if serial else (SharedMeter(), LentByThread())
     train = TrainState(key)
     state = HostState(model=model, loss_fn=loss_fn, optimizer=optimizer, train=train, meter=meter, lent=lent)
     compiled = Programs(*programs, train, meter)

@@ -64,7 +64,7 @@ class HostBackend:
         # Bound here because some readers run at every step.
         self._moment, self._train = state.moment, state.train
         self._declared = declared
-        self._lend = functools.partial(state.moment.lent.lend, declared.label)
+        self._lend = functools.partial(state.moment.lent.lend, declared)
         # Read once: an audit sets it before it builds a Learner, and other trainings pay nothing for it at each read.
         watch = access_watcher.get()
         self._touched = watch(declared) if watch is not None else None
@@ -115,6 +115,8 @@ class HostBackend:
             return state.data.get(path[1])
         if first == "callbacks":
             return self._services.callbacks()
+        if first in ("model", "optimizer"):
+            return state.moment.lent.lend_object(self._declared, getattr(state, first), path)
         return getattr(self._services if first in ("evaluation", "snapshots") else state, first)
 
     def _holder_of(self, name: str) -> Any:
@@ -138,7 +140,7 @@ class HostBackend:
         touched.read.add(path)
         carried_entries = path[0] == "cbstate" and self._train.in_carry(path[1])
         copied = (path[0] in _COPIED and path[:2] != ("step", "batch")) or carried_entries
-        # `LentContainers` detects writes into copies. Only live objects can be changed without notice.
+        # `LentValues` detects writes into copies. Only live objects can be changed without notice.
         if writes(permission) and not copied:
             touched.changeable.add(path)
 

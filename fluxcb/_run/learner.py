@@ -24,12 +24,12 @@ from fluxcb._run.argument_order import refuse_swapped
 from fluxcb._run.arguments import EXPLAIN_FIXES, FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
-from fluxcb._run.class_numbers import warn_about_class_numbers
 from fluxcb._run.costs import learner_costs
 from fluxcb._run.engine import make_engine
 from fluxcb._run.executors import Executor
 from fluxcb._run.explain_costs import explain_costs
 from fluxcb._run.explain_windows import explain_windows
+from fluxcb._run.first_fit import warn_before_first_fit
 from fluxcb._run.fit_loop import FitLength, describe_error, run_fit
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
@@ -44,7 +44,6 @@ from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._run.same_program import check_same_program
 from fluxcb._run.sharding_table import ShardingTable
 from fluxcb._run.state_properties import StateProperties
-from fluxcb._run.wide_integers import warn_about_wide_integers
 from fluxcb._typing import Batch, LossFn, PyTree
 from fluxcb.callbacks import with_defaults
 from fluxcb.callbacks.arguments import flag
@@ -325,9 +324,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
         # A checkpoint can be restored only into a train state that exists.
         core.ensure_built(phases[0])
         check_same_program(core)
-        if state.progress.step == 0:
-            warn_about_class_numbers(core)
-            warn_about_wide_integers(core)
+        warn_before_first_fit(core)
         try:
             state.fit.steps_per_epoch = str(steps_per_epoch)
             if resume:

@@ -123,8 +123,6 @@ def undeclared_fix(declared: Declared, path: StatePath, permission: Permission, 
             f"to change the learning rate, assign `learner.hyperparams.learning_rate`, and {rate}. For the optimizer "
             f"itself, whose functions do not read attributes, {declare}"
         )
-    if path == ("data",) and writes(permission):
-        return f'assign the data of one phase, `learner.data["training"] = ...`{_declaring(declared, path, permission)}'
     if path[0] == "step" and not writes(permission):
         window = state.moment.window
         exists = window is not None and (window.computed or path[1] == "batch")

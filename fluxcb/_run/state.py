@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from fluxcb._compile.lent_values import LentValues
 from fluxcb._run.fit_record import FitRecord
 from fluxcb._run.meter import Meter
-from fluxcb._run.moment import LentContainers, Moment
+from fluxcb._run.moment import Moment
 from fluxcb._run.progress import Progress
 from fluxcb._run.train_state import TrainState
 
@@ -22,7 +23,7 @@ class HostState:
         optimizer: The optimizer, or several by name.
         train: The train state.
         meter: Counts reads of the device, and measures handlers on request.
-        lent: Containers that handlers get.
+        lent: Values that handlers get.
 
     Attributes:
         model: The model; `LearnerCore` replaces it by one without arrays.
@@ -45,7 +46,7 @@ class HostState:
         optimizer: Any,
         train: TrainState,
         meter: Meter | None = None,
-        lent: LentContainers | None = None,
+        lent: LentValues | None = None,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -54,6 +55,6 @@ class HostState:
         self.meter = meter if meter is not None else Meter()
         self.progress = Progress()
         self.fit = FitRecord()
-        self.moment = Moment(lent if lent is not None else LentContainers())
+        self.moment = Moment(lent if lent is not None else LentValues())
         self.cbstate: dict[str, Any] = {}
         self.data: dict[str, Any] = {}

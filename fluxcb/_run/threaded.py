@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fluxcb._compile.call_errors import host_returned
+from fluxcb._compile.lent_values import LentValues
 from fluxcb._compile.plan import HostCall, Plan
 from fluxcb._declare.access import Permission
 from fluxcb._declare.control import Cancel, PauseFitting
@@ -31,7 +32,6 @@ from fluxcb._run.emitter import Emitter, handler_label
 from fluxcb._run.executors import Executor, Pool
 from fluxcb._run.host_backend import HostBackend
 from fluxcb._run.meter import HandlerTime, Meter
-from fluxcb._run.moment import LentContainers
 from fluxcb._run.programs import Programs
 from fluxcb._run.services import Services
 from fluxcb._run.state import HostState
@@ -69,7 +69,7 @@ class SharedMeter(Meter):
             super()._count(what)
 
 
-class LentByThread(LentContainers, threading.local):
+class LentByThread(LentValues, threading.local):
     """The lent containers of each thread: `threading.local` calls `__init__` once per thread."""
 
 

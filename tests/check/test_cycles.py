@@ -18,6 +18,7 @@ from fluxcb import (
 )
 from fluxcb._check.preflight import checked_graph
 from fluxcb._errors import CheckError, ConflictError, CycleError
+from fluxcb.callbacks import CheckNumerics, ClipGradients
 from fluxcb.events import BackwardEnd, HostEvent, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
 
@@ -343,3 +344,24 @@ def test_cycle_at_moment_added_later_raises_on_every_request() -> None:
         with pytest.raises(CycleError, match=f"at StepEnd x {phase.__name__}, no order"):
             graph.order(StepEnd, phase)
     assert graph.edges == {}
+
+
+def test_no_fix_edits_a_class_of_the_library() -> None:
+    class Scales(Callback):
+        def stateaccess(self) -> Any:
+            return {"step": {"grads": Write()}}
+
+        def runafter(self) -> Any:
+            return (ClipGradients,)
+
+        @on
+        def scale(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner: Any) -> None: ...
+
+    clips, checks = ClipGradients(max_norm=1.0), CheckNumerics()
+    with pytest.raises(CycleError, match="CheckNumerics.resolveconflict returns RunFirst") as raised:
+        checked_graph([clips, in_order(Scales(), checks)], PHASES)
+    assert list(raised.value.fix) == [
+        "swap the two in `in_order(Scales(), CheckNumerics())`",
+        "remove `ClipGradients` from `Scales.runafter()`",
+    ]
+    checked_graph([clips, in_order(checks, Scales())], PHASES)

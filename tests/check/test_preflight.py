@@ -12,7 +12,7 @@ from fluxcb import Append, Callback, Read, Write, every, on
 from fluxcb._check.preflight import checked_graph, phase_types
 from fluxcb._declare.state import FIRST_LEVEL, PROGRESS, PROVIDERS
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, UnknownStateError
-from fluxcb.callbacks import Monitors, Recorder
+from fluxcb.callbacks import LogMetrics, Metrics, Monitors, Recorder
 from fluxcb.events import (
     BackwardBegin,
     BackwardEnd,
@@ -505,3 +505,14 @@ def test_an_entry_that_its_reader_creates_needs_write(refused: Any) -> None:
         checked_graph([Keeps()], PHASES)
     Keeps.permission = Write()
     checked_graph([Keeps()], PHASES)
+
+
+def test_metrics_of_a_step_name_the_callback_that_computes_them():
+    with pytest.raises(CheckError) as raised:
+        checked_graph([Monitors(), LogMetrics()], (TrainingPhase, ValidationPhase))
+    unknown = raised.value.problems[0]
+    assert unknown.what == (
+        "LogMetrics() declares access to `step.metrics`, which no phase provides and no callback writes."
+    )
+    assert unknown.fix == ("add `Metrics()` to the callbacks, which writes it",)
+    checked_graph([Metrics(), Monitors(), LogMetrics()], (TrainingPhase, ValidationPhase))

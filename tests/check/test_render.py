@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import pytest
+
 from fluxcb import Append, Callback, EverySteps, Read, Write, every, in_order, on
 from fluxcb._check.preflight import checked_graph, unchecked_graph
 from fluxcb._check.render import explain
@@ -207,3 +209,17 @@ def test_explanation_is_string_with_plain_repr() -> None:
     assert shown.splitlines()[0] == "StepEnd x TrainingPhase (host)"
     assert pickle.loads(pickle.dumps(shown)) == shown
     assert {shown: 1}[explain(graph)] == 1
+
+
+def test_the_networkx_graph_names_where_its_picture_is():
+    graph = checked_graph([Recorder()], (TrainingPhase, ValidationPhase))
+    drawn = graph.digraph
+    with pytest.raises(AttributeError) as raised:
+        drawn.render("text")
+    assert str(raised.value) == (
+        "A `CallbackDiGraph` has no attribute `render`.\n"
+        "  fix:   for the graph of a Learner, write `learner.callbacks.graph.render`"
+    )
+    with pytest.raises(AttributeError, match="has no attribute 'colour'"):
+        _ = drawn.colour
+    assert not hasattr(drawn, "explain")

@@ -13,7 +13,7 @@ from flax import nnx
 import fluxcb
 from fluxcb import AccessError, Callback, Read, Write, on
 from fluxcb.callbacks import InferenceRunner, Metrics, ScalarStats
-from fluxcb.events import Trigger
+from fluxcb.events import BackwardBegin, Trigger
 from fluxcb.phases import TrainingPhase
 
 XS = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
@@ -94,21 +94,101 @@ def test_undeclared_optimizer_names_the_hyperparameter():
 
 
 @pytest.mark.parametrize(
-    ("access", "declares"),
-    [({"data": Write()}, ""), ({}, ', and add `{"data": Write()}` to `stateaccess`')],
+    ("name", "access", "fix"),
+    [
+        ("data", {"data": Write()}, "`learner.data.training = ...`"),
+        (
+            "data",
+            {},
+            '`learner.data.training = ...`, and add `{"data": {"training": Write()}}` to `stateaccess`',
+        ),
+        ("step", {}, None),
+        ("hyperparams", {"hyperparams": Write()}, "`learner.hyperparams.learning_rate = ...`"),
+        ("cbstate", {"cbstate": Write()}, "`learner.cbstate.my_value = ...`"),
+    ],
 )
-def test_data_is_assigned_by_phase(access, declares):
-    def assign(learner):
-        learner.data = {"training": BATCHES}
+def test_a_whole_part_of_the_state_cannot_be_assigned(name, access, fix):
+    with pytest.raises(AccessError, match=rf"Acts\(\) assigns `{name}` as a whole, but only its entries") as raised:
+        fitted(access, lambda learner: setattr(learner, name, {}))
+    declared = 'and add `{"step": {"my_value": Write()}}` to `stateaccess`'
+    assert list(raised.value.fix) == [f"assign each entry, e.g. {fix or f'`learner.step.my_value = ...`, {declared}'}"]
 
-    assert fix_of(access, assign) == f'assign the data of one phase, `learner.data["training"] = ...`{declares}'
 
+def test_data_is_assigned_by_phase():
     def mended(learner):
         learner.data["training"] = BATCHES * 2
 
     learner = fitted({"data": Write()}, mended)
     learner.fit(1)
     assert learner.step == 3
+
+
+def test_the_model_cannot_be_changed_in_a_handler():
+    class Noisy(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+            self.options = {"scales": [1.0, 2.0]}
+
+        def __call__(self, xs):
+            return self.options["scales"][0] * self.linear(xs)
+
+    def assign(learner):
+        learner.model.options["scales"][0] = 0.0
+
+    with pytest.raises(AccessError, match=r"Acts\(\) changes `learner\.model\.options\['scales'\]\[0\]`\.") as raised:
+        fitted({"model": Read()}, assign, model=Noisy())
+    assert "the compiled steps use the model as it was when they were traced" in str(raised.value)
+    assert raised.value.fix[1] == (
+        "change it after `fit`, on `model = learner.get_model()`, and call `learner.set_model(model)`"
+    )
+    learner = fitted({"model": Read()}, lambda learner: learner.model.options, model=Noisy())
+    assert np.any(learner.predict(XS))
+    model = learner.get_model()
+    model.options["scales"][0] = 0.0
+    learner.set_model(model)
+    assert not np.any(learner.predict(XS))
+    before = learner.params
+    learner.fit(1)  # all gradients are zero now
+    jax.tree.map(np.testing.assert_array_equal, learner.params, before)
+
+    def add(learner):
+        learner.model.linear.training = False
+
+    with pytest.raises(AccessError, match=r"changes `learner\.model\.linear\.training`\."):
+        fitted({"model": Write()}, add, model=Noisy())
+
+
+@pytest.mark.parametrize("permission", [Read(), Write()])
+def test_the_optimizer_cannot_be_changed_in_a_handler(permission):
+    def assign(learner):
+        learner.optimizer.learning_rate = 0.5
+
+    with pytest.raises(AccessError, match=r"Acts\(\) changes `learner\.optimizer\.learning_rate`\.") as raised:
+        fitted({"optimizer": permission}, assign)
+    assert list(raised.value.fix) == [
+        "to change the learning rate, assign `learner.hyperparams.learning_rate`, and add "
+        '`{"hyperparams": {"learning_rate": Write()}}` to `stateaccess`'
+    ]
+
+
+def test_traced_handlers_cannot_change_the_model_either():
+    class Acts(Callback):
+        def stateaccess(self):
+            return {"model": Read(), "step": {"loss": Write()}}
+
+        @on
+        def act(self, event: BackwardBegin, phase: TrainingPhase, learner):
+            learner.model.use_bias = False
+
+    with pytest.raises(AccessError, match=r"Acts\(\) changes `learner\.model\.use_bias`\."):
+        fluxcb.Learner(
+            nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+            lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+            optax.sgd(0.1),
+            data=BATCHES,
+            callbacks=[Acts()],
+            default_callbacks=False,
+        )
 
 
 @pytest.mark.parametrize("name", ["val_loss", "validation/loss", "valid_loss"])

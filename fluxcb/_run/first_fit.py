@@ -1,0 +1,17 @@
+"""Warnings about the data of a Learner, at the start of its first fit."""
+
+from fluxcb._run.class_numbers import warn_about_class_numbers
+from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.phases_without_data import warn_about_phases_without_data
+from fluxcb._run.wide_integers import warn_about_wide_integers
+
+__all__ = ["warn_before_first_fit"]
+
+
+def warn_before_first_fit(core: LearnerCore) -> None:
+    """Warn about data that the loss function, JAX or callbacks cannot use, if the Learner has not trained yet."""
+    if core.state.progress.step > 0:
+        return
+    warn_about_class_numbers(core)
+    warn_about_wide_integers(core)
+    warn_about_phases_without_data(core)
