@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "programs"
-NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem not in ("data", "run"))
+NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem not in ("data", "in_turns", "run"))
 # The short suite runs the first one.
 FASTEST_FIRST = sorted(NAMES, key=lambda name: name != "mnist")
 
