@@ -82,6 +82,7 @@ KNOWS_THE_LIBRARY = {
     "_run.class_numbers": "a warning about metrics of `Metrics` that count targets that the loss leaves out",
     "_run.data_metrics": "`learner.evaluate(metrics=...)` takes the metrics of `Metrics`",
     "_run.declared_parts": "parts of shared state that is kept by phase are found in a `ByPhase`",
+    "_run.frozen_state": "a warning about a `Freeze` of parameters whose model state the training changes",
     "_run.learner": "the Learner adds the default callbacks",
     "_run.preempted": "`FitSummary` prints that SIGTERM has ended the fit, so there is no warning about it then",
     "_run.validate_callbacks": "warnings about a `Monitors` without values, and none about the default StopOnNaNLoss",

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from fluxcb._declare.losses import TARGET_NAMES
+from fluxcb._errors import DeclarationError
+
 __all__ = ["BatchParts"]
 
 
@@ -13,7 +16,8 @@ __all__ = ["BatchParts"]
 class BatchParts:
     """Splits batches into inputs and targets.
 
-    Without functions, a pair is `(inputs, targets)`, and any other batch consists of inputs only.
+    Without functions, a pair is `(inputs, targets)`, and any other batch consists of inputs only. A named tuple whose
+    names say that the targets come first is an error.
 
     Args:
         inputs: Returns the inputs of a batch, or None for the default.
@@ -24,8 +28,14 @@ class BatchParts:
     targets: Callable[[Any], Any] | None = None
 
     def __call__(self, batch: Any) -> tuple[Any, Any]:
-        """Return `(inputs, targets)`. The targets are None if they are not known."""
+        """Return `(inputs, targets)`. The targets are None if they are not known.
+
+        Raises:
+            DeclarationError: The first of two named entries is named as targets.
+        """
         pair = isinstance(batch, tuple | list) and len(batch) == 2
+        if pair and self.inputs is None:
+            _check_names(batch)
         xs, ys = batch if pair else (batch, None)
         if self.inputs is not None:
             xs = self.inputs(batch)
@@ -38,3 +48,18 @@ class BatchParts:
         if self.inputs is not None:
             return self.inputs(batch)
         return BatchParts()(batch)[0]
+
+
+def _check_names(pair: Any) -> None:
+    """Check that the names of a named tuple do not contradict its order.
+
+    Raises:
+        DeclarationError: They do.
+    """
+    first, second = getattr(pair, "_fields", ("", ""))
+    if first in TARGET_NAMES and second not in TARGET_NAMES:
+        raise DeclarationError(
+            f"The first entry of a batch `{type(pair).__name__}` is `{first}`, and fluxcb takes the first of two "
+            "entries as the inputs.",
+            fix=f"write `inputs=lambda batch: batch.{second}` and `targets=lambda batch: batch.{first}`",
+        )

@@ -300,8 +300,27 @@ def _mark(
             fix="use EverySteps or EveryEpochs, or a host handler",
         )
     name = function.__name__
-    setattr(function, _MARK, tuple(Handler(e, p, name, access=access, when=when, deadline=deadline) for e, p in pairs))
+    found = tuple(Handler(e, p, name, access=access, when=when, deadline=deadline) for e, p in pairs)
+    if is_handler(function):
+        raise _marked_twice(function, (*found, *getattr(function, _MARK)), where)
+    setattr(function, _MARK, found)
     return function
+
+
+def _marked_twice(function: Any, found: tuple[Handler, ...], where: str) -> DeclarationError:
+    events = dict.fromkeys(handler.event for handler in found)
+    phases = dict.fromkeys(handler.phase for handler in found)
+    options = {(id(handler.access), handler.when, handler.deadline) for handler in found}
+    fix = f"write a method for each `@on`; one can call the other: `self.{function.__name__}(event, phase, learner)`"
+    # One `@on` names every event in every phase.
+    if len(options) == 1 and len({(h.event, h.phase) for h in found}) == len(events) * len(phases):
+        fix = f"write `@on({', '.join(' | '.join(cls.__name__ for cls in classes) for classes in (events, phases))})`"
+    return DeclarationError(
+        f"`{function.__qualname__}` is marked with `@on` twice.",
+        where=where,
+        why="a method has one `@on`, which names all its events and phases",
+        fix=fix,
+    )
 
 
 def check_options(access: Any, when: Any, where: str) -> None:

@@ -109,15 +109,16 @@ def refuse_unmarked(cls: type) -> None:
         events = _unmarked_events(function)
         if not events or any(name in vars(base) for base in cls.__mro__[1:]) or _is_called(name, cls):
             continue
+        fix = [f"put `@on` above `def {name}`"]
+        if name not in _MOMENTS and name not in _METHODS:  # otherwise, `refuse_foreign_hooks` would refuse it
+            parameter = _event_parameter(function)
+            fix.append(f"annotate the parameter as `{parameter}: Event` if other code calls this method")
         raise DeclarationError(
             f"`{cls.__name__}.{name}` looks like a handler of {' | '.join(e.__name__ for e in events)}, "
             "but it is not marked with `@on`.",
             where=f"{cls.__name__}.{name}  {source_of(function)}",
             why="the engine calls only methods that are marked, so this method would never run",
-            fix=[
-                f"put `@on` above `def {name}`",
-                f"annotate the parameter as `{_event_parameter(function)}: Event` if other code calls this method",
-            ],
+            fix=fix,
         )
 
 

@@ -8,8 +8,10 @@ from typing import Any
 from fluxcb._calls import entry_point
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import checked_graph
+from fluxcb._check.uncalled_handlers import uncalled_handlers
 from fluxcb._declare.phases import Phase, TrainingPhase, ValidationPhase
 from fluxcb._declare.turns import InTurn
+from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks import with_defaults
 
 __all__ = ["check"]
@@ -36,6 +38,9 @@ def check(
         DeclarationError: A declaration is invalid on its own.
         CheckError: The set does not fit together; all problems are reported at once.
 
+    Warns:
+        UserWarning: No phase emits the event of a handler.
+
     Example:
         >>> import fluxcb
         >>> from fluxcb.callbacks import CustomCallback, Metrics
@@ -47,5 +52,8 @@ def check(
         >>> graph.order(EpochEnd, TrainingPhase)
         [Metrics(), CustomCallback(print, EpochEnd)]
     """
-    # The same function that a Learner calls, so that both report the same problems.
-    return checked_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)
+    # The same functions that a Learner calls, so that both report the same problems.
+    graph = checked_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)
+    for _, text in uncalled_handlers(graph):
+        warn_user(text, UserWarning)
+    return graph

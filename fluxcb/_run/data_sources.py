@@ -49,6 +49,12 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                     'for arrays of batches, write `data={"training": a, "validation": b}`',
                 ],
             )
+        if any(_is_inputs_and_targets(source) for source in data):
+            raise DataError(
+                "`data` contains a pair of arrays, which is not a data source.",
+                why="`data=(training, validation)` takes two things that yield batches",
+                fix="for inputs and targets, write `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)` in its place",
+            )
         if data[1] is not None and "validation" not in names:
             others = ", ".join(f'"{name}": ...' for name in sorted(names))
             raise DataError(
@@ -76,6 +82,14 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
             ],
         )
     return {"training": data}
+
+
+def _is_inputs_and_targets(source: Any) -> bool:
+    """Return whether a source is a pair of arrays that cannot be two batches, because they differ in axes or dtypes."""
+    if not (isinstance(source, tuple) and len(source) == 2 and all(hasattr(part, "__array__") for part in source)):
+        return False
+    xs, ys = map(np.asarray, source)
+    return xs.shape[:1] == ys.shape[:1] and (xs.ndim != ys.ndim or xs.dtype.kind != ys.dtype.kind)
 
 
 def _is_list_of_inputs_and_targets(data: Any) -> bool:

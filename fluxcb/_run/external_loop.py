@@ -10,7 +10,14 @@ from fluxcb._calls import entry_point
 from fluxcb._declare.control import Cancel, CancelEpoch, CancelFitting, CancelStep, RewindFitting
 from fluxcb._declare.events import EpochBegin, EpochEnd, Event, FitBegin, FitEnd
 from fluxcb._errors import DeclarationError
-from fluxcb._run.external_refusals import check_step_number, not_begun, step_not_begun, warn_of_idle, warn_of_missed
+from fluxcb._run.external_refusals import (
+    check_step_number,
+    not_begun,
+    step_not_begun,
+    warn_of_idle,
+    warn_of_missed,
+    warn_of_stale_state,
+)
 from fluxcb._run.external_state import ExternalTree
 from fluxcb._run.external_steps import ExternalStepLoop
 from fluxcb._run.external_values import checked_values
@@ -42,7 +49,9 @@ class CallbacksHook:
         self._learner, self._values, self._resumes = learner, values, resume
         self._core = learner._core
         self._phase = learner.phases[0]
-        self._begun = self._in_epoch = self._step_begun = self._had_epoch = self._missed = False
+        self._begun = self._in_epoch = self._step_begun = self._had_epoch = False
+        self._missed = self._warned = False
+        self._began_at = 0
         self._state, self._progress = self._core.state, self._core.state.progress
         self._emitter = self._core.engine.emitter
         self._loop = loop
@@ -131,6 +140,9 @@ class CallbacksHook:
             self._emit(FitBegin(resumes=resumes))
         self._emitter.run_between_steps(self._phase if self._in_epoch else None)
         self._keep_previous()
+        self._began_at = self._progress.step
+        if self._loop is not None:
+            self._loop.begin()
 
     @entry_point
     def before_epoch(self) -> None:
@@ -219,6 +231,7 @@ class CallbacksHook:
         if not self._in_epoch:
             self.before_epoch()
         self._read_again()
+        self._check_state()
         self._had_epoch = True
         self._in_epoch = False  # before the events: `hook.epoch` counts this epoch also if a callback cancels
         self._run_handlers(self._end_epoch)
@@ -241,6 +254,8 @@ class CallbacksHook:
         self._begun = False
         self._read_again()
         never_ended_an_epoch = event.outcome == "finished" and self._in_epoch and not self._had_epoch
+        if event.error is None:
+            self._check_state()
         failures: list[Exception] = []
         # FitStopping is for savers, so it needs a consistent train state.
         if self._loop is not None and event.error is None and event.outcome != "rewinding":
@@ -337,6 +352,13 @@ class CallbacksHook:
     def _write_back(self) -> None:
         if self._loop is not None:
             self._loop.write_back()
+
+    def _check_state(self) -> None:
+        steps = self._progress.step - self._began_at
+        # One step may leave the parameters as they are, for example if the loop accumulates gradients.
+        if self._loop is not None and steps > 1 and not self._warned and self._loop.is_stale():
+            self._warned = True
+            warn_of_stale_state(steps)
 
     def _keep_previous(self) -> None:
         # Only for callbacks that can skip an update, because the arrays of the previous state take memory.

@@ -30,6 +30,7 @@ __all__ = [
     "warn_about_other_phases",
     "warn_of_idle",
     "warn_of_missed",
+    "warn_of_stale_state",
 ]
 
 # State that exists without a model, an optimizer, and data.
@@ -222,7 +223,7 @@ def check_step_number(step: Any, last: int) -> None:
         raise DeclarationError(
             f"`after_step` was called with step {step!r} after step {last}.",
             why="steps are numbered from 1, and the periods of callbacks refer to these numbers",
-            fix="pass the number of finished steps, e.g. `hook.after_step(index + 1, values)`",
+            fix="count the steps of all epochs: `hook.after_step(hook.step + 1, values)`",
         )
 
 
@@ -281,3 +282,13 @@ def warn_of_missed(calls: PhasePlan, last: int, step: int) -> bool:
                 )
                 return True
     return False
+
+
+def warn_of_stale_state(steps: int) -> None:
+    """Warn that `state` returns the parameters from before the training, after a number of steps."""
+    warn_user(
+        f"`state` of `callbacks_as_hook` still returns the parameters from before the training, after {steps} steps. "
+        "Callbacks and checkpoints do not get the trained parameters. Let `state` return the variables that the loop "
+        "assigns, e.g. `state=lambda: (params, opt_state)`.",
+        UserWarning,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,22 @@ class ExternalTree:
         self._names: list[str] = []
         self._structure: Any = None
         self.previous: PyTree = None
+        # Weak references, because the first parameters would otherwise take memory throughout the training.
+        self._first_params: list[weakref.ref[jax.Array]] | None = None
+
+    def begin(self) -> None:
+        """Note the parameters before the training, for `is_stale`."""
+        self._first_params = [weakref.ref(leaf) for leaf in jax.tree.leaves(self.parts["params"])]
+
+    def is_stale(self) -> bool:
+        """Return whether the loop still returns the arrays from before the training.
+
+        Only JAX arrays are compared, because a loop may change NumPy arrays in place.
+        """
+        now = jax.tree.leaves(self.parts["params"])
+        if not self._first_params or len(now) != len(self._first_params):
+            return False
+        return all(ref() is leaf for ref, leaf in zip(self._first_params, now, strict=True))
 
     def read_again(self) -> None:
         """Forget the pytree, because the loop has run a step."""
@@ -61,6 +78,7 @@ class ExternalTree:
             DeclarationError: The loop's step has donated its arrays.
         """
         self.require_kept()
+        self._first_params = None  # the parameters do not change if every update is skipped
         self._pass_on(self.previous)
         self._parts = None
 

@@ -1,6 +1,7 @@
-"""Warnings about the data of a Learner, at the start of its first fit."""
+"""Warnings about a Learner, at the start of its first fit."""
 
 from fluxcb._run.class_numbers import warn_about_class_numbers
+from fluxcb._run.frozen_state import warn_about_frozen_state
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.phases_without_data import warn_about_phases_without_data
 from fluxcb._run.wide_integers import warn_about_wide_integers
@@ -9,9 +10,10 @@ __all__ = ["warn_before_first_fit"]
 
 
 def warn_before_first_fit(core: LearnerCore) -> None:
-    """Warn about data that the loss function, JAX or callbacks cannot use, if the Learner has not trained yet."""
+    """Warn about what would not be as the user means it, if the Learner has not trained yet."""
     if core.state.progress.step > 0:
         return
     warn_about_class_numbers(core)
     warn_about_wide_integers(core)
     warn_about_phases_without_data(core)
+    warn_about_frozen_state(core)

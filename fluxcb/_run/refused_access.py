@@ -117,6 +117,11 @@ def undeclared_fix(declared: Declared, path: StatePath, permission: Permission, 
             "to the callbacks. `learner.model` has only shapes in handlers, so it cannot be called; for these, "
             f"{declare}"
         )
+    if path[0] == "callbacks":
+        return (
+            f"to read the callbacks, {declare}. To add, remove or replace callbacks, call "
+            "`learner.callbacks.add(...)`, for example, between two calls of `fit`"
+        )
     if path[0] == "optimizer":
         rate = declared.how_to_declare(("hyperparams", "learning_rate"), Write())
         return (

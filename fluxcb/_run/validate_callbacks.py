@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import gc
-import inspect
 from collections.abc import Collection, Mapping, Sequence
-from types import CodeType
 from typing import Any
 
 import jax
 
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
+from fluxcb._check.uncalled_handlers import uncalled_handlers
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
 from fluxcb._declare.access import Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.events import Event, StepEnd, TracedEvent, Trigger, is_concrete
-from fluxcb._declare.handlers import Handler
-from fluxcb._declare.phases import Phase, TrainingPhase
-from fluxcb._declare.signatures import names_in
-from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, emits
+from fluxcb._declare.events import StepEnd, TracedEvent, Trigger
+from fluxcb._declare.phases import Phase
+from fluxcb._declare.state import PROVIDERS, STEP_FLAGS
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.refused_access import flag_written_late
@@ -273,62 +270,11 @@ def _warn_inert(graph: CallbackGraph) -> None:
 
 
 def _warn_uncalled(graph: CallbackGraph) -> None:
-    """Warn about handlers for events that none of their phases emits, such as (Trigger, ValidationPhase)."""
-    for declared in graph.declared:
+    """Warn about handlers that no phase calls."""
+    for declared, text in uncalled_handlers(graph):
+        # `StopOnNaNLoss` is one of the defaults, which users may not know.
         is_guard = isinstance(unwrap(declared.callback), StopOnNaNLoss)
-        for entry in declared.handlers:
-            phases = [phase for phase in graph.phases if issubclass(phase, entry.phase)]
-            if not phases:
-                _warn_other_phase(graph, declared, entry)
-            # A handler of a base class, such as `TracedEvent`, is for whatever is emitted.
-            if not is_concrete(entry.event) or any(_may_emit(entry.event, p) for p in phases):
-                continue
-            emitting = [phase.__name__ for phase in graph.phases if emits(entry.event, phase)]
-            # Without such a phase, the callback is prepared for other Learners, which is no mistake. A Learner that
-            # cannot fit has no phase that emits the events of a fit.
-            if phases and (entry.traced or emitting):
-                names = " and ".join(phase.__name__ for phase in phases)
-                event = entry.event.__name__
-                advice = (
-                    f"Annotate the parameter as `phase: {emitting[0]}`, which emits it."
-                    if emitting
-                    else f"Call `emit({event}())` in the `step` of {names}, and add {event} to `provides`."
-                )
-                _warn(
-                    f"fluxcb does not call {declared.label}.{entry.name}, because {names} "
-                    f"{'does' if len(phases) == 1 else 'do'} not emit {event}. {advice}"
-                    # One of the defaults, which users may not know.
-                    + is_guard
-                    * " Otherwise, a loss that is NaN or infinite does not end the fit."
-                )
-
-
-def _warn_other_phase(graph: CallbackGraph, declared: Declared, entry: Handler) -> None:
-    """Warn about a handler for `TrainingPhase`, if the Learner has only other training phases."""
-    training = [phase for phase in graph.phases if phase.trains and _may_emit(entry.event, phase)]
-    # `learner.run_epoch` can run an epoch of any other phase, such as that of `find_learning_rate`.
-    if not training or entry.phase is not TrainingPhase:
-        return
-    # A callback may have a handler for each of several training phases, and Learners may have only some of them.
-    for other in declared.handlers:
-        related = issubclass(other.event, entry.event) or issubclass(entry.event, other.event)
-        if related and any(issubclass(phase, other.phase) for phase in training):
-            return
-    names = " and ".join(phase.__name__ for phase in training)
-    which = f"training phase of this Learner is {names}"
-    if len(training) > 1:
-        which = f"training phases of this Learner are {names}"
-    _warn(
-        f"fluxcb does not call {declared.label}.{entry.name}, because it is for {entry.phase.__name__}, and the "
-        f"{which}. Write `AbstractTrainingPhase` instead of `{entry.phase.__name__}`, which includes all training "
-        "phases."
-    )
-
-
-def _may_emit(event: type[Event], phase: type[Phase]) -> bool:
-    """Return whether a phase declares an event, or its `step` names it: handlers run even without `provides`."""
-    code = getattr(inspect.unwrap(phase.step), "__code__", None)
-    return emits(event, phase) or (isinstance(code, CodeType) and event.__name__ in names_in(code))
+        _warn(text + is_guard * " Otherwise, a loss that is NaN or infinite does not end the fit.")
 
 
 _EFFECTS = (

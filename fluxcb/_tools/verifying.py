@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fluxcb._check.ordering import moment_name
 from fluxcb._check.preflight import unchecked_graph
 from fluxcb._check.source_audit import audit_source
+from fluxcb._check.uncalled_handlers import uncalled_handlers
 from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import TrainingPhase, ValidationPhase
 from fluxcb._declare.signatures import shown_path
@@ -170,7 +171,7 @@ def _look(target: Target, verdict: Verdict) -> None:
     graph = verdict.graph = _graph(target.get())
     source = audit_source(graph.declared)
     verdict.problems += [*graph.problems, *source.problems]
-    verdict.advice += source.unused
+    verdict.advice += [*source.unused, *(text for _, text in uncalled_handlers(graph))]
     # Unclear places in fluxcb's own callbacks are omitted, because fluxcb's tests cover them.
     verdict.unclear += [text for text in source.unclear if f"  {shown_path(str(_LIBRARY))}" not in text]
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from fluxcb._step_arguments import TRAIN_FLAGS
 from fluxcb._tracebacks import warn_user
-from fluxcb.models._keywords import boolean_options
+from fluxcb.models._keywords import mode_options
 
 __all__ = ["OPTIONS", "LayerModes"]
 
 
 OPTIONS = {"Dropout": "deterministic", "BatchNorm": "use_running_average"}
 """Layers, and for each the option that is true in evaluation."""
-
-_MODE = re.compile(r"train|eval|infer|determin|running|mode|test|(^|_)ra$", re.IGNORECASE)
 
 
 class LayerModes:
@@ -51,7 +48,7 @@ class LayerModes:
             module: The module, or its class.
         """
         kind = module if isinstance(module, type) else type(module)
-        options = {name: default for name, default in boolean_options(kind.__call__).items() if _MODE.search(name)}
+        options = mode_options(kind.__call__)
         for layer, option in OPTIONS.items():
             if self._modes[layer] == {True} and (options or layer == "Dropout"):
                 warn_user(

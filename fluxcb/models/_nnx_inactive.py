@@ -6,9 +6,9 @@ from typing import Any
 
 from flax import nnx
 
-from fluxcb.models._inactive_layers import LayerModes
+from fluxcb.models._inactive_layers import OPTIONS, LayerModes
 
-__all__ = ["record_modes"]
+__all__ = ["evaluating_layer", "record_modes"]
 
 
 def record_modes(module: Any) -> LayerModes:
@@ -27,6 +27,21 @@ def record_modes(module: Any) -> LayerModes:
         if isinstance(layer, RecordingDropout | RecordingBatchNorm):
             layer.modes = modes
     return modes
+
+
+def evaluating_layer(module: Any) -> tuple[str, str] | None:
+    """Return the path of a layer that is in evaluation mode while others are in training mode, and its option.
+
+    Returns:
+        None if all layers of the module have the same mode.
+    """
+    modes: dict[bool, tuple[str, str]] = {}
+    for path, layer in nnx.iter_modules(module):
+        if isinstance(layer, nnx.Dropout | nnx.BatchNorm):
+            option = OPTIONS["Dropout" if isinstance(layer, nnx.Dropout) else "BatchNorm"]
+            if isinstance(mode := getattr(layer, option), bool):
+                modes.setdefault(mode, (".".join(map(str, path)), option))
+    return modes.get(True) if len(modes) == 2 else None
 
 
 class RecordingDropout(nnx.Dropout):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords, boolean_options, train_flag
 from fluxcb.models._shapes import shape_of
@@ -75,7 +76,7 @@ class NNXAdapter:
         from flax import nnx as flax_nnx
 
         from fluxcb.models._nnx_evaluation import Evaluation, guard_layers
-        from fluxcb.models._nnx_inactive import record_modes
+        from fluxcb.models._nnx_inactive import evaluating_layer, record_modes
 
         kind = type(module)
         where = f"{kind.__module__}.{kind.__qualname__}"
@@ -89,6 +90,7 @@ class NNXAdapter:
         self._kind, self._name = kind, kind.__qualname__
         self._takes_rngs = "rngs" in accepted_keywords(module.__call__)
         self._flag = train_flag(module.__call__, train_argument, adapter="nnx", where=f"{where}.__call__")
+        self._evaluating = evaluating_layer(module)
         state = flax_nnx.state(module)
         trained, evaluated = _clone(module, train=True), _clone(module, train=False)
         self._training = flax_nnx.graphdef(trained)
@@ -122,6 +124,14 @@ class NNXAdapter:
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return the initial `(params, model_state)` of the module. Both arguments are ignored."""
         del key, xs
+        if self._evaluating:
+            path, option = self._evaluating
+            warn_user(
+                f"In the NNX module `{self._name}`, `{path}` is in evaluation mode (`{option}=True`), and other layers "
+                "are not. A training phase puts all layers in training mode, as `module.train()` does. To keep "
+                f"`{path}` in evaluation mode, pass `{option}=True` when you call it, and not to its constructor.",
+                UserWarning,
+            )
         return self.held
 
     def released(self, model: Any) -> "tuple[NNXAdapter, Any]":

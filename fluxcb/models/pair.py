@@ -14,7 +14,13 @@ from fluxcb._errors import DeclarationError
 from fluxcb._step_arguments import TRAIN_FLAGS, names_a_key
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import accepted_keywords, fits_call, key_means_training, step_keywords
+from fluxcb.models._keywords import (
+    accepted_keywords,
+    fits_call,
+    key_means_training,
+    mode_options,
+    step_keywords,
+)
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
 
@@ -33,7 +39,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     Args:
         init: `init(key, xs) -> params`, where `xs` is an example of the input.
         apply: `apply(params, xs) -> outputs`, with optional keywords `key` and `train`. A warning names a parameter
-            such as `rng`, which would get no key.
+            such as `rng`, which would get no key, or a flag such as `in_training`.
         stateful: Whether the model has state in addition to its params. If so, `init` returns `(params, model_state)`,
             and `apply(params, model_state, xs)` returns `(outputs, new_model_state)`.
 
@@ -74,6 +80,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 fix=[*_renamed_key(function, name), f"write `def {name}({', '.join(arguments[name])}):`"],
             )
     _warn_about_keys(apply)
+    _warn_about_flags(apply)
     return PairAdapter(init, apply, stateful)
 
 
@@ -249,6 +256,21 @@ def _warn_about_keys(apply: Callable[..., Any]) -> None:
             "the parameter to `key`.",
             UserWarning,
         )
+
+
+def _warn_about_flags(apply: Callable[..., Any]) -> None:
+    """Warn about a flag with a default that is that of evaluation, because fluxcb does not know its name."""
+    options = mode_options(apply)
+    flag = next((name for name in options if name not in getattr(apply, "keywords", {})), None)
+    if flag is None or TRAIN_FLAGS.keys() & accepted_keywords(apply):
+        return
+    meant, when = ("deterministic", "evaluation") if options[flag] else ("train", "training")
+    warn_user(
+        f"`apply` of the model pair has a parameter `{flag}`, which fluxcb does not pass, so it is {options[flag]} in "
+        f"training too. If it is true in {when}, rename the parameter to `{meant}`. Otherwise, pass "
+        f"`functools.partial(apply, {flag}={options[flag]})` to make the value explicit.",
+        UserWarning,
+    )
 
 
 def _refuse_collections(params: PyTree, init: Callable[..., Any]) -> None:

@@ -7,11 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fluxcb._declare.access import Read, Write
+from fluxcb._declare.access import Permission, Read, Write
 from fluxcb._declare.events import Event, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import finite_number, require, whole_number
 from fluxcb.callbacks.hyperparams.hyperparameter import HyperParameter, hyperparameter_name
 from fluxcb.callbacks.watched import Watched, resolved_mode
@@ -133,6 +134,12 @@ class PopulationBasedTraining(PopulationCallback):
         """Return the paths that the callback reads and writes."""
         perturbed = {"hyperparams": {name: Write() for name in self.hyperparams}} if self.hyperparams else {}
         return {**_STATE, **perturbed, "cbstate": {"metrics_epoch": Read()}}
+
+    def how_to_declare(self, path: StatePath, permission: Permission) -> str:
+        """Return the edit that declares a path: for a hyperparameter, the argument of the constructor."""
+        if path[0] == "hyperparams" and len(path) == 2:
+            return f'write `PopulationBasedTraining("{self._watched}", ["{path[1]}"])`'
+        return super().how_to_declare(path, permission)
 
     def watched_metrics(self) -> Iterable[Watched]:
         """Return the metric by which the members are ranked."""

@@ -475,3 +475,28 @@ def test_gather_must_return_a_dict_of_arrays(refused):
         '`{"scores": step.outputs[:, 1]}`',
     ):
         Mean().gathered(SimpleNamespace(loss=jnp.float32(1.0)))
+
+
+def test_auroc_of_three_outputs_names_one_class():
+    xs = np.linspace(-1, 1, 12, dtype=np.float32)[:, None]
+    batches = [(xs, np.arange(12) % 3)]
+
+    def learner(metric):
+        return fluxcb.Learner(
+            (lambda key, xs: {"w": jnp.ones((1, 3))}, lambda params, xs: xs @ params["w"]),
+            lambda outputs, ys: optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean(),
+            optax.sgd(0.0),
+            data=(batches, batches),
+            callbacks=[Metrics(metric)],
+            default_callbacks=False,
+        )
+
+    with pytest.raises(DeclarationError, match=r"has scores of shape \(12, 3\), but labels of shape") as raised:
+        learner(AUROC())
+    assert list(raised.value.fix) == [
+        "for one class against the others, write `AUROC(lambda outputs, ys: (outputs[:, 1], ys == 1))`"
+    ]
+    history = learner(AUROC(lambda outputs, ys: (outputs[:, 1], ys == 1))).fit(1)
+    # The share of pairs of one example of class 1 and another one in which the first one has the higher score.
+    ones, others = xs[batches[0][1] == 1], xs[batches[0][1] != 1]
+    assert history["validation/auroc"] == [pytest.approx((ones > others.T).mean(), abs=1e-6)]

@@ -206,3 +206,32 @@ def test_freezing_all_parameters_is_a_warning():
     assert jax.tree.all(jax.tree.map(np.array_equal, frozen.params, before))
     learner(Freeze("encoder*", "head", epochs=1))
     learner(Freeze("encoder"))
+
+
+@pytest.mark.parametrize(("unit", "past", "next_"), [("epochs", 2, 4), ("steps", 8, 10)])
+def test_time_that_has_passed_is_a_warning(unit, past, next_):
+    trained = learner()
+    trained.fit(2)
+    before = flat(trained.params)["head.0"]
+    with pytest.warns(UserWarning, match="has no effect") as record:
+        trained.callbacks.add(Freeze("head.0", **{unit: 2}))
+    assert [str(warning.message) for warning in record] == [
+        f"Freeze('head.0', {unit}=2) has no effect, because it counts from the start of the training, and {past} "
+        f"{unit} have been trained. For the next 2 {unit}, write `{unit}={next_}`."
+    ]
+    trained.callbacks.replace(Freeze("head.0", **{unit: next_}))
+    if unit == "epochs":
+        trained.fit(2)
+    else:
+        trained.fit(steps=2)
+    np.testing.assert_array_equal(flat(trained.params)["head.0"], before)
+    trained.fit(1)
+    assert np.all(flat(trained.params)["head.0"] != before)
+
+
+def test_time_that_passes_in_the_training_is_no_warning():
+    trained = learner(Freeze("head.0", epochs=1))
+    trained.fit(2)
+    trained.callbacks.add(ParameterEMA(0.9))  # calls every `init` again
+    trained.fit(1)
+    assert trained.epoch == 3

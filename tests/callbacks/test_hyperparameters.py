@@ -695,3 +695,19 @@ def test_schedule_of_epochs_is_a_warning():
         "For a function of the epoch, write `HyperParamSetterWithFunc(LearningRate, lambda epoch, current: ...)`."
     )
     Scheduler({LearningRate: lambda step: 0.1 * 0.5**step})
+
+
+def test_function_that_takes_the_epoch_second_is_a_warning():
+    text = (
+        "The function of `HyperParamSetterWithFunc` gets the number of the epoch as `rate`, and the current value as "
+        "`epoch`. Swap the parameters: `epoch, rate`."
+    )
+    with pytest.warns(UserWarning, match="Swap the parameters") as record:
+        HyperParamSetterWithFunc(LearningRate, lambda rate, epoch: rate * 0.5**epoch)
+    assert [str(warning.message) for warning in record] == [text]
+    learner = testlearner(
+        HyperParamSetterWithFunc(LearningRate, lambda epoch, rate: rate * 0.5),
+        optimizer=fluxcb.inject(optax.sgd, learning_rate=1.0),
+    )
+    learner.fit(2)
+    assert learner.hyperparams["learning_rate"] == 0.5**3  # before the first epoch, and after both

@@ -358,7 +358,7 @@ def test_no_fix_edits_a_class_of_the_library() -> None:
         def scale(self, event: BackwardEnd, phase: AbstractTrainingPhase, learner: Any) -> None: ...
 
     clips, checks = ClipGradients(max_norm=1.0), CheckNumerics()
-    with pytest.raises(CycleError, match="CheckNumerics.resolveconflict returns RunFirst") as raised:
+    with pytest.raises(CycleError, match=r"CheckNumerics\.resolveconflict returns RunFirst") as raised:
         checked_graph([clips, in_order(Scales(), checks)], PHASES)
     assert list(raised.value.fix) == [
         "swap the two in `in_order(Scales(), CheckNumerics())`",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fluxcb import Callback, EverySeconds, on
+from fluxcb import Callback, EverySeconds, EverySteps, on
 from fluxcb._errors import DeclarationError
-from fluxcb.events import BackwardEnd, Event, HostEvent, StepBegin, StepEnd
-from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase
+from fluxcb.events import BackwardEnd, EpochEnd, Event, HostEvent, StepBegin, StepEnd
+from fluxcb.phases import LossTrainingPhase, Phase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
 SIGNATURE = "  fix:   write `def run(self, event: StepEnd, phase: Phase, learner):`"
@@ -205,7 +205,7 @@ def test_module_name_wins_over_caller_name() -> None:
 
 SOURCE = """
 from __future__ import annotations
-from fluxcb import Callback, EverySeconds, on
+from fluxcb import Callback, EverySeconds, EverySteps, on
 from fluxcb.events import StepEnd
 
 def define():
@@ -492,3 +492,38 @@ def test_traced_handler_with_time_schedule_raises() -> None:
     )
     assert lines[0].endswith("scheduled by EverySeconds(seconds=1.0).")
     assert lines[-1] == "  fix:   use EverySteps or EveryEpochs, or a host handler"
+
+
+def test_one_on_for_a_method_that_has_two() -> None:
+    with pytest.raises(DeclarationError, match=r"C\.act` is marked with `@on` twice") as raised:
+
+        class C(Callback):
+            @on(EpochEnd, TrainingPhase)
+            @on(EpochEnd, ValidationPhase)
+            def act(self, event, phase, learner): ...
+
+    assert list(raised.value.fix) == ["write `@on(EpochEnd, TrainingPhase | ValidationPhase)`"]
+
+    class Mended(Callback):
+        @on(EpochEnd, TrainingPhase | ValidationPhase)
+        def act(self, event, phase, learner): ...
+
+    assert [(h.event, h.phase) for h in Mended().handlers()] == [
+        (EpochEnd, TrainingPhase),
+        (EpochEnd, ValidationPhase),
+    ]
+
+
+@pytest.mark.parametrize("options", [{}, {"when": EverySteps(2)}])
+def test_a_method_for_each_on(options) -> None:
+    phase = ValidationPhase if not options else TrainingPhase
+    with pytest.raises(DeclarationError, match="is marked with `@on` twice") as raised:
+
+        class C(Callback):
+            @on(StepEnd, TrainingPhase, **options)
+            @on(EpochEnd, phase)
+            def act(self, event, phase, learner): ...
+
+    assert list(raised.value.fix) == [
+        "write a method for each `@on`; one can call the other: `self.act(event, phase, learner)`"
+    ]

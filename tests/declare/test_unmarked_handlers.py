@@ -384,3 +384,18 @@ def test_a_decorator_above_on_that_keeps_the_mark_is_no_error() -> None:
 
     testlearner(Shown()).fit(steps=1)
     assert ran == ["step"]
+
+
+def test_hook_of_another_library_has_one_fix() -> None:
+    with pytest.raises(DeclarationError, match="looks like a handler of StepEnd") as raised:
+
+        class Keras(Callback):
+            def on_train_batch_end(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+    assert list(raised.value.fix) == ["put `@on` above `def on_train_batch_end`"]
+
+    class Mended(Callback):
+        @on
+        def on_train_batch_end(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None: ...
+
+    assert [handler.event for handler in Mended().handlers()] == [StepEnd]

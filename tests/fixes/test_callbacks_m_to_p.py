@@ -33,9 +33,9 @@ ROWS = [
     row(
         "The function of this metric has no name",
         "Metric(lambda outputs, ys: 0.0)",
-        'fn = lambda outputs, ys: 0.0; Metric(fn, name="top5")',
+        'fn = lambda outputs, ys: 0.0; Metric(fn, name="top5_accuracy")',
     ),
-    row("`name` of `Metric` must be", "Metric(accuracy, name=3)", 'Metric(accuracy, name="top5")'),
+    row("`name` of `Metric` must be", "Metric(accuracy, name=3)", 'Metric(accuracy, name="top5_accuracy")'),
     row("`needs` of `Metric` must be", 'Metric(accuracy, needs="ys")', 'Metric(accuracy, needs=("outputs", "ys"))'),
     row(
         "The function of the metric `size` takes",
@@ -164,7 +164,7 @@ ROWS = [
         class Mine(SmoothLoss):
             phases = (ValidationPhase,)
 
-        fit(Metrics(Mine()))
+        fit(Metrics(Mine()), data=(batches(), batches()))
         """,
     ),
     row(

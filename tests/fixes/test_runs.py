@@ -75,6 +75,16 @@ ROWS = [
         kind=DataError,
     ),
     row(
+        "`data` contains a pair of arrays",
+        "learner(data=((XS, XS[:, 0]), (XS, XS[:, 0])))",
+        """
+        xs, ys = XS, XS
+        training, validation = (fluxcb.data.ArrayLoader((xs, ys), batch_size=32) for _ in range(2))
+        learner(data=(training, validation))
+        """,
+        kind=DataError,
+    ),
+    row(
         "but no phase has this name",
         "learner(data={'train': BATCHES})",
         "learner(data={'training': BATCHES, 'validation': BATCHES})",

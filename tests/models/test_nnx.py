@@ -579,3 +579,46 @@ def test_recording_layers_are_not_in_the_returned_model():
     rebuilt = model.rebuild(*model.init(None, None))
     assert type(rebuilt.norm) is flax_nnx.BatchNorm
     assert type(rebuilt.dropout) is flax_nnx.Dropout
+
+
+class TwoLayers(flax_nnx.Module):
+    def __init__(self, running):
+        self.linear = flax_nnx.Linear(3, 3, rngs=flax_nnx.Rngs(0))
+        self.norm = flax_nnx.BatchNorm(3, use_running_average=running, rngs=flax_nnx.Rngs(1))
+        self.dropout = flax_nnx.Dropout(0.5, rngs=flax_nnx.Rngs(2))
+
+    def __call__(self, xs):
+        return self.dropout(self.norm(self.linear(xs)))
+
+
+def test_one_layer_in_evaluation_mode_is_a_warning():
+    text = (
+        "In the NNX module `TwoLayers`, `norm` is in evaluation mode (`use_running_average=True`), and other layers "
+        "are not. A training phase puts all layers in training mode, as `module.train()` does. To keep `norm` in "
+        "evaluation mode, pass `use_running_average=True` when you call it, and not to its constructor."
+    )
+    with pytest.warns(UserWarning, match="in evaluation mode") as record:
+        nnx(TwoLayers(True)).init(None, None)
+    assert [str(warning.message) for warning in record] == [text]
+    nnx(TwoLayers(False)).init(None, None)
+    evaluated = TwoLayers(False)
+    evaluated.eval()  # as `learner.model`, which another Learner may train further
+    nnx(evaluated).init(None, None)
+
+
+class UpdatesStats(flax_nnx.Module):
+    def __init__(self):
+        self.norm = flax_nnx.BatchNorm(5, rngs=flax_nnx.Rngs(0))
+
+    def __call__(self, xs, update_stats=False):
+        return self.norm(xs, use_running_average=not update_stats)
+
+
+def test_flag_that_updates_statistics_is_known_as_a_mode():
+    model = nnx(UpdatesStats())
+    params, state = model.init(None, None)
+    with pytest.warns(UserWarning, match="If `update_stats` is true in training, pass"):
+        model.apply(params, state, XS, train=True, key=KEY)
+    mended = nnx(UpdatesStats(), "update_stats")
+    _, after = mended.apply(params, state, XS, train=True, key=KEY)
+    assert np.any(np.asarray(after["norm"]["mean"]) != 0)

@@ -207,6 +207,35 @@ def test_parameter_for_a_key_with_another_name_is_a_warning():
         pair(init, lambda params, xs, dropout_rng=None: xs)
 
 
+@pytest.mark.parametrize(
+    ("apply", "flag", "default", "when", "meant"),
+    [
+        (lambda params, xs, in_training=False: (xs, in_training), "in_training", False, "training", "train"),
+        (lambda params, xs, inference=True: (xs, inference), "inference", True, "evaluation", "deterministic"),
+    ],
+)
+def test_flag_with_another_name_is_a_warning(apply, flag, default, when, meant):
+    text = (
+        f"`apply` of the model pair has a parameter `{flag}`, which fluxcb does not pass, so it is {default} in "
+        f"training too. If it is true in {when}, rename the parameter to `{meant}`. Otherwise, pass "
+        f"`functools.partial(apply, {flag}={default})` to make the value explicit."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        pair(init, apply)
+    explicit = pair(init, functools.partial(apply, **{flag: default}))
+    assert explicit.apply({}, {}, XS, train=True, key=None)[0][1] is default
+    renamed = {
+        "train": lambda params, xs, train=False: (xs, train),
+        "deterministic": lambda params, xs, deterministic=True: (xs, deterministic),
+    }[meant]
+    assert pair(init, renamed).apply({}, {}, XS, train=True, key=None)[0][1] is not default
+
+
+def test_options_that_are_no_modes_are_no_warning():
+    model = pair(init, lambda params, xs, use_bias=True, train=False, in_training=False: (xs, train))
+    assert model.apply({}, {}, XS, train=True, key=None)[0][1] is True
+
+
 def test_trained_pair_passes_an_explicit_key():
     model, key = pair(init, dropout_with_key).rebuild({}, {}), jax.random.key(3)
     np.testing.assert_array_equal(model(XS), XS)

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import fluxcb
-from fluxcb import DeclarationError, Population, Read, on
+from fluxcb import DeclarationError, MissingStateError, Population, Read, on
 from fluxcb.callbacks import Checkpointer, Metrics
 from fluxcb.events import Trigger
 from fluxcb.phases import AbstractTrainingPhase
@@ -198,3 +198,13 @@ def test_wrong_argument_is_explained(build, message):
     with pytest.raises(DeclarationError) as caught:
         build()
     assert str(caught.value) == message
+
+
+def test_unknown_hyperparameter_names_the_argument():
+    with pytest.raises(MissingStateError, match=r"needs `hyperparams\.lr`") as raised:
+        population(PopulationBasedTraining("loss", ["lr"])).fit(1)
+    fix = 'write `PopulationBasedTraining("validation/loss", ["learning_rate"])`'
+    assert list(raised.value.fix) == [fix]
+    members = population(PopulationBasedTraining("validation/loss", ["learning_rate"]))
+    members.fit(1)
+    assert len(members.callbacks[0].decisions) == 1

@@ -410,7 +410,7 @@ OTHERS = (
 )
 STEPS = (
     "  why:   steps are numbered from 1, and the periods of callbacks refer to these numbers\n"
-    "  fix:   pass the number of finished steps, e.g. `hook.after_step(index + 1, values)`"
+    "  fix:   count the steps of all epochs: `hook.after_step(hook.step + 1, values)`"
 )
 
 

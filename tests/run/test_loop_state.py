@@ -34,7 +34,7 @@ from fluxcb.callbacks import (
     Scheduler,
     StopOnNaNLoss,
 )
-from fluxcb.checkpoints import ResumeWarning
+from fluxcb.checkpoints import ResumeWarning, load_params
 from fluxcb.events import EpochEnd, ForwardBegin, StepBegin, StepEnd, UpdateEnd
 from fluxcb.phases import TrainingPhase
 
@@ -208,6 +208,43 @@ def test_set_state_that_changes_nothing_raises(refused):
         loop.train(1)
 
 
+@pytest.mark.parametrize("ends_epochs", [True, False])
+def test_state_from_before_the_training_is_a_warning(tmp_path, ends_epochs):
+    params = {"w": jnp.float32(8)}
+    opt_state = OPTIMIZER.init(params)
+    kept = {"params": params, "opt_state": opt_state}
+
+    def train(state, set_state, folder):
+        nonlocal params, opt_state
+        with callbacks_as_hook([Checkpointer(folder)], {"loss": 0.0}, state=state, set_state=set_state) as hook:
+            for _ in range(3):
+                params, opt_state, loss = sgd_step(params, opt_state, 0.0)
+                hook.after_step(hook.step + 1, {"loss": loss})
+            if ends_epochs:
+                hook.after_epoch()
+
+    text = "`state` of `callbacks_as_hook` still returns the parameters from before the training, after 3 steps. "
+    with pytest.warns(UserWarning, match="parameters from before") as record:
+        train(lambda: kept, kept.update, tmp_path / "stale")
+    assert [str(warning.message).startswith(text) for warning in record] == [True]
+    assert load_params(tmp_path / "stale")["w"] == 8
+
+    def put(state):
+        nonlocal params, opt_state
+        params, opt_state = state
+
+    train(lambda: (params, opt_state), put, tmp_path / "current")  # what the warning suggests
+    assert load_params(tmp_path / "current")["w"] == params["w"] == 8 / 2**6
+
+
+def test_numpy_parameters_that_change_in_place_are_no_warning():
+    params = {"w": np.ones(2)}
+    with callbacks_as_hook([], {"loss": 0.0}, state=lambda: params) as hook:
+        for _ in range(3):
+            params["w"] *= 0.5
+            hook.after_step(hook.step + 1, {"loss": 0.0})
+
+
 def test_donating_loop_cannot_restore_state(refused):
     donating = jax.jit(plain_step, donate_argnums=(0, 1))
     loop = Loop([StopOnNaNLoss()], step=donating)
@@ -329,7 +366,8 @@ def test_unread_values_are_not_fetched():
     with loop.hook as hook:
         reads = hook._core.state.meter.reads
         for number in range(1, 6):
-            hook.after_step(number, {"loss": 1.0})
+            loop.params, loop.opt_state, loss = sgd_step(loop.params, loop.opt_state, 0.0)
+            hook.after_step(number, {"loss": loss})
         assert hook._core.state.meter.reads == reads
 
 

@@ -203,3 +203,14 @@ def test_names_of_metrics_of_other_libraries(name):
     fitted(access, lambda learner: seen.append(learner.cbstate.metrics_epoch["validation"]["loss"][-1]))
     assert [epoch for epoch, _ in seen] == [1]
     assert all(isinstance(loss, float) and not jax.numpy.isnan(loss) for _, loss in seen)
+
+
+def test_callbacks_change_between_fits_only():
+    assert fix_of({}, lambda learner: learner.callbacks.add(Metrics())) == (
+        'to read the callbacks, add `{"callbacks": Read()}` to `stateaccess`. To add, remove or replace callbacks, '
+        "call `learner.callbacks.add(...)`, for example, between two calls of `fit`"
+    )
+    learner = fitted({"callbacks": Read()}, lambda learner: learner.callbacks.get(Metrics))
+    learner.callbacks.remove(Metrics)
+    learner.callbacks.add(Metrics())
+    assert isinstance(learner.callbacks.get(Metrics), Metrics)

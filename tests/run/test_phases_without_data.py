@@ -9,6 +9,7 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, Write, on
+from fluxcb.callbacks import Metric, Metrics
 from fluxcb.events import EpochEnd, FitBegin
 from fluxcb.phases import Phase, TrainingPhase, ValidationPhase
 
@@ -87,3 +88,29 @@ def test_data_that_is_assigned_before_the_fit_is_no_warning():
         warnings.simplefilter("error")
         learner.fit(1)
     assert learner.cbstate["calls"] == [1]
+
+
+def test_metrics_for_validation_without_data_are_a_warning():
+    metric = Metric(lambda aux: aux, "size", needs=("aux",), phase=ValidationPhase)
+
+    def learner(data):
+        return fluxcb.Learner.from_loss(
+            {"w": jnp.ones(())},
+            lambda params, batch: (jnp.mean((params["w"] - batch) ** 2), jnp.float32(3.0)),
+            optax.sgd(0.1),
+            data=data,
+            callbacks=[Metrics(metric)],
+            default_callbacks=False,
+        )
+
+    text = (
+        "`fit` does not compute `size` of Metrics(size): it is for validation, and the Learner has no data for it. "
+        "Pass the data to the Learner: `data=(training, validation)`."
+    )
+    with pytest.warns(UserWarning, match="does not compute") as record:
+        history = learner(BATCHES).fit(1)
+    assert [str(warning.message) for warning in record] == [text]
+    assert list(history) == ["training/loss"]
+    history = learner((BATCHES, BATCHES)).fit(1)
+    assert history["validation/size"] == [3.0]
+    assert "training/size" not in history

@@ -406,3 +406,19 @@ def test_unknown_commands(tmp_path):
     run = cli(tmp_path, "chek")
     assert run.returncode == 2
     assert "invalid choice: 'chek'" in run.stderr
+
+
+def test_check_advises_about_handlers_that_are_never_called(tmp_path):
+    lines = (
+        "from fluxcb import Callback, on\nfrom fluxcb.events import Trigger\n"
+        "from fluxcb.phases import ValidationPhase\nclass Late(Callback):\n    @on\n"
+        "    def act(self, event: Trigger, phase: ValidationPhase, learner): pass\ncallbacks = [Late()]\n"
+    )
+    (tmp_path / "late.py").write_text(lines)
+    advice = (
+        "  advice: fluxcb does not call Late().act, because ValidationPhase does not emit Trigger. Annotate the "
+        "parameter as `phase: TrainingPhase`, which emits it."
+    )
+    assert advice in done(cli(tmp_path, "check", "late:callbacks"))
+    (tmp_path / "late.py").write_text(lines.replace("ValidationPhase", "TrainingPhase"))
+    assert "advice" not in "".join(done(cli(tmp_path, "check", "late:callbacks")))

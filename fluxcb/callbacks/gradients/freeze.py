@@ -32,6 +32,9 @@ class Freeze(Callback):
     and their first updates have the usual size. To start them from a fresh optimizer state instead, or to save the
     memory of that state, use `optax.multi_transform` with `optax.set_to_zero`.
 
+    The model state, such as the running averages of batch normalization, is not frozen. If the training changes the
+    state of a frozen part, `fit` warns. To keep it as well, call its layers in evaluation mode.
+
     Use several `Freeze` callbacks to unfreeze parts of a model one after another.
 
     Args:
@@ -53,6 +56,9 @@ class Freeze(Callback):
     Raises:
         DeclarationError: No path is given; both `epochs` and `steps` are given; or one of them is not a positive
             integer. When the Learner is built: a path does not match any parameter.
+
+    Warns:
+        UserWarning: All parameters are frozen throughout the training, or the epochs or steps have already passed.
 
     Example:
         >>> from fluxcb.callbacks import Freeze
@@ -76,6 +82,7 @@ class Freeze(Callback):
         self.paths = paths
         self.epochs = epochs if epochs is None else positive(epochs, "`epochs` of `Freeze`")
         self.steps = steps if steps is None else positive(steps, "`steps` of `Freeze`")
+        self._is_new = True
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
@@ -86,7 +93,7 @@ class Freeze(Callback):
         return NoConflict() if isinstance(other, Freeze) else NotDefined()
 
     def init(self, learner: LearnerView) -> None:
-        """Check that each path matches a parameter, and warn if all parameters are frozen."""
+        """Check that each path matches a parameter. Warn if all parameters are frozen, or none will ever be."""
         known = [path for path, _ in _leaves(learner.params)]
         for path in self.paths:
             if not any(_matches(path, leaf) for leaf in known):
@@ -97,7 +104,18 @@ class Freeze(Callback):
                     why="nothing would be frozen",
                     fix=f"use the path of a parameter: {shown}",
                 )
-        if self.epochs is None and self.steps is None and all(self._selects(leaf) for leaf in known):
+        # `init` is called again when other callbacks are added, and the time of this one may then have passed.
+        is_new, self._is_new = self._is_new, False
+        past = learner.progress.step if self.steps is not None else learner.progress.epoch
+        limit = self.steps if self.steps is not None else self.epochs
+        if is_new and limit is not None and past >= limit:
+            unit = "steps" if self.steps is not None else "epochs"
+            warn_user(
+                f"{self!r} has no effect, because it counts from the start of the training, and {past} {unit} have "
+                f"been trained. For the next {limit} {unit}, write `{unit}={past + limit}`.",
+                UserWarning,
+            )
+        if self.epochs is None and self.steps is None and all(self.selects(leaf) for leaf in known):
             warn_user(
                 f"{self!r} freezes all parameters, so training changes none of them. Name only those that must stay "
                 "constant, or limit the time with `epochs=` or `steps=`.",
@@ -120,12 +138,13 @@ class Freeze(Callback):
         new = learner.params
         frozen = self._frozen(learner)
         leaves = [
-            leaf if not self._selects(path) else jnp.where(frozen, old, leaf)
+            leaf if not self.selects(path) else jnp.where(frozen, old, leaf)
             for (path, leaf), old in zip(_leaves(new), before, strict=True)
         ]
         learner.params = jax.tree.unflatten(jax.tree.structure(new), leaves)
 
-    def _selects(self, leaf: str) -> bool:
+    def selects(self, leaf: str) -> bool:
+        """Return whether the callback freezes a parameter, which is given by its dotted path."""
         return any(_matches(path, leaf) for path in self.paths)
 
     def _frozen(self, learner: LearnerView) -> Any:

@@ -12,13 +12,18 @@ from fluxcb._declare.events import Event, FitBegin, Trigger
 from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
+from fluxcb._declare.signatures import parameter_names
 from fluxcb._declare.state import RATE_FIX, RATE_WHY, is_negative_rate
 from fluxcb._errors import DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import function_of
 from fluxcb.callbacks.hyperparams.hyperparameter import ObjAttrParam, hyperparameter_name, shown_hyperparameter
 
 __all__ = ["FLOAT32_MAX", "HyperParamSetter", "HyperParamSetterWithFunc", "TriggerSetter"]
+
+_EPOCH_NAMES = frozenset(("epoch", "epochs", "epoch_num", "epoch_number"))
+"""Names of parameters that receive the number of the epoch."""
 
 FLOAT32_MAX = 3.4028234663852886e38
 """The largest finite number of float32, the dtype of hyperparameters."""
@@ -214,6 +219,13 @@ class HyperParamSetterWithFunc(HyperParamSetter):
         super().__init__(param)
         example = "lambda epoch, current: 0.9 * current"
         self.func = function_of(func, "`func` of `HyperParamSetterWithFunc`", "epoch", "current value", example=example)
+        names = parameter_names(func)[:2]
+        if len(names) == 2 and names[1] in _EPOCH_NAMES and names[0] not in _EPOCH_NAMES:
+            warn_user(
+                f"The function of `HyperParamSetterWithFunc` gets the number of the epoch as `{names[0]}`, and the "
+                f"current value as `{names[1]}`. Swap the parameters: `{names[1]}, {names[0]}`.",
+                UserWarning,
+            )
         self._begun = False
 
     def state_dict(self) -> dict[str, Any]:

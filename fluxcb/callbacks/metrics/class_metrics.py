@@ -351,11 +351,14 @@ class AUROC(AbstractGatheredMetric):
 
         scores, labels = self._function(step)
         if jnp.shape(scores) != jnp.shape(labels):
+            fix = "return two arrays of the same shape: `AUROC(lambda outputs, ys: (outputs[:, 1], ys))`"
+            if jnp.ndim(scores) == 2 and jnp.shape(scores)[1] > 2 and jnp.ndim(labels) == 1:
+                fix = "for one class against the others, write `AUROC(lambda outputs, ys: (outputs[:, 1], ys == 1))`"
             raise DeclarationError(
                 f"The metric `{self.name}` has scores of shape {jnp.shape(scores)}, but labels of shape "
                 f"{jnp.shape(labels)}.",
                 why="each example has one score and one label",
-                fix="return two arrays of the same shape: `AUROC(lambda outputs, ys: (outputs[:, 1], ys))`",
+                fix=fix,
             )
         arrays = {"scores": jnp.asarray(scores, jnp.float32), "labels": jnp.asarray(labels)}
         if self.weight is not None:

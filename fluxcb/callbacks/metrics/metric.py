@@ -215,8 +215,10 @@ class Metric(AbstractMetric):
         require(callable(fn), fn, "`fn` of `Metric`", "a function of outputs and targets", "Metric(accuracy)")
         called: str = name or getattr(fn, "__name__", "<lambda>")
         if called == "<lambda>":
-            raise DeclarationError("The function of this metric has no name.", fix='name it: `Metric(fn, name="top5")`')
-        require(isinstance(called, str), name, "`name` of `Metric`", "a string", 'name="top5"')
+            raise DeclarationError(
+                "The function of this metric has no name.", fix='name it: `Metric(fn, name="top5_accuracy")`'
+            )
+        require(isinstance(called, str), name, "`name` of `Metric`", "a string", 'name="top5_accuracy"')
         self.fn = fn
         self._function = step_function(fn, needs, f"The function of the metric `{called}`", "Metric")
         if tuple(needs) == ("outputs", "ys"):
