@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,9 @@ from fluxcb._errors import AccessError
 from fluxcb._typing import PyTree, StatePath
 
 __all__ = ["LentValues"]
+
+_MOST_ENTRIES = 1000
+"""Containers with more entries, such as vocabularies, are compared as a whole."""
 
 
 class _Lent(NamedTuple):
@@ -77,33 +80,38 @@ class LentValues:
 
 
 def attributes(value: Any) -> tuple[list[Any], list[str]]:
-    """Return the attributes of an object and of the objects in it: their values, and the code that reads each."""
+    """Return the attributes of an object and of the objects in it: their values, and the code that reads each.
+
+    Private attributes are left out, because a method that only reads may fill them, such as a cache.
+    """
     values: list[Any] = []
     names: list[str] = []
-    seen: set[int] = set()
-
-    def visit(item: Any, name: str) -> None:
-        if id(item) in seen:
-            return
-        seen.add(id(item))
-        if isinstance(item, Mapping):
-            children = [(child, f"{name}[{key!r}]") for key, child in item.items()]
-        elif isinstance(item, list | tuple):
-            children = [(child, f"{name}[{number}]") for number, child in enumerate(item)]
-        else:
-            children = []
-        # A computed attribute is stored when it is first read.
-        if not isinstance(item, type | types.FunctionType | types.ModuleType):
-            for key, child in getattr(item, "__dict__", {}).items():
-                if not isinstance(getattr(type(item), key, None), functools.cached_property):
-                    children.append((child, f"{name}.{key}"))
-        for child, name_of_child in children:
+    seen, found = {id(value)}, [(value, "")]
+    for item, name in found:  # grows in the loop
+        for child, code in _children(item):
             values.append(child)
-            names.append(name_of_child)
-            visit(child, name_of_child)
-
-    visit(value, "")
+            names.append(name + code)
+            if id(child) not in seen:
+                seen.add(id(child))
+                found.append((child, name + code))
     return values, names
+
+
+def _children(item: Any) -> Iterator[tuple[Any, str]]:
+    """Yield the entries and attributes of an object, each with the code that reads it."""
+    if isinstance(item, Mapping | list | tuple) and len(item) > _MOST_ENTRIES:
+        return
+    if isinstance(item, Mapping):
+        yield from ((child, f"[{key!r}]") for key, child in item.items())
+    elif isinstance(item, list | tuple):
+        yield from ((child, f"[{number}]") for number, child in enumerate(item))
+    if isinstance(item, type | types.FunctionType | types.ModuleType):
+        return
+    for key, child in getattr(item, "__dict__", {}).items():
+        # A computed attribute is stored when it is first read.
+        computed = isinstance(getattr(type(item), key, None), functools.cached_property)
+        if not key.startswith("_") and not computed:
+            yield child, f".{key}"
 
 
 def _copy_changed(lent: _Lent) -> AccessError:
@@ -119,7 +127,6 @@ def _object_changed(lent: _Lent, now: list[Any], names: list[str]) -> AccessErro
     before = dict(zip(lent.structure, lent.leaves, strict=True))
     after = dict(zip(names, now, strict=True))
     changed = [name for name in {**after, **before} if name not in before or before[name] is not after.get(name)]
-    changed.sort(key=lambda name: "._" in name)  # libraries keep private records of the attributes
     declare = lent.declared.how_to_declare(("hyperparams", "learning_rate"), Write())
     rate = f"to change the learning rate, assign `learner.hyperparams.learning_rate`, and {declare}"
     return AccessError(

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._step_arguments import TRAIN_FLAGS
 
-_MODE = re.compile(r"train|eval|infer|determin|running|mode|test|update|stat|dropout|(^|_)(ra|tr)$", re.IGNORECASE)
+_MODE = re.compile(r"train|eval|infer|determin|running|mode|test|update|(^|_)(stats?|ra|tr)($|_)", re.IGNORECASE)
 
 
 class TrainFlag(NamedTuple):

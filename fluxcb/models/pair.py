@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,13 +17,16 @@ from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import (
     accepted_keywords,
+    boolean_options,
     fits_call,
     key_means_training,
-    mode_options,
     step_keywords,
 )
 
 __all__ = ["PairAdapter", "PairModel", "pair"]
+
+_MODE = re.compile(r"(^|_)(train|training|dropout|eval|evaluate|evaluation|infer|inference|test|testing)($|_)")
+_EVALUATION = "deterministic", "evaluation"
 
 
 @entry_point
@@ -259,18 +263,22 @@ def _warn_about_keys(apply: Callable[..., Any]) -> None:
 
 
 def _warn_about_flags(apply: Callable[..., Any]) -> None:
-    """Warn about a flag with a default that is that of evaluation, because fluxcb does not know its name."""
-    options = mode_options(apply)
-    flag = next((name for name in options if name not in getattr(apply, "keywords", {})), None)
-    if flag is None or TRAIN_FLAGS.keys() & accepted_keywords(apply):
+    """Warn about an optional train flag that always has its default, because fluxcb does not know its name."""
+    if TRAIN_FLAGS.keys() & accepted_keywords(apply):
         return
-    meant, when = ("deterministic", "evaluation") if options[flag] else ("train", "training")
-    warn_user(
-        f"`apply` of the model pair has a parameter `{flag}`, which fluxcb does not pass, so it is {options[flag]} in "
-        f"training too. If it is true in {when}, rename the parameter to `{meant}`. Otherwise, pass "
-        f"`functools.partial(apply, {flag}={options[flag]})` to make the value explicit.",
-        UserWarning,
-    )
+    fixed = getattr(apply, "keywords", {})  # of `functools.partial`
+    for name, default in boolean_options(apply).items():
+        found = _MODE.search(name)
+        if found is None or name in fixed:
+            continue
+        meant, when = ("train", "training") if found[2] in ("train", "training", "dropout") else _EVALUATION
+        warn_user(
+            f"`apply` of the model pair has a parameter `{name}`, which fluxcb does not pass, so it is always "
+            f"{default}. If it is true in {when}, rename the parameter to `{meant}`. Otherwise, pass "
+            f"`functools.partial(apply, {name}={default})` to make the value explicit.",
+            UserWarning,
+        )
+        return
 
 
 def _refuse_collections(params: PyTree, init: Callable[..., Any]) -> None:

@@ -211,13 +211,15 @@ def test_parameter_for_a_key_with_another_name_is_a_warning():
     ("apply", "flag", "default", "when", "meant"),
     [
         (lambda params, xs, in_training=False: (xs, in_training), "in_training", False, "training", "train"),
+        (lambda params, xs, use_dropout=True: (xs, use_dropout), "use_dropout", True, "training", "train"),
         (lambda params, xs, inference=True: (xs, inference), "inference", True, "evaluation", "deterministic"),
+        (lambda params, xs, is_eval=False: (xs, is_eval), "is_eval", False, "evaluation", "deterministic"),
     ],
 )
 def test_flag_with_another_name_is_a_warning(apply, flag, default, when, meant):
     text = (
-        f"`apply` of the model pair has a parameter `{flag}`, which fluxcb does not pass, so it is {default} in "
-        f"training too. If it is true in {when}, rename the parameter to `{meant}`. Otherwise, pass "
+        f"`apply` of the model pair has a parameter `{flag}`, which fluxcb does not pass, so it is always {default}. "
+        f"If it is true in {when}, rename the parameter to `{meant}`. Otherwise, pass "
         f"`functools.partial(apply, {flag}={default})` to make the value explicit."
     )
     with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
@@ -228,11 +230,12 @@ def test_flag_with_another_name_is_a_warning(apply, flag, default, when, meant):
         "train": lambda params, xs, train=False: (xs, train),
         "deterministic": lambda params, xs, deterministic=True: (xs, deterministic),
     }[meant]
-    assert pair(init, renamed).apply({}, {}, XS, train=True, key=None)[0][1] is not default
+    for train in (True, False):  # the flag then follows the step
+        assert pair(init, renamed).apply({}, {}, XS, train=train, key=None)[0][1] is (train is (meant == "train"))
 
 
 def test_options_that_are_no_modes_are_no_warning():
-    model = pair(init, lambda params, xs, use_bias=True, train=False, in_training=False: (xs, train))
+    model = pair(init, lambda params, xs, use_model=True, latest=False, train=False, in_training=False: (xs, train))
     assert model.apply({}, {}, XS, train=True, key=None)[0][1] is True
 
 

@@ -106,13 +106,13 @@ class Freeze(Callback):
                 )
         # `init` is called again when other callbacks are added, and the time of this one may then have passed.
         is_new, self._is_new = self._is_new, False
-        past = learner.progress.step if self.steps is not None else learner.progress.epoch
-        limit = self.steps if self.steps is not None else self.epochs
+        unit, limit, past = "epoch", self.epochs, learner.progress.epoch
+        if self.steps is not None:
+            unit, limit, past = "step", self.steps, learner.progress.step
         if is_new and limit is not None and past >= limit:
-            unit = "steps" if self.steps is not None else "epochs"
             warn_user(
-                f"{self!r} has no effect, because it counts from the start of the training, and {past} {unit} have "
-                f"been trained. For the next {limit} {unit}, write `{unit}={past + limit}`.",
+                f"{self!r} freezes nothing after {unit} {limit}, which the training has reached, because it counts from "
+                f"the start of the training. For the next {limit} {unit}s, write `{unit}s={past + limit}`.",
                 UserWarning,
             )
         if self.epochs is None and self.steps is None and all(self.selects(leaf) for leaf in known):
