@@ -111,8 +111,8 @@ class Freeze(Callback):
             unit, limit, past = "step", self.steps, learner.progress.step
         if is_new and limit is not None and past >= limit:
             warn_user(
-                f"{self!r} freezes nothing after {unit} {limit}, which the training has reached, because it counts from "
-                f"the start of the training. For the next {limit} {unit}s, write `{unit}s={past + limit}`.",
+                f"{self!r} freezes nothing after {unit} {limit}, which the training has reached, because it counts "
+                f"from the start of the training. For the next {limit} {unit}s, write `{unit}s={past + limit}`.",
                 UserWarning,
             )
         if self.epochs is None and self.steps is None and all(self.selects(leaf) for leaf in known):
