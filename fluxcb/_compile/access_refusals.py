@@ -99,7 +99,7 @@ class Refusal:
         suggestion = near(name, known) if name not in known else ""
         what = f"may not {verb} `{dotted(path)}`: its {self.declared.access_owner} does not declare it."
         fix: str | list[str] = self.declared.how_to_declare(path, needed)
-        if not parent and name in (*ALIASES, *_COUNTERS, *_METHODS, *_STOPS, "log", "state"):
+        if not parent and name in (*ALIASES, *_COUNTERS, *_METHODS, *_STOPS, "emit", "log", "state"):
             what, fix = self._elsewhere(name, needed)
         elif suggestion:
             what += f" Did you mean `{suggestion}`?"
@@ -171,6 +171,9 @@ class Refusal:
                 f"call `learner.{name}` after `fit`",
                 "measure on other data during the training with `InferenceRunner`",
             ]
+        if name == "emit":
+            fix = "give the callback the Learner itself, `callback.owner = learner`, and call `self.owner.emit(...)`"
+            return _MISSING.format(name), fix
         if name == "stop_reason" and not writes(needed):
             return "reads `stop_reason`, which is not part of the state.", "read `event.reason` in a handler of FitEnd"
         if name in _STOPS:  # as in Keras and Lightning

@@ -217,10 +217,24 @@ def _warn_of_constant_keys(phase: type[Phase], jaxpr: Any) -> None:
 
 def _creates_keys(jaxpr: Any) -> bool:
     return any(
-        (equation.primitive.name == "random_seed" and isinstance(equation.invars[0], Literal))
+        (
+            equation.primitive.name == "random_seed"
+            and isinstance(equation.invars[0], Literal)
+            and not _is_of_model_library(equation)
+        )
         or any(map(_creates_keys, jaxprs_in(equation)))
         for equation in jaxpr.eqns
     )
+
+
+def _is_of_model_library(equation: Any) -> bool:
+    """Return whether the code of a model library created an equation, such as the unused key of a Flax RNN."""
+    traceback = equation.source_info.traceback
+    for frame in traceback.frames if traceback is not None else ():
+        package = frame.file_name.replace("\\", "/").rpartition("/site-packages/")[2].partition("/")[0]
+        if package not in ("jax", "jaxlib"):
+            return package in ("flax", "equinox")
+    return False
 
 
 def _warn_of_no_update(phase: type[Phase], jaxpr: Any, carry: PyTree) -> None:
@@ -229,10 +243,13 @@ def _warn_of_no_update(phase: type[Phase], jaxpr: Any, carry: PyTree) -> None:
         return
     # The carry is the first argument and the first result, in the same order.
     indices = jax.tree.unflatten(jax.tree.structure(carry), range(len(jax.tree.leaves(carry))))
-    trained = jax.tree.leaves([indices[name] for name in ("params", "model_state", "opt_state")])
+    # A phase without gradients may train only the state of the model, such as batch statistics.
+    of_gradients = any("grads" in names for names in phase.provides.values())
+    names = ("params", "opt_state") if of_gradients else ("params", "model_state", "opt_state")
+    trained = jax.tree.leaves([indices[name] for name in names])
     if trained and all(jaxpr.outvars[index] is jaxpr.invars[index] for index in trained):
         warn_user(
-            f"`{phase.__name__}.step` changes neither `params` nor `model_state` nor `opt_state`, so it trains "
+            f"`{phase.__name__}.step` changes neither {' nor '.join(f'`{name}`' for name in names)}, so it trains "
             "nothing. Assign the gradients to `learner.step.grads`, call `emit(BackwardEnd())`, and then "
             "`learner.apply_updates()`.",
             UserWarning,

@@ -20,6 +20,23 @@ __all__ = ["PhaseSet"]
 _OF_LOSS = {TrainingPhase: LossTrainingPhase(), ValidationPhase: LossValidationPhase()}
 
 
+def _refuse_outputs_step(phase: Phase) -> None:
+    """Raise an error for a subclass of a default phase whose step calls `loss_fn(outputs, ys)`.
+
+    Raises:
+        DeclarationError: The subclass inherits this step.
+    """
+    for cls, of_loss in _OF_LOSS.items():
+        if type(phase) is not cls and isinstance(phase, cls) and type(phase).step is cls.step:
+            name, base = type(phase).__name__, type(of_loss).__name__
+            raise DeclarationError(
+                f"`{name}` inherits the step of `{cls.__name__}`, which calls `loss_fn(outputs, ys)`, and the loss "
+                "function of this Learner gets the batch.",
+                where=f"{type(phase).__module__}.{type(phase).__qualname__}",
+                fix=f"derive it from the phase for such loss functions: `class {name}(fluxcb.phases.{base}):`",
+            )
+
+
 class PhaseSet:
     """The phases of a Learner.
 
@@ -48,6 +65,8 @@ class PhaseSet:
                     if isinstance(phase, type)
                     else "write e.g. `phases=(TrainingPhase(),)`",
                 )
+            if of_batch:
+                _refuse_outputs_step(phase)
             if not accepts(phase.step, 2):
                 raise DeclarationError(
                     f"`{type(phase).__qualname__}.step` takes {inspect.signature(phase.step)}, and is called as "

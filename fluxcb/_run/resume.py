@@ -273,7 +273,10 @@ def _read(
         rest, _ = snapshots.differences(checkpoint.about, more)
         if allowing and not rest and not array_differences(*_compared(core, saved, about, more)):
             fix.append(f"if the differences are intended, {allowing(more)}")
-        fix.append(f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`")
+        load = f"load only the parameters: `fluxcb.checkpoints.load_params({str(path)!r})`"
+        if saved.get("model_state"):
+            load += f", and the model state that belongs to them: `fluxcb.checkpoints.load_model_state({str(path)!r})`"
+        fix.append(load)
         raise ResumeError(
             f"{checkpoint} is a checkpoint of a different run.",
             where=[escape_line(line) for line in wrong],
@@ -325,6 +328,11 @@ def _put_back(
         text += f" {escape_line('; '.join(lines))}" if lines else ""
         text += f"\n{explained(unexpected, can_allow=can_allow)}" if unexpected else ""
         text += f"\n  {_IN_ANOTHER_ORDER}" if at is not None and reordered(unexpected, at.phases) else ""
+        if core.state.fit.ended:
+            text += (
+                f"\n  The run was stopped ({escape_line(core.state.fit.ended)}), so `fit` with `resume=True` trains "
+                "nothing. To train further, call `learner.fit(n)` after it."
+            )
         warn_user(text, ResumeWarning)
 
 

@@ -154,7 +154,11 @@ class StateProperties:
 
     def _unknown(self, name: str) -> AccessError:
         if name in _INSTEAD:
-            return AccessError(f"`learner.{name}` cannot be assigned.", fix=_INSTEAD[name])
+            fix = _INSTEAD[name]
+            if self._core.state.train.built and self._core.state.train.live(("model_state",)):
+                # Batch statistics that do not belong to the parameters would make another model of them.
+                fix = fix.replace(_NEW_LEARNER, f"{_NEW_LEARNER}, and `new.model_state = learner.model_state`")
+            return AccessError(f"`learner.{name}` cannot be assigned.", fix=fix)
         if name in _ELSEWHERE:
             return AccessError(
                 f"A Learner has no attribute `{name}` that could be assigned.",

@@ -15,6 +15,7 @@ from fluxcb.callbacks.metrics.packing import Packing
 from fluxcb.data import ArrayLoader
 from fluxcb.events import BackwardEnd, ComputeEnd, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
 
 
 def test_epoch_values_are_means_over_samples(build, reference, make_batches):
@@ -366,7 +367,7 @@ def test_unpacking_inverts_packing():
         ),
         (
             (lambda outputs, ys: 0.0,),
-            'The function of this metric has no name.\n  fix:   name it: `Metric(fn, name="top5")`',
+            'The function of this metric has no name.\n  fix:   name it: `Metric(fn, name="top5_accuracy")`',
         ),
     ],
 )
@@ -538,3 +539,38 @@ def test_metric_that_compares_all_pairs_gives_warning(wrong, right, width, ys, s
         "other one."
     ]
     train(right)
+
+
+class CountsItself(AbstractMetric):
+    name = "seen"
+
+    def __init__(self):
+        self.seen = 0
+
+    def init(self):
+        return jnp.zeros(())
+
+    def update(self, state, step, samples):
+        self.seen += 1
+        return jnp.float32(self.seen)
+
+    def compute(self, state):
+        return state
+
+
+class Counts(CountsItself):
+    def update(self, state, step, samples):
+        return state + samples
+
+
+def test_metric_that_changes_a_field_is_a_warning():
+    with pytest.warns(UserWarning, match="changed") as record:
+        testlearner(Metrics(CountsItself()))
+    assert {str(warning.message) for warning in record} == {
+        "The metric `seen` changed `self.seen`. The change happens once, while the step is traced, and not at each "
+        "step. Keep the value in the state of the metric: `init` creates it, and `update` returns the next one."
+    }
+    learner = testlearner(Metrics(Counts()))
+    history = learner.fit(1)
+    examples = sum(len(batch[0]) for batch in learner.data.training)
+    assert history["training/seen"] == [examples]

@@ -252,14 +252,35 @@ def test_training_phase_that_updates_nothing_is_a_warning():
     with pytest.warns(UserWarning, match="trains nothing") as caught:
         learner = trained_by(Forgets())
     assert str(caught[0].message) == (
-        "`Forgets.step` changes neither `params` nor `model_state` nor `opt_state`, so it trains nothing. Assign the "
-        "gradients to `learner.step.grads`, call `emit(BackwardEnd())`, and then `learner.apply_updates()`."
+        "`Forgets.step` changes neither `params` nor `opt_state`, so it trains nothing. Assign the gradients to "
+        "`learner.step.grads`, call `emit(BackwardEnd())`, and then `learner.apply_updates()`."
     )
     learner.fit(1)
     assert float(learner.params["w"]) == 0.0
     learner = trained_by(Trains())
     learner.fit(1)
     assert float(learner.params["w"]) == 1.0  # 0 - 0.5 * 2 * (0 - 1)
+
+
+class OnlyCounts(AbstractTrainingPhase):
+    """Trains the state of the model only, as an estimation of batch statistics does."""
+
+    def step(self, learner, emit):
+        learner.model_state = {"count": learner.model_state["count"] + 1}
+
+
+def test_phase_without_gradients_may_train_the_model_state_only():
+    learner = Learner.from_loss(
+        {"w": jnp.zeros(())},
+        None,
+        optax.sgd(0.5),
+        data=[np.ones(2, np.float32)],
+        phases=(OnlyCounts(),),
+        model_state={"count": jnp.zeros(())},
+        default_callbacks=False,
+    )
+    learner.fit(3)
+    assert learner.model_state["count"] == 3
 
 
 def assign_grads(learner):

@@ -717,3 +717,23 @@ def test_random_numbers_from_the_key_give_no_warning():
         return mse(model(batch[0]), batch[1]) + jax.random.normal(key)
 
     assert len(set(losses_of(with_key))) == 3
+
+
+def test_unused_key_of_a_recurrent_layer_is_no_warning():
+    class Recurrent(flax.linen.Module):
+        @flax.linen.compact
+        def __call__(self, xs):
+            return flax.linen.Dense(1)(flax.linen.RNN(flax.linen.GRUCell(4))(xs))
+
+    class OwnKey(Recurrent):
+        @flax.linen.compact
+        def __call__(self, xs):
+            return super().__call__(xs) + jax.random.normal(jax.random.key(0))
+
+    def learner(model):
+        batch = np.ones((2, 3, 1), np.float32)
+        return fluxcb.Learner(model, mse, optax.sgd(0.1), data=[(batch, batch)], default_callbacks=False)
+
+    learner(Recurrent()).fit(1)  # a warning would be an error here
+    with pytest.warns(UserWarning, match=f"^{re.escape(CONSTANT)}$"):
+        learner(OwnKey()).fit(1)

@@ -13,8 +13,13 @@ from flax import nnx
 import fluxcb
 from fluxcb import AccessError, Callback, Read, Write, on
 from fluxcb.callbacks import InferenceRunner, Metrics, ScalarStats
-from fluxcb.events import BackwardBegin, Trigger
+from fluxcb.events import BackwardBegin, HostEvent, Trigger
 from fluxcb.phases import TrainingPhase
+
+
+class Told(HostEvent):
+    """An event of the user."""
+
 
 XS = np.linspace(-1, 1, 8, dtype=np.float32)[:, None]
 BATCHES = [(XS, 3 * XS)]
@@ -214,3 +219,33 @@ def test_callbacks_change_between_fits_only():
     learner.callbacks.remove(Metrics)
     learner.callbacks.add(Metrics())
     assert isinstance(learner.callbacks.get(Metrics), Metrics)
+
+
+def test_handlers_emit_by_the_learner_itself():
+    fix = fix_of({}, lambda learner: learner.emit(Told()))
+    assert fix == "give the callback the Learner itself, `callback.owner = learner`, and call `self.owner.emit(...)`"
+
+    class Tells(Callback):
+        @on
+        def tell(self, event: Trigger, phase: TrainingPhase, learner):
+            self.owner.emit(Told(), phase)
+
+    class Hears(Callback):
+        heard = 0
+
+        @on
+        def hear(self, event: Told, phase, learner):
+            self.heard += 1
+
+    tells, hears = Tells(), Hears()
+    learner = fluxcb.Learner(
+        nnx.Linear(1, 1, rngs=nnx.Rngs(0)),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        data=BATCHES,
+        callbacks=[tells, hears],
+        default_callbacks=False,
+    )
+    tells.owner = learner
+    learner.fit(2)
+    assert hears.heard == 2

@@ -23,7 +23,7 @@ from fluxcb.callbacks.metrics.gathered import AbstractGatheredMetric, Samples
 from fluxcb.callbacks.metrics.means import initial_means, plain_means, updated_means
 from fluxcb.callbacks.metrics.metric import AbstractMetric, Loss, Metric
 from fluxcb.callbacks.metrics.metric_arguments import as_code, as_metric, clash
-from fluxcb.callbacks.metrics.metric_errors import Computing
+from fluxcb.callbacks.metrics.metric_errors import Computing, numbers_of, warn_about_changed_fields
 from fluxcb.callbacks.metrics.metric_values import EpochValues, StepValues
 from fluxcb.callbacks.metrics.padding import require_weights
 from fluxcb.callbacks.metrics.recorder import leading_axis
@@ -274,6 +274,7 @@ class Metrics(Callback):
             # A metric that is not computed in this phase keeps its state, and its step value is NaN.
             value = jnp.float32(jnp.nan)
             if active[metric]:
+                fields = numbers_of(metric)
                 with Computing(metric.name):
                     state = _checked(metric, state, metric.update(state, learner.step, samples))
                     if metric.has_step_values:
@@ -281,6 +282,7 @@ class Metrics(Callback):
                         metric.check_shape(value.shape)
                     elif metric not in self._gathered:  # `compute` runs on the host, so only its shape is traced here
                         metric.check_shape(jax.eval_shape(metric.compute, state).shape)
+                warn_about_changed_fields(metric, metric.name, fields)
             states.append(state)
             if metric.has_step_values:
                 row.append(value)
