@@ -10,6 +10,7 @@ import warnings
 from time import perf_counter
 from typing import ClassVar
 
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -725,10 +726,10 @@ def test_unused_key_of_a_recurrent_layer_is_no_warning():
         def __call__(self, xs):
             return flax.linen.Dense(1)(flax.linen.RNN(flax.linen.GRUCell(4))(xs))
 
-    class OwnKey(Recurrent):
+    class OwnKey(flax.linen.Module):
         @flax.linen.compact
         def __call__(self, xs):
-            return super().__call__(xs) + jax.random.normal(jax.random.key(0))
+            return flax.linen.Dense(1)(xs) + jax.random.normal(jax.random.key(0))
 
     def learner(model):
         batch = np.ones((2, 3, 1), np.float32)
