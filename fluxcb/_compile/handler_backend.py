@@ -106,7 +106,7 @@ class HandlerBackend:
         if path == ("step", "earlier_losses"):
             return state.values.get(path, ())
         self._require(path, state)
-        return self._lent.lend(self._handler.declared, state.get(path), path)
+        return self._lent.lend(self._handler.declared, state.get(path), path, self._handler.where)
 
     def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
         """Return a function that reads a path, for use as a property of a view."""

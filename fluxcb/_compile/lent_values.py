@@ -24,6 +24,7 @@ class _Lent(NamedTuple):
     """One value that a handler has received. `content` returns its leaves and its structure."""
 
     declared: Declared
+    where: str
     path: StatePath
     value: Any
     content: Callable[[Any], tuple[list[Any], Any]]
@@ -45,18 +46,25 @@ class LentValues:
     def __init__(self) -> None:
         self.entries: list[_Lent] = []
 
-    def lend(self, declared: Declared, value: PyTree, path: StatePath) -> PyTree:
-        """Return a value in new containers; a single array is returned as it is."""
+    def lend(self, declared: Declared, value: PyTree, path: StatePath, where: str = "") -> PyTree:
+        """Return a value in new containers; a single array is returned as it is.
+
+        Args:
+            declared: The callback that receives it.
+            value: The value.
+            path: Its path.
+            where: The location of the handler, for the error.
+        """
         leaves, structure = jax.tree.flatten(value)
         if len(leaves) == 1 and leaves[0] is value:
             return value
         fresh = jax.tree.unflatten(structure, leaves)
-        self.entries.append(_Lent(declared, path, fresh, jax.tree.flatten, leaves, structure))
+        self.entries.append(_Lent(declared, where, path, fresh, jax.tree.flatten, leaves, structure))
         return fresh
 
     def lend_object(self, declared: Declared, value: Any, path: StatePath) -> Any:
         """Return an object of the user, whose attributes must not change."""
-        self.entries.append(_Lent(declared, path, value, attributes, *attributes(value)))
+        self.entries.append(_Lent(declared, declared.where, path, value, attributes, *attributes(value)))
         return value
 
     def forget(self) -> None:
@@ -117,7 +125,7 @@ def _children(item: Any) -> Iterator[tuple[Any, str]]:
 def _copy_changed(lent: _Lent) -> AccessError:
     return AccessError(
         f"{lent.declared.label} writes into the container that it read from `{dotted(lent.path)}`.",
-        where=lent.declared.where,
+        where=lent.where,
         why="reading returns a copy, so the change would be lost",
         fix=f"declare Write(), change a copy, and assign it: `learner.{dotted(lent.path)} = copy`",
     )
@@ -131,7 +139,7 @@ def _object_changed(lent: _Lent, now: list[Any], names: list[str]) -> AccessErro
     rate = f"to change the learning rate, assign `learner.hyperparams.learning_rate`, and {declare}"
     return AccessError(
         f"{lent.declared.label} changes `{code_reading(lent.path)}{changed[0]}`.",
-        where=lent.declared.where,
+        where=lent.where,
         why=f"the compiled steps use the {lent.path[0]} as it was when they were traced, so the change has no effect",
         fix=rate
         if lent.path[0] == "optimizer"

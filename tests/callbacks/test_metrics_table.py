@@ -73,6 +73,7 @@ def titles(line):
     return re.split(" {2,}", line.strip())
 
 
+@pytest.mark.filterwarnings("ignore:`fit` does not compute `accuracy`:UserWarning")
 def test_the_header_has_the_phases_that_have_data_and_the_metrics_that_callbacks_provide(build, make_batches):
     both = make_batches([2]), make_batches([2])
     runner = InferenceRunner(make_batches([2]), ScalarStats("loss"), name="test")

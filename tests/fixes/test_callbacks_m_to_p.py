@@ -164,7 +164,7 @@ ROWS = [
         class Mine(SmoothLoss):
             phases = (ValidationPhase,)
 
-        fit(Metrics(Mine()), data=(batches(), batches()))
+        fit(Metrics(Mine()), data=(BATCHES, BATCHES))
         """,
     ),
     row(
