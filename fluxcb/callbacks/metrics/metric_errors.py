@@ -61,7 +61,8 @@ def warn_about_changed_fields(metric: object, name: str, before: Mapping[str, in
         before: What `numbers_of` returned before.
     """
     for field, value in numbers_of(metric).items():
-        if value is not before.get(field, value):
+        old = before.get(field, value)
+        if old is not value and old != value:  # the same NaN is not equal to itself
             warn_user(
                 f"The metric `{name}` changed `self.{field}`. The change happens once, while the step is traced, and "
                 "not at each step. Keep the value in the state of the metric: `init` creates it, and `update` returns "
