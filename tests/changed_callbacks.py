@@ -13,5 +13,7 @@ def changes_arguments(*paths: str) -> pytest.MarkDecorator:
     """
     # The whole message has to match. pytest separates the parts of a filter by colons, so it contains none.
     rows = "|".join(map(re.escape, paths))
-    message = rf"The run resumes from [^\n]* with differences.\n  path [^\n]*(\n  ({rows})(\.|\[| )[^\n]*)+\Z"
+    # A run that a callback has stopped has one more line.
+    stopped = r"(\n  The run was stopped [^\n]*)?"
+    message = rf"The run resumes from [^\n]* with differences.\n  path [^\n]*(\n  ({rows})(\.|\[| )[^\n]*)+{stopped}\Z"
     return pytest.mark.filterwarnings(f"ignore:{message}:fluxcb.checkpoints.ResumeWarning")

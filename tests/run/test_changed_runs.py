@@ -28,6 +28,7 @@ from fluxcb.checkpoints import ResumeWarning
 from fluxcb.data import ArrayLoader
 from fluxcb.events import StepBegin, UpdateEnd
 from fluxcb.phases import TrainingPhase
+from fluxcb.testing import testlearner
 
 STEPS = 4  # of an epoch
 
@@ -669,3 +670,21 @@ def test_single_fit_that_is_resumed_several_times_gives_no_warning(tmp_path):
     learner = program(2)
     learner.fit(1)
     assert learner.epoch == 3
+
+
+def test_warning_about_a_stopped_run_says_how_to_train_further(tmp_path):
+    def learner(patience):
+        callbacks = Metrics(), EarlyStopping(patience), Checkpointer(tmp_path)
+        return testlearner(*callbacks, optimizer=optax.sgd(0.0))
+
+    learner(1).fit(10)
+    again = learner(5)
+    with pytest.warns(ResumeWarning, match=r"EarlyStopping\.criteria\[0\] +1 +5 +program") as record:
+        again.fit(10, resume=True)
+    assert str(record[0].message).splitlines()[-1] == (
+        f"  The run was stopped ({again.stop_reason}), so `fit` with `resume=True` trains nothing. To train further, "
+        "call `learner.fit(n)` after it."
+    )
+    assert again.epoch == 2
+    again.fit(10)
+    assert again.epoch == 6  # 5 epochs after the first one, without an improvement
