@@ -56,10 +56,10 @@ CASES = {
         {"cbstate": {"metrics_epoch": Read()}},
     ),
     "learner.history": (
-        "write `learner.cbstate.history` instead of `learner.history`, and add "
-        '`{"cbstate": {"history": Read()}}` to `stateaccess`',
-        "learner.cbstate.history",
-        {"cbstate": {"history": Read()}},
+        "write `learner.cbstate.metrics_epoch` instead of `learner.history`, and add "
+        '`{"cbstate": {"metrics_epoch": Read()}}` to `stateaccess`',
+        "learner.cbstate.metrics_epoch",
+        {"cbstate": {"metrics_epoch": Read()}},
     ),
     "learner.log": (
         'write `learner.cbstate.monitors.put_scalar("name", value)`, and add '
