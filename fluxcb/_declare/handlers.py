@@ -308,6 +308,7 @@ def _mark(
 
 
 def _marked_twice(function: Any, found: tuple[Handler, ...], where: str) -> DeclarationError:
+    """Return the error for a method with two `@on`, whose handlers are `found`."""
     events = dict.fromkeys(handler.event for handler in found)
     phases = dict.fromkeys(handler.phase for handler in found)
     options = {(id(handler.access), handler.when, handler.deadline) for handler in found}
