@@ -26,7 +26,7 @@ from fluxcb._compile.step import TracedStep
 from fluxcb._compile.traced_update import update_with_selection
 from fluxcb._compile.updating import FLAG_SCOPE
 from fluxcb._errors import DeclarationError
-from fluxcb._memory import release_freed_memory
+from fluxcb._memory import garbage_collection_paused, release_freed_memory
 from fluxcb._typing import PyTree, Rows, StatePath
 
 __all__ = ["FETCH_SCOPE", "Outputs", "Program", "ProgramKind", "compile_program", "compiled_for", "plain_program"]
@@ -127,9 +127,9 @@ def compile_program(
     length = () if steps == 1 else (jnp.uint32(1),)
     rows_only = not (fetch.buffers or fetch.last or unpacked)
     pinned: Any = {"out_shardings": (jax.tree.map(lambda x: x.sharding, carry), None)} if pins_shardings else {}
-    lowered = jax.jit(_only_rows(program) if rows_only else program, donate_argnums=0, **pinned).lower(
-        carry, _arguments(batches), *length
-    )
+    jitted = jax.jit(_only_rows(program) if rows_only else program, donate_argnums=0, **pinned)
+    with garbage_collection_paused():
+        lowered = jitted.lower(carry, _arguments(batches), *length)
     # The platform of the arrays, because `jax.default_backend()` may differ from it.
     platform = next(iter(jax.tree.leaves(carry)[0].devices())).platform
     call = compiled = compiled_for(lowered, step, platform, fuses=fuses)

@@ -31,6 +31,7 @@ from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import ComputeEnd, Event, UpdateEnd, is_concrete
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import FluxcbError, TraceError
+from fluxcb._memory import garbage_collection_paused
 from fluxcb._tracebacks import warn_user
 from fluxcb._traced_values import needs_value, needs_value_error, shapes
 from fluxcb._typing import Batch, PyTree
@@ -158,7 +159,8 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
         return state.finish()
 
     carry_spec, spec = spec_of(carry), batch_spec(batch)
-    traced = jax.jit(step).trace(carry_spec, spec)
+    with garbage_collection_paused():
+        traced = jax.jit(step).trace(carry_spec, spec)
     # JAX would report a leaked tracer only when it is used later, without the handler that stored it.
     _refuse_leaks(touched)
     closed = traced.jaxpr

@@ -66,7 +66,7 @@ class Engine:
         self.untriggered: set[Phase] = set()
         self.can_rewind: Callable[[RewindFitting], bool] = refuse_rewinds
         self.between_epochs: Callable[[], None] = _do_nothing
-        self._single_steps = 0
+        self._single_steps = self._epochs = 0
         self._make_runner = runner
         self._loops: dict[Phase, StepLoop] = {}
 
@@ -117,11 +117,16 @@ class Engine:
             with contextlib.suppress(jax.errors.JaxRuntimeError, StateLostError):
                 self.wait_for_device()
             raise
-        # At the powers of two, because the check takes longer than a small step. A loop of single steps has no epochs,
-        # at whose ends the check runs otherwise.
-        if self._single_steps & (self._single_steps - 1) == 0:
+        if _is_power_of_two(self._single_steps):  # because the check takes longer than a small step
             self.programs.warn_about_changed_fields()
         return values
+
+    def look_after_epoch(self) -> None:
+        """Warn about changed fields after an epoch, if the check is due."""
+        self._epochs += 1
+        # A fit checks at its end too, so its epochs need not all wait 0.4 ms for the check.
+        if self.emitter.fit_phase is None or _is_power_of_two(self._epochs):
+            self.programs.warn_about_changed_fields()
 
     def wait_for_device(self) -> None:
         """Wait for the last step, so that a failure of the device is raised here and not at a later read."""
@@ -230,3 +235,7 @@ def refuse_rewinds(request: RewindFitting) -> bool:
 
 def _do_nothing() -> None:
     """Take the place of `Engine.between_epochs` until a fit begins."""
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0

@@ -101,7 +101,7 @@ def _run(engine: Engine, epoch: Epoch, at: Position | None, *, inside: bool) -> 
             engine.wait_for_device()
         raise
     epoch.end()
-    engine.programs.warn_about_changed_fields()
+    engine.look_after_epoch()
     return epoch.steps
 
 

@@ -112,6 +112,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     while True:
         target, reason = _run(core, phases, length, rewinding, resumes=resumes, ended=ended)
         if target is None:
+            core.engine.programs.warn_about_changed_fields()
             fit.finished = reason is None
             if reason == PREEMPTED:
                 warn_of_preemption(core.graph, core.state.progress)

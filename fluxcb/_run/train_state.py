@@ -68,6 +68,7 @@ class TrainState:
         self._carry: dict[str, Any] | None = None
         self._arrays: list[Any] | None = None
         self._layout: CarryLayout | None = None
+        self._new_counters: np.ndarray | None = None  # not yet in `_carry`; see `set_counters`
         self._borrowed: dict[StatePath, tuple[PyTree, PyTree]] = {}  # parts sliced from `_arrays`, with their indices
         self._carried_entries: frozenset[str] = frozenset()
         self._lost: BaseException | None = None
@@ -83,6 +84,9 @@ class TrainState:
             StateLostError: It was donated to a call that failed.
         """
         if self._carry is not None:
+            if self._new_counters is not None:
+                self._carry = {**self._carry, "counters": jax.device_put(self._new_counters)}
+                self._new_counters = None
             return self._carry
         if self._arrays is None or self._layout is None:
             if self._lost is None:
@@ -106,7 +110,7 @@ class TrainState:
     def carry(self, carry: dict[str, Any]) -> None:
         if self.placement is not None:
             carry = self.placement.with_places(carry)
-        self._carry, self._arrays, self._layout = carry, None, None
+        self._carry, self._arrays, self._layout, self._new_counters = carry, None, None, None
         self._borrowed = {}
         self._carried_entries = frozenset(carry["cbstate"])
 
@@ -127,9 +131,9 @@ class TrainState:
             TypeError: The carry does not have this layout.
         """
         if layout is None:  # a straight program takes the mapping
-            carry = self.carry
+            carry = self._carry if self._carry is not None else self.carry
             self._arrays = self._layout = None  # otherwise stale arrays would remain after a call that fails
-            return carry
+            return carry if self._new_counters is None else {**carry, "counters": self._new_counters}
         if self._arrays is None or (self._layout is not layout and self._layout != layout):
             self._arrays, self._layout = layout.pack(self.carry), layout
         return self._arrays
@@ -137,7 +141,7 @@ class TrainState:
     def take_back(self, arrays: Any, layout: CarryLayout | None) -> None:
         """Store the carry that a program returned."""
         if layout is None:
-            self._carry, self._arrays, self._layout = arrays, None, None
+            self._carry, self._arrays, self._layout, self._new_counters = arrays, None, None, None
             return
         # The program has donated the old arrays. Parts sliced from them are separate arrays and are deleted here, so
         # that a stale reference raises the error of a donated array instead of returning values of an earlier step.
@@ -206,7 +210,14 @@ class TrainState:
     @property
     def some_array(self) -> Any:
         """Any array of the carry. All arrays share its devices, become ready together, and are donated together."""
-        return self._arrays[0] if self._arrays is not None else self.carry["counters"]
+        if self._arrays is not None:
+            return self._arrays[0]
+        if self._carry is not None and self._new_counters is not None:
+            # The next call takes the new counters, so the array with the old ones is not donated.
+            params = jax.tree.leaves(self._carry["params"])
+            if params:
+                return params[0]
+        return self.carry["counters"]
 
     @property
     def platform(self) -> str:
@@ -215,7 +226,7 @@ class TrainState:
 
     def lose(self, error: BaseException) -> None:
         """Mark the carry as lost, because it was donated to a call that failed."""
-        self._carry = self._arrays = self._layout = None
+        self._carry = self._arrays = self._layout = self._new_counters = None
         self._borrowed = {}
         self._lost = error
 
@@ -265,17 +276,18 @@ class TrainState:
             **values,
         }
         counters = self._counters([held[name] for name in COUNTERS])
-        # In the packed form, the counters are an array or a slice of a vector, which is replaced on the host. It stays
-        # a NumPy array until the next call transfers it. Between calls, the Python code of JAX is cold, and a
-        # `device_put` takes 0.1 ms and not 35 us.
+        # The counters stay a NumPy array until the next call transfers them. Between calls, the Python code of JAX is
+        # cold, and a `device_put` takes 0.1 ms and not 35 us.
         if self._arrays is not None and self._layout is not None:
             self._arrays = self._layout.replaced(self._arrays, self._layout.indices["counters"], counters)
             if self._carry is not None:
                 self._carry = {**self._carry, "counters": jax.device_put(counters)}
             return
-        old = self.carry["counters"]
-        # Keep the placement (device or sharding) that the compiled program expects.
-        self.carry = {**self.carry, "counters": jax.device_put(counters, old.sharding if old.committed else None)}
+        old = (self._carry or self.carry)["counters"]
+        if old.committed:  # keep the placement (device or sharding) that the compiled program expects
+            self.carry = {**self.carry, "counters": jax.device_put(counters, old.sharding)}
+        else:
+            self._new_counters = counters
 
     def copy_of(self, root: StatePath) -> PyTree:
         """Return a copy of a part of the carry. All readers share it until the carry changes.

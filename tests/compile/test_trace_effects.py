@@ -581,6 +581,33 @@ def test_variable_that_changes_in_a_loop_of_single_steps_is_a_warning_once():
         learner.run_step(TrainingPhase(), batch)
 
 
+def test_field_that_changes_during_a_fit_is_a_warning_at_an_epoch_that_is_a_power_of_two_or_at_the_end():
+    class Halves(Callback):
+        def __init__(self, at):
+            self.at, self.scale = at, 1.0
+
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+        @on(BackwardEnd, AbstractTrainingPhase)
+        def apply(self, event, phase, learner):
+            learner.step.grads = jax.tree.map(lambda g: self.scale * g, learner.step.grads)
+
+        @on(EpochEnd, AbstractTrainingPhase, access={})
+        def change(self, event, phase, learner):
+            if learner.progress.epoch == self.at:
+                self.scale = 0.5
+
+    for at, expected in ((1, 1), (3, 4), (5, 7)):
+        halves, seen = Halves(at), []
+        learner = testlearner(halves)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda *_, learner=learner, seen=seen: seen.append(learner.epoch)
+            learner.fit(7)
+        assert seen == [expected]
+
+
 def test_variable_that_changes_after_traced_handler_used_it_is_a_warning():
     rate = 0.1
     learner = testlearner(Scheduler({LearningRate: lambda step: rate / (1 + step)}))

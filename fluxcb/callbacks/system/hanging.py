@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
 
 from fluxcb._declare.callback import Callback
+from fluxcb._memory import garbage_collection_paused
 
 __all__ = ["COMPILING", "innermost_of_fluxcb", "is_in", "stacks", "what_runs"]
 
@@ -62,29 +60,15 @@ def is_in(thread: int, call: FrameType | None) -> bool:
 
 
 def _outermost_first(frame: FrameType | None) -> list[FrameType]:
-    with _without_collection():
+    # Python 3.11 may collect garbage when it creates the object of a frame or its locals. A finalizer can let the other
+    # thread run, which leaves the frame, and reading it crashes the process. Python 3.12 collects between instructions.
+    with garbage_collection_paused():
         frames = []
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back
     frames.reverse()
     return frames
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no garbage while the frames of a thread that runs are read.
-
-    Python 3.11 may collect garbage when it creates the object of a frame or its locals. A finalizer can let the other
-    thread run, which leaves the frame, and reading it crashes the process. Python 3.12 collects between instructions.
-    """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _module(frame: FrameType) -> str:
@@ -98,7 +82,7 @@ def _handlers(frame: FrameType | None, own: Callback) -> list[str]:
         code = called.f_code
         if code.co_argcount != 4:  # a handler takes self, event, phase and learner
             continue
-        with _without_collection():
+        with garbage_collection_paused():  # see `_outermost_first`
             values = called.f_locals
         callback, event, phase = (values.get(name) for name in code.co_varnames[:3])
         if not isinstance(callback, Callback) or callback is own:

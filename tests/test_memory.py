@@ -1,6 +1,7 @@
-"""Freed memory is returned to the operating system."""
+"""Freed memory is returned to the operating system, and the garbage collection is paused."""
 
 import ctypes
+import gc
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 
 from fluxcb import Learner
 from fluxcb._compile import program
+from fluxcb._memory import garbage_collection_paused
 
 BLOCKS, BLOCK = 1000, 100_000  # bytes; glibc takes blocks of this size from its heap
 
@@ -62,3 +64,37 @@ def test_memory_is_released_after_compiling_a_large_step(monkeypatch, limit, rel
     )
     learner.fit(2)
     assert len(released) == releases
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_pauses_of_the_garbage_collection_may_overlap_and_leave_it_as_it_was(enabled):
+    was_enabled = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        first, second = garbage_collection_paused(), garbage_collection_paused()
+        with first:
+            second.__enter__()
+            assert not gc.isenabled()
+        assert not gc.isenabled()  # the second pause goes on, for example in another thread
+        second.__exit__(None, None, None)
+        assert gc.isenabled() == enabled
+        with pytest.raises(ValueError, match="inside"), garbage_collection_paused():
+            raise ValueError("inside")
+        assert gc.isenabled() == enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
+
+
+def test_garbage_collection_is_paused_while_a_step_is_traced():
+    seen = []
+
+    def loss(outputs, ys):
+        seen.append(gc.isenabled())
+        return ((outputs - ys) ** 2).mean()
+
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+    batch = np.ones(4, np.float32), np.ones(4, np.float32)
+    Learner(model, loss, optax.sgd(0.1), data=[batch], default_callbacks=False).fit(1)
+    assert seen
+    assert not any(seen)
+    assert gc.isenabled()
