@@ -19,7 +19,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.resolution import NotDefined, Resolution
 from fluxcb._declare.signatures import runs_later, source_of
 from fluxcb._declare.uncalled_methods import refuse_foreign_hooks, refuse_hidden, refuse_unmarked
-from fluxcb._errors import DeclarationError
+from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
 __all__ = ["DECLARATIONS", "Callback", "unwrap"]
@@ -114,6 +114,14 @@ class Callback(Constructed):
         refuse_hidden(cls)
         refuse_unmarked(cls)
         refuse_foreign_hooks(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The callbacks of fluxcb read some constructor arguments only at construction. Without this error, an
+        # assignment to the name of such an argument would have no effect.
+        if name[0] != "_" and type(self).__module__.startswith("fluxcb.") and not hasattr(self, name):
+            if hasattr(self, "_fluxcb_owner"):  # not in the constructor
+                raise _unknown_attribute(self, name, value)
+        object.__setattr__(self, name, value)
 
     # The declarations of a callback. Each default declares nothing.
 
@@ -267,6 +275,18 @@ def unwrap(callback: Callback) -> Callback:
     """Return the callback inside all wrappers."""
     inner = getattr(callback, "callback", None)
     return unwrap(inner) if isinstance(inner, Callback) else callback
+
+
+def _unknown_attribute(callback: Callback, name: str, value: Any) -> DeclarationError:
+    """Return the error for an assignment to an attribute that a callback of fluxcb does not have."""
+    cls = type(callback)
+    fix = f"remove the assignment.{did_you_mean(name, (n for n in dir(callback) if not n.startswith('_')))}"
+    if name in inspect.signature(cls).parameters:
+        made = f"{cls.__name__}({name}={value!r})"
+        fix = f"pass it to the constructor of a new callback: `learner.callbacks.replace({made})`"
+    return DeclarationError(
+        f"`{cls.__name__}` has no attribute `{name}`, so an assignment to it would have no effect.", fix=fix
+    )
 
 
 def _place(cls: type) -> str:
