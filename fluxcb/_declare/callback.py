@@ -118,9 +118,9 @@ class Callback(Constructed):
     def __setattr__(self, name: str, value: Any) -> None:
         # The callbacks of fluxcb read some constructor arguments only at construction. Without this error, an
         # assignment to the name of such an argument would have no effect.
-        if name[0] != "_" and type(self).__module__.startswith("fluxcb.") and not hasattr(self, name):
-            if hasattr(self, "_fluxcb_owner"):  # not in the constructor
-                raise _unknown_attribute(self, name, value)
+        of_library = name[0] != "_" and type(self).__module__.startswith("fluxcb.")
+        if of_library and not hasattr(self, name) and hasattr(self, "_fluxcb_owner"):  # not in the constructor
+            raise _unknown_attribute(self, name, value)
         object.__setattr__(self, name, value)
 
     # The declarations of a callback. Each default declares nothing.

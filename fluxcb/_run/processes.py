@@ -84,6 +84,8 @@ class MultiProcessRunner(ProgramRunner):
         peers: The other processes.
     """
 
+    chooses_locally = False
+
     def __init__(self, state: HostState, programs: Programs, phase: Phase, *, peers: Peers) -> None:
         super().__init__(state, programs, phase)
         self._peers = peers

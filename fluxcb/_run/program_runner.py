@@ -13,7 +13,7 @@ from jax.profiler import StepTraceAnnotation
 
 from fluxcb._compile.arrays import nbytes_of, process_nbytes_of
 from fluxcb._compile.program import Program
-from fluxcb._compile.windows import WindowPlan
+from fluxcb._compile.windows import WindowPlan, bound_at, must_look_before
 from fluxcb._declare.phases import Phase
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_stream import BatchStream
@@ -57,6 +57,12 @@ _MIN_TIMED_STEPS = 64  # number of timed steps that predict the calling cost of 
 _MIN_SAVING_RATIO = 2
 _MAX_TRIALS = 5  # maximum number of trials that a stop by a traced handler may end
 
+# A phase begins with the window program if its steps are cheap: at most so many floating-point operations (about 20 ms
+# on CPU) and bytes of a batch (stacking it takes about 20 us), and so many steps between handlers that end a window.
+_CHEAP_FLOPS = 1e9
+_CHEAP_BYTES = 1 << 18
+_MIN_DISTANCE = 4
+
 
 def _explained(error: BaseException) -> BaseException:
     """Return the error that `jax_debug_nans` raises for a jitted function, if a compiled step has raised it.
@@ -84,7 +90,8 @@ class ProgramRunner:
     """Calls the programs of one phase.
 
     There are two programs. The single-step program takes one batch, and the window program takes a buffer of stacked
-    batches. Both give the same bits, so it does not matter when the window program takes over.
+    batches. Both give the same bits, so it does not matter when the window program takes over. A phase with cheap steps
+    begins with the window program and compiles no other one.
 
     Args:
         state: The state of the Learner; the runner uses the train state, and the counters that predict the remaining
@@ -93,12 +100,15 @@ class ProgramRunner:
         phase: The phase.
 
     Attributes:
-        main_program: The single-step program for batches with the shape of the first one. None before the first step.
+        main_program: The first program, for batches with the shape of the first one. None before the first step.
         window_program: The window program, or None before it is compiled.
         calls: Number of program calls.
         call_seconds: CPU time spent on calling the single-step program in windows where it was a noticeable share (s).
         step_seconds: Duration of a step in the last window (s), or 0 if it is unknown.
     """
+
+    chooses_locally = True
+    """Whether this process alone chooses between single steps and windows."""
 
     def __init__(self, state: HostState, programs: Programs, phase: Phase) -> None:
         self._train, self._progress = state.train, state.progress
@@ -158,6 +168,13 @@ class ProgramRunner:
             self._bytes_per_step = self._batch_bytes + self.plan_of(self.main_program).fetch.bytes_each
         return self._programs.window_bytes // max(1, self._bytes_per_step)
 
+    def _begin_with(self, program: Program, batch: Batch) -> None:
+        """Store the first program and the size of the batches that it takes."""
+        # Rows of resident arrays are gathered by the program.
+        rows = isinstance(batch, Rows)
+        self._batch_bytes = nbytes_of(program.step.batch_spec) if rows else process_nbytes_of(batch)
+        self.main_program = program
+
     def record_duration(self, window: Window, seconds: float) -> None:
         """Record the duration of a window (s); `_windows_pay_off` compares it with the compile time."""
         self.step_seconds = seconds / window.length
@@ -195,12 +212,13 @@ class ProgramRunner:
     def _call_window(self, window: Window, stream: BatchStream | None) -> bool:
         """Call the window program if windows pay off, and return whether it was called."""
         train = self._train
-        stacker = self._stacker_for(window.batches[0]) if window.length > 1 else None
+        only_windows = self.main_program is self.window_program  # also if neither is compiled yet
+        stacker = self._stacker_for(window.batches[0]) if window.length > 1 or only_windows else None
         if stacker is None:
             return False
         buffer, count = stacker.stack(window.batches)
-        # A buffer of one step is not guaranteed to give the same bits as longer ones; the single-step program is.
-        if count < 2:
+        # The single-step program runs a single step with less work, if there is one for this shape.
+        if count < 2 and not (count and only_windows):
             return False
         return_batches(stream, window.cut(count))
         if not self._chooses_windows(window.batches, buffer, stacker):
@@ -226,6 +244,8 @@ class ProgramRunner:
             carry, outputs = program.call(train.lend(program.layout), buffer, np.uint32(count))
         train.take_back(carry, program.layout)
         self.window_program = program
+        if self.main_program is None:
+            self._begin_with(program, window.batches[0])
         window.calls.append(outputs)
         window.start_transfers()
         self.calls += 1
@@ -279,10 +299,7 @@ class ProgramRunner:
         else:
             self._step_program = program
             if self.main_program is None and program is not None:
-                self.main_program, batch = program, window.batches[0]
-                # Rows of resident arrays are gathered by the program.
-                gathers = isinstance(batch, Rows)
-                self._batch_bytes = nbytes_of(program.step.batch_spec) if gathers else process_nbytes_of(batch)
+                self._begin_with(program, window.batches[0])
         if calls and program is not None:
             window.start_transfers()
             self.calls += len(calls)
@@ -314,11 +331,49 @@ class ProgramRunner:
 
     def _stacker_for(self, batch: Batch) -> Stacker | None:
         """Return the stacker for the window program, or None if windows do not pay off."""
-        if self._stacker is None and self.main_program is not None and self._windows_pay_off(batch):
-            steps = self._buffer_length(batch)
-            if steps > 1 and jax.tree.leaves(self.main_program.step.batch_spec):
-                self._stacker = Stacker(batch, steps)
+        if self._stacker is not None:
+            return self._stacker
+        if self.main_program is None:
+            steps = self._first_buffer_length(batch)
+        else:
+            steps = self._buffer_length(batch) if self._windows_pay_off(batch) else 1
+        if steps > 1 and jax.tree.leaves(batch.rows if isinstance(batch, Rows) else batch):
+            self._stacker = Stacker(batch, steps)
         return self._stacker
+
+    def _first_buffer_length(self, batch: Batch) -> int:
+        """Return the length of the window program's buffer (steps) if the phase begins with it, otherwise 1.
+
+        A window program costs as much to compile as the single-step program, and runs windows of all lengths. So if
+        windows will probably pay off, compiling only the window program halves the time for compiling.
+        """
+        programs, progress, train = self._programs, self._progress, self._train
+        if programs.steps_per_call != "auto" or progress.steps_in_epoch == 1 or not self.chooses_locally:
+            return 1
+        resident = isinstance(batch, Rows)
+        # Batches on a device are stacked by a function that has to be compiled as well.
+        on_device = not resident and any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(batch))
+        if on_device or train.platform != "cpu" or len(train.some_array.devices()) > 1:
+            return 1
+        step = programs.traced(self._phase, batch)
+        if programs.kind_of(step, "cpu") == "straight" or step.flops > _CHEAP_FLOPS or step.jaxpr.effects:
+            return 1
+        size = 0 if resident else process_nbytes_of(batch)
+        plan = programs.windows(self._phase, step)
+        bounds = (*plan.bounds, *must_look_before(self._plan.begin, train.carry, train.hyperparams))
+        number = progress.step if type(self._phase).trains else progress.step_in_epoch
+        due = bound_at((bound.call for bound in bounds), number, progress.epoch, progress.cancelled_of(self._phase))
+        if size > _CHEAP_BYTES or (due is not None and due - number < _MIN_DISTANCE):
+            return 1
+        most = programs.window_bytes // max(1, size + plan.fetch.bytes_each)
+        longest = self._longest(batch)
+        return min(most, longest, progress.steps_in_epoch or longest)
+
+    def _longest(self, batch: Batch) -> int:
+        """Return the maximum length (steps) of a buffer that the engine chooses."""
+        # Without host handlers, nobody waits for the end of a window, so it can be an epoch of resident data.
+        alone = isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger)
+        return max(LONGEST, self._progress.steps_in_epoch) if alone else LONGEST
 
     def _windows_pay_off(self, batch: Batch) -> bool:
         programs, platform = self._programs, self._train.platform
@@ -386,10 +441,7 @@ class ProgramRunner:
         programs, most = self._programs, self._max_in_memory()
         if programs.steps_per_call != "auto":
             return min(most, programs.steps_per_call)
-        # Without host handlers, nobody waits for the end of a window, so a whole epoch on resident data can be one
-        # call.
-        alone = isinstance(batch, Rows) and not (self._plan.begin or self._plan.end or self._plan.trigger)
-        steps = max(LONGEST, self._progress.steps_in_epoch) if alone else LONGEST
+        steps = self._longest(batch)
         in_time = int(2 * self.window_seconds / self.step_seconds) if self.step_seconds else steps
         return min(most, steps, in_time)
 

@@ -32,6 +32,7 @@ def seconds(monkeypatch):
     monkeypatch.setattr("fluxcb.callbacks.progress.bars.time.monotonic", ticking)
     monkeypatch.setattr("fluxcb.callbacks.progress.bars._PLAIN_SECONDS", 10.0)
     monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)
+    monkeypatch.setattr("fluxcb._run.program_runner.LONGEST", 1)
 
 
 def kinds(text):
@@ -237,6 +238,7 @@ def test_the_rate_excludes_compilation(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("fluxcb.callbacks.progress.bars.time.monotonic", lambda: now[0])
     monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)
+    monkeypatch.setattr("fluxcb._run.program_runner.LONGEST", 1)
     compile_program = fluxcb._run.programs.compile_program
 
     def slowly(*args, **kwargs):

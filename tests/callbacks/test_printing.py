@@ -228,6 +228,7 @@ def test_slow_epochs_print_intermediate_lines(build, make_batches, monkeypatch):
     monkeypatch.setattr("fluxcb.callbacks.progress.bars.time.monotonic", ticking)
     monkeypatch.setattr("fluxcb.callbacks.progress.bars._PLAIN_SECONDS", 10.0)
     monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)  # the bar looks at the ends of windows
+    monkeypatch.setattr("fluxcb._run.program_runner.LONGEST", 1)
     build([ProgressBar(file, interval=1e-9)], data=(make_batches([2] * 12), make_batches([2] * 12))).fit(1)
     titles = [line.split(", ")[0] for line in file.getvalue().splitlines()]
     assert titles[-1] == "epoch 1/1 validation: 12/12 steps"

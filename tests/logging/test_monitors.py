@@ -189,6 +189,7 @@ def test_values_reach_the_file_while_an_epoch_runs(tmp_path, ticking, monkeypatc
 
     ticking(3.0)
     monkeypatch.setattr("fluxcb._run.program_runner.AHEAD", 1)
+    monkeypatch.setattr("fluxcb._run.program_runner.LONGEST", 1)
     steps = Puts({(StepEnd, s): {"a": s} for s in range(50)})
     testlearner(Monitors(JSONLinesBackend(tmp_path / "log.jsonl")), steps, Look(), batches=40, steps_per_call=10).fit(1)
     assert seen[-1] >= 20

@@ -16,7 +16,11 @@ COMPILING, CALLING = 1.0, 1e-3  # what a program, and a call of it, are said to 
 
 @pytest.fixture
 def singles(monkeypatch, cpu_rules):
-    """`singles(batches, **fit)` returns how many single steps a fit runs before the first window."""
+    """`singles(batches, **fit)` returns how many single steps a fit runs before the first window.
+
+    The steps are said not to be cheap.
+    """
+    monkeypatch.setattr(program_runner, "_CHEAP_FLOPS", -1)
     compile_program, took = programs.compile_program, program_runner.ProgramRunner.record_duration
 
     def took_long(self, window, seconds):

@@ -113,7 +113,7 @@ def test_device_reads_are_counted(audited, advice):
     assert audit.syncs == {
         "Norms().show at StepEnd x TrainingPhase": {"params": 2},
         "Norms().end at EpochEnd x TrainingPhase": {"params": 1},
-        "Norms().validate at StepEnd x ValidationPhase": {"step values": 2},
+        "the engine at between the steps": {"step values": 2},
     }
     advice(
         audit,
