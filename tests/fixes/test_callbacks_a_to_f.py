@@ -205,6 +205,19 @@ ROWS = [
         'EarlyStopping(3), EarlyStopping(GL(5), TimeLimit(3600)), EarlyStopping(("accuracy", 3))',
     ),
     row(
+        "`EarlyStopping` has no attribute `patience`, so an assignment to it would have no effect.",
+        "learner = fit(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES)); learner.callbacks.get(EarlyStopping).patience = 50",
+        """
+        learner = fit(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES)); learner.callbacks.replace(EarlyStopping(patience=50))
+        learner.fit(1)
+        """,
+    ),
+    row(
+        "`StopAfter` has no attribute `steps`, so an assignment to it would have no effect.",
+        "learner = fit(StopAfter(3600)); learner.callbacks.get(StopAfter).steps = 50",
+        "learner = fit(StopAfter(3600)); learner.callbacks.get(StopAfter)",
+    ),
+    row(
         "`patience` of `EarlyStopping`",
         'EarlyStopping(patience="3")',
         'EarlyStopping(3), EarlyStopping(GL(5), TimeLimit(3600)), EarlyStopping(("accuracy", 3))',
