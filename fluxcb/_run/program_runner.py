@@ -344,8 +344,7 @@ class ProgramRunner:
     def _first_buffer_length(self, batch: Batch) -> int:
         """Return the length of the window program's buffer (steps) if the phase begins with it, otherwise 1.
 
-        A window program costs as much to compile as the single-step program, and runs windows of all lengths. So if
-        windows will probably pay off, compiling only the window program halves the time for compiling.
+        A window program costs as much to compile as the single-step program, and runs windows of all lengths.
         """
         programs, progress, train = self._programs, self._progress, self._train
         if programs.steps_per_call != "auto" or progress.steps_in_epoch == 1 or not self.chooses_locally:
@@ -367,7 +366,8 @@ class ProgramRunner:
             return 1
         most = programs.window_bytes // max(1, size + plan.fetch.bytes_each)
         longest = self._longest(batch)
-        return min(most, longest, progress.steps_in_epoch or longest)
+        # A short first fit must not make the windows of later fits short.
+        return min(most, longest, max(AHEAD, progress.steps_in_epoch or longest))
 
     def _longest(self, batch: Batch) -> int:
         """Return the maximum length (steps) of a buffer that the engine chooses."""

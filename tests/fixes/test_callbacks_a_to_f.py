@@ -206,9 +206,13 @@ ROWS = [
     ),
     row(
         "`EarlyStopping` has no attribute `patience`, so an assignment to it would have no effect.",
-        "learner = fit(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES)); learner.callbacks.get(EarlyStopping).patience = 50",
         """
-        learner = fit(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES)); learner.callbacks.replace(EarlyStopping(patience=50))
+        learner = fit(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES))
+        learner.callbacks.get(EarlyStopping).patience = 50
+        """,
+        """
+        learner = fit(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES))
+        learner.callbacks.replace(EarlyStopping(patience=50))
         learner.fit(1)
         """,
     ),

@@ -10,6 +10,7 @@ import pytest
 
 from fluxcb import Callback, EverySteps, Learner, Read, on
 from fluxcb._run import program_runner
+from fluxcb._run.program_runner import AHEAD, LONGEST
 from fluxcb.data import ArrayLoader
 from fluxcb.events import StepEnd
 from fluxcb.phases import TrainingPhase
@@ -37,14 +38,23 @@ def ones(count, size=2):
 @pytest.mark.parametrize(
     ("data", "lengths"),
     [
-        (ones(20), [20]),
-        (ones(300), [program_runner.LONGEST]),
-        ([*ones(20), *ones(1, 1)], [21, 1]),  # the last batch has another shape
-        ((ones(20), ones(7)), [20, 7]),
-        ((ones(20), ones(1)), [20, 1]),  # validation has one step
-        (ArrayLoader(np.ones((64, 2), np.float32), 8, device=True), [8]),
+        (ones(20), [AHEAD]),
+        (ones(50), [50]),
+        (ones(300), [LONGEST]),
+        ([*ones(50), *ones(1, 1)], [51, 1]),  # the last batch has another shape
+        ((ones(50), ones(7)), [50, AHEAD]),
+        ((ones(50), ones(1)), [50, 1]),  # validation has one step
+        (ArrayLoader(np.ones((64, 2), np.float32), 8, device=True), [AHEAD]),
     ],
-    ids=["short epochs", "long epochs", "smaller batch", "validation", "validation of one step", "resident data"],
+    ids=[
+        "short epochs",
+        "epochs",
+        "long epochs",
+        "smaller batch",
+        "validation",
+        "validation of one step",
+        "resident data",
+    ],
 )
 def test_cheap_steps_need_one_program_per_shape(cpu_rules, data, lengths):
     assert buffers(trained(data)) == lengths
@@ -96,7 +106,7 @@ def test_other_phases_begin_with_single_steps(cpu_rules, data, options):
 
 
 def test_rare_handlers_do_not_prevent_windows(cpu_rules):
-    assert buffers(trained(ones(20), callbacks=[Reader(5)])) == [20]
+    assert buffers(trained(ones(20), callbacks=[Reader(5)])) == [AHEAD]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
