@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fluxcb._compile.arrays import is_key
@@ -124,7 +125,7 @@ def compile_program(
     program = maker.straight if kind == "straight" else maker.loop if steps == 1 else maker.window
     program = _fetched_by_all(program, carry)
     # An argument instead of a constant, so that one program runs windows of all lengths up to the length of the buffer.
-    length = () if steps == 1 else (jnp.uint32(1),)
+    length = () if steps == 1 else (np.uint32(1),)
     rows_only = not (fetch.buffers or fetch.last or unpacked)
     pinned: Any = {"out_shardings": (jax.tree.map(lambda x: x.sharding, carry), None)} if pins_shardings else {}
     jitted = jax.jit(_only_rows(program) if rows_only else program, donate_argnums=0, **pinned)
