@@ -194,6 +194,8 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
         label = handler.declared.label
         reader = f"the traced handler {label}.{handler.name}"
         advice = "Keep the value in an entry of `learner.cbstate`: traced handlers read it at each step."
+        if is_of_library(owner):
+            advice = f"Replace the callback: `learner.callbacks.replace({type(owner).__name__}(...))`."
         found += [
             TracedField(owner, f"`self.{name}` of {label}", reader, advice, name, content, uses.names)
             for name, content in contents.items()

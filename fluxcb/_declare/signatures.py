@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from types import CodeType, TracebackType
 from typing import Any
 
+from fluxcb._errors import DeclarationError
+
 __all__ = [
     "accepts",
     "assigns",
@@ -85,7 +87,13 @@ def example_call(cls: type) -> str:
         value = next((_EXAMPLES[kind] for kind in text.split(" | ") if kind in _EXAMPLES), "...")
         return value if parameter.kind is parameter.POSITIONAL_ONLY else f"{parameter.name}={value}"
 
-    return f"{cls.__name__}({', '.join(map(shown, required))})"
+    arguments = ", ".join(map(shown, required))
+    if not arguments and cls.__module__.startswith("fluxcb."):
+        try:
+            cls()
+        except DeclarationError:  # e.g. EarlyStopping, which needs at least one criterion
+            arguments = "..."
+    return f"{cls.__name__}({arguments})"
 
 
 def current_definition(cls: type) -> type:

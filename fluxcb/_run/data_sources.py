@@ -10,9 +10,13 @@ import numpy as np
 
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import DataError
+from fluxcb._tracebacks import warn_user
 from fluxcb.data.loader import ArrayLoader
 
 __all__ = ["data_sources"]
+
+_LONG_BATCH = 256
+"""Number of examples from which on an array is probably a set of data and not a batch."""
 
 
 def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
@@ -81,7 +85,23 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                 'measure on the other data in training: `InferenceRunner(test, ScalarStats("loss"), name="test")`',
             ],
         )
+    if "validation" in names and _may_be_training_and_validation(data):
+        sizes = " and ".join(str(len(xs)) for xs, _ in data)
+        warn_user(
+            f"`data` is a list of two pairs of arrays, so these are two batches of {sizes} examples that are trained "
+            "on. For training and validation data, write `data=(training, validation)` with two data sources, such as "
+            "`fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`.",
+            UserWarning,
+        )
     return {"training": data}
+
+
+def _may_be_training_and_validation(data: Any) -> bool:
+    """Return whether data is a list of two pairs of arrays of different lengths that are long for a batch."""
+    if not isinstance(data, list) or len(data) != 2 or not all(map(_is_inputs_and_targets, data)):
+        return False
+    first, second = (len(xs) for xs, _ in data)
+    return first != second and first >= _LONG_BATCH
 
 
 def _is_inputs_and_targets(source: Any) -> bool:

@@ -1,5 +1,6 @@
 """Errors and fixes for accesses of host handlers that would be refused even after the access is declared."""
 
+import re
 from typing import Any
 
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, writes
@@ -12,6 +13,8 @@ from fluxcb._run.window import Window
 from fluxcb._typing import StatePath
 
 __all__ = ["computed_value_written", "flag_written_late", "missing_entry", "refused_step_write", "undeclared_fix"]
+
+_OTHER_EVENT = re.compile(r"\b(?:Fit|Epoch|Step)(?:Begin|End)\b|\bTrigger\b")
 
 
 def refused_step_write(declared: Declared, path: StatePath, window: Window | None) -> AccessError | None:
@@ -131,7 +134,8 @@ def undeclared_fix(declared: Declared, path: StatePath, permission: Permission, 
     if path[0] == "step" and not writes(permission):
         window = state.moment.window
         exists = window is not None and (window.computed or path[1] == "batch")
-        return "" if exists else f"handle StepEnd instead, and {declare}"
+        # A fix for `CustomCallback` names the event of the handler.
+        return "" if exists else f"handle StepEnd instead, and {_OTHER_EVENT.sub('StepEnd', declare)}"
     if path[0] == "cbstate" and len(path) == 2 and not _exists(path[1], state):
         if path[1] in PROVIDERS:
             return f"add `{PROVIDERS[path[1]]}()` to the callbacks, which creates it, and {declare}"

@@ -314,7 +314,7 @@ def test_early_stopping_and_setters_watch_a_runner():
         InferenceRunner(pairs(), Worse(), name="test"),
     )
     learner.fit(6)
-    assert learner.stop_reason == "test/badness: no improvement on 1 for 2 epochs"
+    assert learner.stop_reason == "test/badness: no improvement on 1 for 2 epochs (low values count as good)"
     assert learner.epoch == 4
     assert learner.hyperparams["learning_rate"] == pytest.approx(0.01)  # 2 is no improvement on 1
 

@@ -19,7 +19,7 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, Read, TraceError, Write, on
-from fluxcb.callbacks import LearningRate, Metrics, Scheduler
+from fluxcb.callbacks import ClipGradients, LearningRate, Metrics, Scheduler
 from fluxcb.events import BackwardBegin, BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import testlearner
@@ -617,6 +617,20 @@ def test_variable_that_changes_after_traced_handler_used_it_is_a_warning():
         UserWarning, match=r"^`self\.schedules` of Scheduler\(learning_rate\) has changed, but the traced"
     ):
         assert moves(learner)
+
+
+def test_changed_field_of_a_callback_of_fluxcb_is_a_warning_whose_fix_works():
+    clip = ClipGradients(1.0)
+    learner = testlearner(clip)
+    learner.fit(1)
+    clip.max_norm = 0.0
+    replace = r"Replace the callback: `learner\.callbacks\.replace\(ClipGradients\(\.\.\.\)\)`\.$"
+    with pytest.warns(UserWarning, match=r"^`self\.max_norm` of ClipGradients\(.*" + replace):
+        assert moves(learner)
+    learner.callbacks.replace(ClipGradients(1e-30))
+    before = np.asarray(learner.params["w"])
+    learner.fit(1)
+    np.testing.assert_array_equal(np.asarray(learner.params["w"]), before)
 
 
 def test_variables_that_stay_or_that_tracing_changes_give_no_warning():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fluxcb import ConflictError
+from fluxcb import AccessError, ConflictError
 from tests.fixes.programs import check_row, row
 
 ROWS = [
@@ -142,6 +142,15 @@ ROWS = [
         fit(ConditionalCallback(Tick(), FrequencyThrottle(10, StepEnd)), ConditionalCallback(Tick(), Always()))
         """,
         "callback, function = Tick(), lambda learner: True; fit(when(callback, function))",
+    ),
+    row(
+        "may not read `step.loss`",
+        "fit(CustomCallback(lambda learner: print(learner.step.loss), EpochEnd))",
+        """
+        fn = lambda learner: print(learner.step.loss)
+        fit(CustomCallback(fn, StepEnd, access={"step": {"loss": Read()}}))
+        """,
+        kind=AccessError,
     ),
     row(
         "`fn` of `CustomCallback` must be a function of the learner, not 3",

@@ -237,6 +237,11 @@ ROWS = [
     row("which is not a callback instance", "learner(Tick)", "learner(Tick())"),
     row(
         "which is not a callback instance",
+        "learner(EarlyStopping)",
+        "learner(Metrics(), EarlyStopping(3), data=(BATCHES, BATCHES))",
+    ),
+    row(
+        "which is not a callback instance",
         "learner(print)",
         "def function(outputs, ys): return abs(outputs - ys).mean()\nlearner(Metrics(function))",
         "function = print; learner(CustomCallback(function, StepEnd))",

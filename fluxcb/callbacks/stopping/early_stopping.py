@@ -218,7 +218,9 @@ class EarlyStopping(Callback):
                 states[i] = criterion.update(state, value)
             if criterion.done(self.states[i]):
                 since = "" if criterion.done(self._of_fit[i]) else ", counted since an earlier fit"
-                reasons.append(f"{watched}: {criterion.message(self.states[i])}{since}")
+                unknown = watched.known_mode is None and getattr(criterion, "mode", None) == "min"
+                mode = " (low values count as good)" if unknown else ""
+                reasons.append(f"{watched}: {criterion.message(self.states[i])}{since}{mode}")
         if reasons:
             raise CancelFitting("; ".join(reasons))
 
