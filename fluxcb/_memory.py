@@ -1,4 +1,4 @@
-"""Return freed memory to the operating system, and pause the garbage collection."""
+"""Return freed memory to the operating system, and pause garbage collection."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 class _Pauses:
-    """The pauses of the garbage collection that have begun and not ended.
-
-    Several threads may pause it, and the last one that ends its pause resumes it.
-    """
+    """Pauses of garbage collection, which may overlap in several threads. It resumes when the last one ends."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant, because the handler of a signal may begin another pause
@@ -61,7 +58,7 @@ _PAUSES = _Pauses()
 
 @contextmanager
 def garbage_collection_paused() -> Iterator[None]:
-    """Collect no garbage in the body of the `with` statement.
+    """Pause garbage collection in the body of the `with` statement.
 
     Code that creates many objects and keeps them, such as tracing, makes Python examine all objects of the process
     repeatedly. In a process that has imported JAX and Flax, each full collection takes about 0.1 s.

@@ -50,7 +50,7 @@ class Outputs(NamedTuple):
         rows: int32[steps, words] (int32[words] of a single step); see `Fetch`.
         buffers: The larger values of each step, stacked like the rows.
         last: Values of the last step that ran, by position of their path.
-        values: Unpacked step values by name, if a step is run by a hand-written loop.
+        values: Unpacked step values by name, if a hand-written loop runs the step.
     """
 
     rows: Any

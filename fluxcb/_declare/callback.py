@@ -87,7 +87,7 @@ class Callback(Constructed):
     access_argument: str | None = None
 
     def _record_arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        # For a class that is a frozen dataclass.
+        # A plain assignment would fail in a class that is a frozen dataclass.
         object.__setattr__(self, "_fluxcb_arguments", describe_arguments(type(self), args, kwargs))
 
     @entry_point

@@ -88,7 +88,8 @@ def example_call(cls: type) -> str:
         return value if parameter.kind is parameter.POSITIONAL_ONLY else f"{parameter.name}={value}"
 
     arguments = ", ".join(map(shown, required))
-    if not arguments and cls.__module__.startswith("fluxcb."):
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if takes_any and not arguments and cls.__module__.startswith("fluxcb."):
         try:
             cls()
         except DeclarationError:  # e.g. EarlyStopping, which needs at least one criterion

@@ -16,7 +16,7 @@ from fluxcb.data.loader import ArrayLoader
 __all__ = ["data_sources"]
 
 _LONG_BATCH = 256
-"""Number of examples from which on an array is probably a set of data and not a batch."""
+"""An array with at least this many examples is probably a dataset and not a batch."""
 
 
 def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
@@ -88,8 +88,8 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
     if "validation" in names and _may_be_training_and_validation(data):
         sizes = " and ".join(str(len(xs)) for xs, _ in data)
         warn_user(
-            f"`data` is a list of two pairs of arrays, so these are two batches of {sizes} examples that are trained "
-            "on. For training and validation data, write `data=(training, validation)` with two data sources, such as "
+            f"`data` is a list of two pairs of arrays, so the Learner trains on two batches of {sizes} examples. For "
+            "training and validation data, write `data=(training, validation)` with two data sources, such as "
             "`fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`.",
             UserWarning,
         )

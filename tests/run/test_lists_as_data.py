@@ -25,7 +25,7 @@ def learner(data):
 
 
 def test_two_long_pairs_of_different_lengths_are_a_warning_whose_fix_works():
-    with pytest.warns(UserWarning, match="two batches of 300 and 100 examples that are trained on"):
+    with pytest.warns(UserWarning, match="trains on two batches of 300 and 100 examples"):
         trained = learner([pair(300), pair(100)])
     trained.fit(1)
     assert trained.step == 2
