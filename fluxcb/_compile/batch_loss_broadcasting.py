@@ -28,7 +28,7 @@ def warn_of_pairs_in_batch(setup: StepSetup, carry: Mapping[str, Any], batch: Py
         setup: The fixed inputs of the step.
         carry: The specs of the carry.
         batch: The specs of the batch.
-        shapes: The shapes of all values in the step.
+        shapes: The shapes `[N, N]` of all values in the step that are computed from N values.
     """
     if setup.model is None or not takes_model(setup.loss_fn):
         return

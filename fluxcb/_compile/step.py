@@ -170,7 +170,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     _warn_of_missing_events(setup, type(phase), emitted)
     if type(phase).trains:
         _warn_of_constant_keys(type(phase), closed.jaxpr)
-        warn_of_pairs_in_batch(setup, carry_spec, spec, _square_shapes(closed.jaxpr))
+        warn_of_pairs_in_batch(setup, carry_spec, spec, _shapes_of_pairs(closed.jaxpr))
         _warn_of_no_update(type(phase), closed.jaxpr, carry_spec)
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
     return TracedStep(
@@ -258,13 +258,16 @@ def _warn_of_no_update(phase: type[Phase], jaxpr: Any, carry: PyTree) -> None:
         )
 
 
-def _square_shapes(jaxpr: Any) -> set[tuple[int, ...]]:
-    """Return the shapes `[N, N]` of values in a jaxpr."""
+def _shapes_of_pairs(jaxpr: Any) -> set[tuple[int, ...]]:
+    """Return the shapes `[N, N]` of results in a jaxpr that an operation computes from N values."""
     found = set()
     for equation in jaxpr.eqns:
         shapes = (getattr(variable.aval, "shape", ()) for variable in equation.outvars)
-        found |= {shape for shape in shapes if len(shape) == 2 and shape[0] == shape[1]}
-        found = found.union(*map(_square_shapes, jaxprs_in(equation)))
+        squares = {shape for shape in shapes if len(shape) == 2 and shape[0] == shape[1]}
+        if squares:
+            sizes = {math.prod(getattr(variable.aval, "shape", ())) for variable in equation.invars}
+            found |= {shape for shape in squares if shape[0] in sizes}
+        found = found.union(*map(_shapes_of_pairs, jaxprs_in(equation)))
     return found
 
 

@@ -347,7 +347,7 @@ class ProgramRunner:
         A window program costs as much to compile as the single-step program, and runs windows of all lengths.
         """
         programs, progress, train = self._programs, self._progress, self._train
-        if programs.steps_per_call != "auto" or progress.steps_in_epoch == 1 or not self.chooses_locally:
+        if programs.steps_per_call != "auto" or not self.chooses_locally:
             return 1
         resident = isinstance(batch, Rows)
         # Batches on a device are stacked by a function that has to be compiled as well.
@@ -365,9 +365,9 @@ class ProgramRunner:
         if size > _CHEAP_BYTES or (due is not None and due - number < _MIN_DISTANCE):
             return 1
         most = programs.window_bytes // max(1, size + plan.fetch.bytes_each)
-        longest = self._longest(batch)
-        # A short first fit must not make the windows of later fits short.
-        return min(most, longest, max(AHEAD, progress.steps_in_epoch or longest))
+        # A short first fit must not make the windows of later fits short. Full-batch training has no longer windows.
+        longest, least = self._longest(batch), 2 if progress.steps_in_epoch == 1 else AHEAD
+        return min(most, longest, max(least, progress.steps_in_epoch or longest))
 
     def _longest(self, batch: Batch) -> int:
         """Return the maximum length (steps) of a buffer that the engine chooses."""
