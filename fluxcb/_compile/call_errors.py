@@ -333,7 +333,7 @@ def traced_failure(handler: BoundHandler, error: BaseException) -> TraceError | 
     Returns None for any other exception, which is an error of the handler's own code.
     """
     name = f"The traced handler {handler.declared.label}.{handler.name}"
-    where = [handler.where, *_user_line(error, handler)]
+    where = [handler.where, *_user_line(error)]
     why = f"{handler.event.__name__} handlers run while the step is traced, when values are not known yet"
     if isinstance(error, Cancel):
         return TraceError(
@@ -355,12 +355,7 @@ def traced_failure(handler: BoundHandler, error: BaseException) -> TraceError | 
     return None
 
 
-def _user_line(error: BaseException, handler: BoundHandler) -> list[str]:
+def _user_line(error: BaseException) -> list[str]:
     """Return the line of the user's code that caused the error."""
     frame = innermost_user_frame(error)
-    if frame is None:
-        return []
-    code = getattr(getattr(handler.function, "__func__", handler.function), "__code__", None)
-    if frame.tb_frame.f_code is code:
-        return [f"line {frame.tb_lineno}"]
-    return [line_of(frame)]
+    return [] if frame is None else [line_of(frame)]

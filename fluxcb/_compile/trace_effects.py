@@ -196,12 +196,32 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
         advice = "Keep the value in an entry of `learner.cbstate`: traced handlers read it at each step."
         if is_of_library(owner):
             advice = f"Replace the callback: `learner.callbacks.replace({type(owner).__name__}(...))`."
+            for function in _functions_within(owner):
+                found += _variables(function, f"the function `{function.__name__}` of {label}", advice)
         found += [
             TracedField(owner, f"`self.{name}` of {label}", reader, advice, name, content, uses.names)
             for name, content in contents.items()
         ]
         found += _variables(getattr(handler.function, "__func__", handler.function), reader, advice)
     return found
+
+
+def _functions_within(owner: Any) -> Iterator[FunctionType]:
+    """Yield the user's functions that a callback of fluxcb holds, such as those of the metrics of `Metrics`."""
+    level, seen = [owner], set()
+    for _ in range(4):
+        inner = []
+        for value in level:
+            seen.add(id(value))
+            if isinstance(value, FunctionType):
+                yield value
+            elif isinstance(value, list | tuple):
+                inner += value
+            elif isinstance(value, Mapping):
+                inner += value.values()
+            elif is_of_library(value) and hasattr(value, "__dict__"):
+                inner += [part for name, part in vars(value).items() if not name.startswith("_fluxcb_")]
+        level = [part for part in {id(part): part for part in inner}.values() if id(part) not in seen]
 
 
 @dataclass(frozen=True)

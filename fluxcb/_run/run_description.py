@@ -16,6 +16,7 @@ from fluxcb._declare.described import Description
 from fluxcb._declare.phases import Phase
 from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.state import HostState
+from fluxcb._run.unsaved_fields import unsaved_fields
 from fluxcb.data.sources import length_of, order_of
 
 __all__ = ["SnapshotSource", "describe_run"]
@@ -59,6 +60,7 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
         "layouts": {d.name: f"({text})" for d in declared if (text := unwrap(d.callback).carried_layout)},
         # Copies of callbacks do not know the arguments with which the original was constructed.
         "arguments": {name: found for name, found in arguments.items() if found is not None},
+        "unsaved_fields": {d.name: fields for d in declared if (fields := unsaved_fields(d.callback))},
         "optimizer": optimizer,
         "hyperparams": dict(train.given_hyperparams),
         "key": train.given_key_text,

@@ -37,11 +37,14 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
     old = state.train.live((name,))
     wrong = differences(old, value := with_numbers_as(old, value))
     if wrong:
+        fix = f"assign a value with the structure of `learner.{name}`"
+        if name == "params" and any(base.__module__.startswith("flax.nnx") for base in type(value).__mro__):
+            fix = "assign a dict of arrays: `learner.params = nnx.to_pure_dict(nnx.state(module, nnx.Param))`"
         raise DeclarationError(
             f"The assigned `{name}` does not fit the Learner: {wrong[0]}.",
             where=wrong[1:5],
             why="the carry of a compiled step keeps its structure, shapes and dtypes",
-            fix=f"assign a value with the structure of `learner.{name}`",
+            fix=fix,
         )
     state.train.replace((name,), placed_as(old, value))  # the compiled programs expect the devices of the old arrays
     state.fit.assign(f"learner.{name}")

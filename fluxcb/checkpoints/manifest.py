@@ -348,6 +348,7 @@ _FIELDS: Mapping[str, Any] = {
         "data": mapping({"batches": (int, None), "order": optional(mapping(str))}),
         "fit": optional(mapping(str)),
         "phases": [str],
+        "unsaved_fields": optional(mapping(mapping(str))),
         "programs": mapping(str),
         "versions": mapping(str),
         "devices": list,

@@ -23,6 +23,7 @@ from fluxcb.callbacks import (
     LossSpikeGuard,
     Metric,
     Metrics,
+    MinSaver,
     Monitors,
     SkipNonFinite,
     StopOnNaNLoss,
@@ -103,6 +104,20 @@ def test_a_learner_without_a_model(file):
         default_callbacks=False,
     ).fit(1)
     assert lines(file)[-1] == PARAMS
+
+
+def test_a_saver_without_a_checkpoint_is_not_named(file, tmp_path):
+    learner = fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        lambda params, batch, key: jnp.nan * jnp.mean(params["w"] * batch),
+        optax.sgd(0.0),
+        data=([np.ones(2, np.float32)],) * 2,
+        callbacks=[Metrics(), MinSaver(tmp_path), FitSummary(file)],
+        default_callbacks=False,
+    )
+    with pytest.warns(RuntimeWarning, match="loss was nan"):
+        learner.fit(1)
+    assert not [line for line in lines(file) if line.startswith("Wrote")]
 
 
 def test_a_callback_stops_the_fit(file):

@@ -43,6 +43,9 @@ class AtEvents(Callback):
         self.moments.append(f"{type(event).__name__} {type(phase).name} {learner.progress.step}")
         self.act(len(self.moments) - 1, self.moments[-1])
 
+    def state_dict(self):
+        return {}  # a resumed run records its own events
+
 
 class Interrupted:
     """A training without interruption, and the same training with interruptions.

@@ -54,6 +54,9 @@ class AtMoments(Callback):
         self.met.append(f"{type(event).__name__} {type(phase).name} {learner.progress.step}")
         self.act(self.met[-1])
 
+    def state_dict(self):
+        return {}  # a resumed run records its own events
+
 
 def loss_fn(params, batch, key):
     """Return the loss of a linear model with dropout."""

@@ -69,6 +69,9 @@ class Log(Callback):
         if isinstance(event, FitBegin):
             self.seen.append(f"resumes={event.resumes}")
 
+    def state_dict(self):
+        return {}  # a resumed run records its own events
+
 
 def fail() -> None:
     raise OSError("no power")

@@ -106,8 +106,9 @@ class SnapshotSaver(Callback, RunLock):
         self._run, self._resumed = state["run"], True
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return the directory."""
-        return (self.folder,)
+        """Return the directory, if it has a checkpoint or one is being written."""
+        # Without a checkpoint, the directory has only the file of the lock.
+        return (self.folder,) if self._pending is not None or self.entries() else ()
 
     # -- a fit ------------------------------------------------------------------------------
 
