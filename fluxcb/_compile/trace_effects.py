@@ -33,6 +33,7 @@ __all__ = [
     "unchanged_fields",
     "warn_about_changed",
     "warn_of_clock",
+    "warn_of_loss_counters",
     "warn_of_random_numbers",
     "warn_once_only",
 ]
@@ -40,13 +41,19 @@ __all__ = [
 
 @contextmanager
 def warn_once_only(handler: BoundHandler) -> Iterator[None]:
-    """Warn if a traced handler draws random numbers outside JAX, reads a clock, or changes a field of its callback.
+    """Warn if a traced handler draws random numbers outside JAX, reads a clock, or changes a field or a variable.
 
-    Changes are reported for fields that hold a number or a list.
+    Changes are reported for fields that hold a number or a list, and for variables that hold a number. The functions
+    that the user has passed to a callback of fluxcb, such as metrics, are a part of its handlers.
     """
     owner, uses = _owner_and_uses(handler)
+    functions = {f"The function `{f.__name__}` of {handler.declared.label}": f for f, _ in _functions_within(owner)}
+    functions[f"The traced handler {handler.declared.label}.{handler.name}"] = handler.function
+    counters = {called: _counters_of(function) for called, function in functions.items()}
     numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, uses)
     yield
+    for called, function in functions.items():
+        _warn_of_counters(called, counters[called], _counters_of(function))
     name = f"The traced handler {handler.declared.label}.{handler.name}"
     fields, changed = _fields(owner), _changed(before, _contents(owner, uses))
     generators = {field for field in changed if isinstance(fields[field], np.random.Generator)}
@@ -103,6 +110,43 @@ def warn_of_clock(function: Any) -> None:
             "same time. To use the time, pass it in the batch, for example with `fluxcb.data.map`.",
             UserWarning,
         )
+
+
+def warn_of_loss_counters(variables: Iterable[TracedField]) -> None:
+    """Warn about numbers that the loss function has changed in its variables while it was traced.
+
+    Args:
+        variables: The variables before the trace; see `loss_variables`.
+    """
+    for variable in variables:
+        before = {variable.name: variable.content} if isinstance(variable.content, int | float) else {}
+        _warn_of_counters("The loss function", before, _counters_of(variable.owner))
+
+
+def _counters_of(function: Any) -> dict[str, float]:
+    """Return the numbers in variables outside of a function that the function assigns, by name."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    assigned = _assigned_in(function.__code__) if isinstance(function, FunctionType) else frozenset[str]()
+    variables = variables_of(function) if assigned else {}
+    return {name: variables[name] for name in assigned if isinstance(variables.get(name), int | float)}
+
+
+@functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
+def _assigned_in(code: CodeType) -> frozenset[str]:
+    """Return the variables of enclosing functions, and the global ones, that a function assigns."""
+    instructions = [(i.opname, i.argval) for i in dis.get_instructions(code)]
+    outer = {name for operation, name in instructions if operation == "STORE_DEREF" and name in code.co_freevars}
+    return frozenset(outer | {name for operation, name in instructions if operation == "STORE_GLOBAL"})
+
+
+def _warn_of_counters(called: str, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+    for name in before.keys() & after.keys():
+        if before[name] != after[name]:
+            warn_user(
+                f"{called} changed the variable `{name}`. The change happens once, while the step is traced, and not "
+                "at each step. Change it in a host handler, for example of StepEnd.",
+                UserWarning,
+            )
 
 
 @dataclass(frozen=True)
@@ -196,7 +240,8 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
         advice = "Keep the value in an entry of `learner.cbstate`: traced handlers read it at each step."
         if is_of_library(owner):
             advice = f"Replace the callback: `learner.callbacks.replace({type(owner).__name__}(...))`."
-            for function in _functions_within(owner):
+            # The contents of fields include the variables of functions, but not what objects of fluxcb hold.
+            for function in (function for function, of_part in _functions_within(owner) if of_part):
                 found += _variables(function, f"the function `{function.__name__}` of {label}", advice)
         found += [
             TracedField(owner, f"`self.{name}` of {label}", reader, advice, name, content, uses.names)
@@ -206,22 +251,28 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
     return found
 
 
-def _functions_within(owner: Any) -> Iterator[FunctionType]:
-    """Yield the user's functions that a callback of fluxcb holds, such as those of the metrics of `Metrics`."""
-    level, seen = [owner], set()
+def _functions_within(owner: Any) -> Iterator[tuple[FunctionType, bool]]:
+    """Yield the user's functions that a callback of fluxcb holds, and whether another object of fluxcb holds them.
+
+    For example, `Scheduler` holds functions itself, and `Metrics` holds objects that hold the functions of metrics.
+    """
+    if not is_of_library(owner):
+        return
+    level, seen = [(owner, False)], set()
     for _ in range(4):
-        inner = []
-        for value in level:
+        inner: list[tuple[Any, bool]] = []
+        for value, of_part in level:
             seen.add(id(value))
             if isinstance(value, FunctionType):
-                yield value
+                yield value, of_part
             elif isinstance(value, list | tuple):
-                inner += value
+                inner += [(part, of_part) for part in value]
             elif isinstance(value, Mapping):
-                inner += value.values()
+                inner += [(part, of_part) for part in value.values()]
             elif is_of_library(value) and hasattr(value, "__dict__"):
-                inner += [part for name, part in vars(value).items() if not name.startswith("_fluxcb_")]
-        level = [part for part in {id(part): part for part in inner}.values() if id(part) not in seen]
+                parts = [part for name, part in vars(value).items() if not name.startswith("_fluxcb_")]
+                inner += [(part, value is not owner) for part in parts]
+        level = [pair for pair in {id(pair[0]): pair for pair in inner}.values() if id(pair[0]) not in seen]
 
 
 @dataclass(frozen=True)

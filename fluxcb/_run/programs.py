@@ -21,6 +21,7 @@ from fluxcb._compile.trace_effects import (
     traced_fields,
     unchanged_fields,
     warn_about_changed,
+    warn_of_loss_counters,
 )
 from fluxcb._compile.windows import WindowPlan, plan_windows
 from fluxcb._declare.events import TracedEvent
@@ -172,10 +173,12 @@ class Programs:
         known = self._steps.get((phase, shape))
         if known is not None and known[0] == content:
             return known[1]
-        before = [*phase_fields(phase), *loss_variables(setup.loss_fn)]
+        variables = loss_variables(setup.loss_fn)
+        before = [*phase_fields(phase), *variables]
         with self._meter.span(f"trace the step of {type(phase).__name__}", "compile"), self.mesh():
             step = trace_step(setup, phase, train.carry, batch)
         self.traces += 1
+        warn_of_loss_counters(variables)
         # A value that the step itself changes, such as a cache, is left out.
         self._fields[step] = [*traced_fields(step.touched), *unchanged_fields(before)]
         self._compare_inputs(phase, setup, step.batch_spec)
@@ -420,11 +423,17 @@ class Programs:
         # compile a program without notice.
         lines, shorter = batch_differences(first, batch)
         if lines and not shorter:
+            fix = ["pad or drop what does not fit, or cast in the loader"]
+            if batch_differences(batch_spec(batch), first)[1]:  # the batch only has a longer leading axis
+                fix = [
+                    "begin with a batch of the largest size",
+                    "pass a batch of the largest size to the constructor: `Learner(..., example_batch=batch)`",
+                ]
             raise DataError(
                 f"A batch of `data.{type(phase).name}` differs from the one the step was compiled for: "
                 f"{'; '.join(lines[:4])}{f'; and {len(lines) - 4} more' if len(lines) > 4 else ''}.",
                 why="the step is compiled for batches of one shape; only a shorter leading axis is allowed",
-                fix="pad or drop what does not fit, or cast in the loader",
+                fix=fix,
             )
 
 

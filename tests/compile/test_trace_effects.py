@@ -634,12 +634,10 @@ def test_changed_field_of_a_callback_of_fluxcb_is_a_warning_whose_fix_works():
 
 
 def test_variables_that_stay_or_that_tracing_changes_give_no_warning():
-    traces, cache, large = 0, {}, np.zeros(1 << 19, np.float32)
+    cache, large = {"traces": 0}, np.zeros(1 << 19, np.float32)
 
     def loss(outputs, ys):
-        nonlocal traces
-        traces += 1
-        cache["traced"] = traces
+        cache["traces"] += 1
         return jnp.mean((outputs - ys) ** 2) + large[0]
 
     xs = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -648,7 +646,7 @@ def test_variables_that_stay_or_that_tracing_changes_give_no_warning():
     assert moves(learner)
     learner.data = [(xs[:4], 3 * xs[:4])]
     assert moves(learner)
-    assert traces > 1
+    assert cache["traces"] > 1
 
 
 # -- the loss function and the model -------------------------------------------------------------
@@ -779,3 +777,94 @@ def test_unused_key_of_a_recurrent_layer_is_no_warning():
     learner(Recurrent()).fit(1)  # a warning would be an error here
     with pytest.warns(UserWarning, match=f"^{re.escape(CONSTANT)}$"):
         learner(OwnKey()).fit(1)
+
+
+def from_loss(loss, *callbacks):
+    return fluxcb.Learner.from_loss(
+        {"w": jnp.ones(())},
+        loss,
+        optax.sgd(0.1),
+        data=[np.ones(2, np.float32)] * 4,
+        callbacks=callbacks,
+        default_callbacks=False,
+    )
+
+
+COUNTED = (
+    " changed the variable `calls`. The change happens once, while the step is traced, and not at each step. Change it "
+    "in a host handler, for example of StepEnd."
+)
+
+
+def counting(*, changes):
+    """Return a function of the parameters and the batch, or of the loss, that counts its calls if `changes` is true."""
+    calls = 0
+
+    def called(*args):
+        nonlocal calls
+        calls += changes
+        return jnp.mean(args[0]["w"] * args[1]) if len(args) > 1 else args[0]
+
+    return called
+
+
+def test_counter_in_loss_function_is_a_warning():
+    with pytest.warns(UserWarning, match=f"^{re.escape('The loss function' + COUNTED)}$"):
+        from_loss(counting(changes=1))
+    from_loss(counting(changes=0))
+
+
+def loss(params, batch):
+    return jnp.mean(params["w"] * batch)
+
+
+def test_counter_in_metric_function_is_a_warning():
+    def learner(changes):
+        called = counting(changes=changes)
+        metric = fluxcb.callbacks.Metric(lambda loss: called(loss), "count", needs=("loss",))
+        direct = fluxcb.callbacks.Metric(called, "direct", needs=("loss",))
+        return from_loss(loss, Metrics(metric, direct))
+
+    with pytest.warns(UserWarning) as caught:
+        learner(1)
+    assert {str(warning.message) for warning in caught} == {
+        "The function `called` of Metrics(count, direct)" + COUNTED,
+    }
+    learner(0)
+
+
+def test_counter_in_traced_handler_is_a_warning():
+    class Count(Callback):
+        @on(ForwardBegin, TrainingPhase)
+        def count(self, event, phase, learner):
+            global handled
+            handled += 1
+
+    with pytest.warns(UserWarning, match="^" + re.escape("The traced handler Count().count changed the variable")):
+        testlearner(Count())
+
+
+handled = 0
+limit = 0.5
+
+
+def above(loss):
+    return jnp.float32(loss > limit)
+
+
+def test_changed_variable_of_metric_function_is_a_warning(monkeypatch):
+    def metrics():
+        return Metrics(fluxcb.callbacks.Metric(above, "above", needs=("loss",)))
+
+    learner = from_loss(loss, metrics())
+    learner.fit(1)
+    monkeypatch.setitem(globals(), "limit", 0.55)
+    text = (
+        "The variable `limit` has changed from 0.5 to 0.55, but the function `above` of Metrics(above) still uses 0.5, "
+        "which is a constant of the compiled step. Replace the callback: `learner.callbacks.replace(Metrics(...))`."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        learner.fit(1)
+    learner.callbacks.replace(metrics())
+    # The losses are 1.0, 0.9, ... in float32.
+    assert learner.fit(1)["training/above"] == [1.0, 0.25, 0.0]

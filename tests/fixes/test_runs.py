@@ -169,6 +169,13 @@ ROWS = [
         kind=DataError,
     ),
     row(
+        "expected float32[2, 1], got float32[4, 1]",
+        "fit(data=[(XS[:2], XS[:2]), (XS[:4], XS[:4])])",
+        "fit(data=[(XS[:4], XS[:4]), (XS[:2], XS[:2])])",
+        "Learner = learner; batch = XS[:4], XS[:4]; Learner(data=[(XS[:2], XS[:2]), batch], example_batch=batch).fit(1)",
+        kind=DataError,
+    ),
+    row(
         "There is no data for ValidationPhase",
         "learner().run_epoch(ValidationPhase())",
         'batches = BATCHES; learner(data={"training": BATCHES, "validation": batches}).run_epoch(ValidationPhase())',

@@ -185,6 +185,10 @@ WHY = (
     "  why:   the step is compiled for batches of one shape; only a shorter leading axis is allowed\n"
     "  fix:   pad or drop what does not fit, or cast in the loader"
 )
+WHY_LARGER = WHY.partition("  fix:")[0] + (
+    "  fix:   begin with a batch of the largest size\n"
+    "     or: pass a batch of the largest size to the constructor: `Learner(..., example_batch=batch)`"
+)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +196,7 @@ WHY = (
     [
         (
             np.zeros(5, np.float32),
-            f"{DIFFERS}: expected float32[4], got float32[5].\n" + WHY,
+            f"{DIFFERS}: expected float32[4], got float32[5].\n" + WHY_LARGER,
         ),
         (
             np.zeros(4, np.int32),
@@ -279,7 +283,7 @@ def test_data_unlike_example_batch_raises():
     learner = make(Counted(), seen, example_batch=batch(0, rows=3))
     with pytest.raises(DataError) as raised:
         learner.fit(1)
-    assert str(raised.value) == f"{DIFFERS}: expected float32[3], got float32[4].\n{WHY}"
+    assert str(raised.value) == f"{DIFFERS}: expected float32[3], got float32[4].\n{WHY_LARGER}"
     assert seen.losses == []
 
 
