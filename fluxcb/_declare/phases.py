@@ -21,6 +21,7 @@ from fluxcb._declare.events import (
     TracedEvent,
     UpdateEnd,
 )
+from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phase_learner import StepLearner
 from fluxcb._errors import DeclarationError, TraceError
 
@@ -145,7 +146,7 @@ class TrainingPhase(AbstractTrainingPhase):
         def loss(params: Any) -> Any:
             learner.step.outputs = learner.forward(params, learner.step.xs)
             emit(LossBegin())
-            learner.step.loss = _required_loss(learner)(learner.step.outputs, learner.step.ys)
+            learner.step.loss = _loss_of_outputs(learner, self)(learner.step.outputs, learner.step.ys)
             emit(BackwardBegin())
             return learner.step.loss
 
@@ -166,7 +167,7 @@ class ValidationPhase(AbstractValidationPhase):
         learner.step.outputs = learner.forward(learner.params, learner.step.xs)
         emit(LossBegin())
         if learner.loss_fn is not None:
-            learner.step.loss = learner.loss_fn(learner.step.outputs, learner.step.ys)
+            learner.step.loss = _loss_of_outputs(learner, self)(learner.step.outputs, learner.step.ys)
 
 
 # A loss function may return these in a dict `aux`, so that metrics of outputs and targets work with any loss function.
@@ -227,6 +228,19 @@ def _compute_loss(learner: StepLearner, params: Any) -> None:
         for name in _NAMED_BY_AUX:
             if name in aux:
                 setattr(learner.step, name, aux[name])
+
+
+def _loss_of_outputs(learner: StepLearner, phase: Phase) -> Any:
+    """Return the loss function, or raise an error if it takes the model and the batch instead of outputs."""
+    loss_fn = _required_loss(learner)
+    if takes_model(loss_fn):
+        base, name = "TrainingPhase" if phase.trains else "ValidationPhase", type(phase).__name__
+        raise TraceError(
+            f"`{name}` runs the step of `{base}`, which calls `loss_fn(outputs, ys)`, but the loss function of this "
+            "Learner takes the model and the batch.",
+            fix=f"derive `{name}` from `Loss{base}`: `class {name}(Loss{base})`",
+        )
+    return loss_fn
 
 
 def _required_loss(learner: StepLearner) -> Any:

@@ -169,6 +169,26 @@ ROWS = [
         kind=DataError,
     ),
     row(
+        "`T` runs the step of `TrainingPhase`, which calls `loss_fn(outputs, ys)`, but the loss function",
+        """
+        class T(TrainingPhase):
+            def step(self, learner, emit):
+                super().step(learner, emit)
+
+        learner(loss_fn=lambda model, batch: jnp.mean((model(batch[0]) - batch[1]) ** 2), phases=[T()])
+        """,
+        """
+        from fluxcb.phases import LossTrainingPhase
+
+        class T(LossTrainingPhase):
+            def step(self, learner, emit):
+                super().step(learner, emit)
+
+        learner(loss_fn=lambda model, batch: jnp.mean((model(batch[0]) - batch[1]) ** 2), phases=[T()]).fit(1)
+        """,
+        kind=TraceError,
+    ),
+    row(
         "expected float32[2, 1], got float32[4, 1]",
         "fit(data=[(XS[:2], XS[:2]), (XS[:4], XS[:4])])",
         "fit(data=[(XS[:4], XS[:4]), (XS[:2], XS[:2])])",
