@@ -28,8 +28,8 @@ def unsaved_fields(callback: Callback) -> dict[str, str]:
     """Return a text of each field that a checkpoint does not contain, by name. Equal texts mean equal values.
 
     A callback that defines `state_dict` has decided what a checkpoint contains. Those of fluxcb are tested to save all
-    that they need, and savers hold the checkpoints. Fields with values other than numbers, strings, arrays, random generators, and containers of these
-    are left out.
+    that they need, and savers hold the checkpoints. Fields with values other than numbers, strings, arrays, random
+    generators, and containers of these are left out.
     """
     callback = unwrap(callback)
     cls = type(callback)

@@ -192,7 +192,10 @@ ROWS = [
         "expected float32[2, 1], got float32[4, 1]",
         "fit(data=[(XS[:2], XS[:2]), (XS[:4], XS[:4])])",
         "fit(data=[(XS[:4], XS[:4]), (XS[:2], XS[:2])])",
-        "Learner = learner; batch = XS[:4], XS[:4]; Learner(data=[(XS[:2], XS[:2]), batch], example_batch=batch).fit(1)",
+        """
+        Learner, batch = learner, (XS[:4], XS[:4])
+        Learner(data=[(XS[:2], XS[:2]), batch], example_batch=batch).fit(1)
+        """,
         kind=DataError,
     ),
     row(
