@@ -278,6 +278,7 @@ class Decoder:
         return self._sequence(kind, content, encoded.get("as"), existing, where)
 
     def _decode_items(self, encoded: list[Any], existing: Any, where: str) -> list[Any]:
+        # The file names no classes, so an object in a list is restored into the object at the same position.
         at = dict(enumerate(existing)) if isinstance(existing, list | tuple | deque) else {}
         return [self._decode(item, at.get(i), f"{where}[{i}]") for i, item in enumerate(encoded)]
 
@@ -372,6 +373,7 @@ def _array_of(kind: str, array: np.ndarray, stored_as: Any) -> Any:
 
 
 def _storable(dtype: np.dtype) -> bool:
+    # Refused are objects, texts, dates, and structures. The types of ml_dtypes also have the kind `V`.
     return dtype.kind not in "OSUMmV" or jnp.issubdtype(dtype, jnp.floating)
 
 

@@ -32,6 +32,7 @@ def declared_values(values: Any) -> dict[str, Any]:
         if name in ENGINE_STEP_NAMES:
             raise DeclarationError(
                 f"`callbacks_as_hook` cannot take a value with the name `{name}`.",
+                # The text after the semicolon says what a flag such as `skip` does, which is not why the name is taken.
                 why=f"`step.{name}` is {ENGINE_STEP_NAMES[name].split(';')[0]}",
                 fix="use another name",
             )
