@@ -232,7 +232,7 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
 
 def _renamed_flags(loss_fn: LossFn, form: str) -> list[str]:
     """Return how to rename the train flag of a loss function, if it has another name than `train`."""
-    # The first two parameters get the parameters or the model, and the batch, whatever their names are.
+    # Whatever their names are, the first two parameters receive the model or the parameters, and the batch.
     flag = next((name for name in parameter_names(loss_fn)[2:] if name in TRAIN_FLAGS.keys() - {"train"}), None)
     if flag is None or form == OUTPUTS_FORM:
         return []

@@ -68,6 +68,7 @@ class BadStep(Constructed):
             lines += _table([("gradient", "norm"), *((name, f"{norm:.4g}") for name, norm in norms.items())])
         leaves = jax.tree_util.tree_leaves_with_path(self.batch)
         rows = [("batch", "type", "min", "max", "not finite")]
+        # The path is empty if the batch is a single array.
         rows += [
             (jax.tree_util.keystr(path, simple=True, separator=".") or "-", *_summary(leaf)) for path, leaf in leaves
         ]
@@ -287,7 +288,7 @@ def _place(data: Mapping[str, Any]) -> str:
 
 
 def _norm(leaf: Any) -> float:
-    # The gradients of complex parameters are complex.
+    # `abs`, because the gradients of complex parameters are complex.
     return float(np.sqrt(np.sum(np.square(np.abs(np.asarray(leaf)).astype(np.float32)))))
 
 

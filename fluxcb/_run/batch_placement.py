@@ -70,6 +70,7 @@ class BatchPlacement:
         If the devices cannot divide the batch evenly, each process adds rows to its own, and the specs do not include
         them. A program calls `without_added_rows` before it computes anything, so that they affect no result.
         """
+        # With `pad`, loss functions read the mask of each batch, so a complete one gets a mask as well.
         if self._ragged == "pad" and mask_of(batch) is None:
             batch = self._with_mask(batch, np.ones(_rows_of(batch), np.float32))
         if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree.leaves(batch)):

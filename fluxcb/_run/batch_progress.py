@@ -84,7 +84,7 @@ def _bar(
 
 
 def _rate(done: int, seconds: float) -> str:
-    return f"{done / max(seconds, 1e-9):,.0f} batches/s"
+    return f"{done / max(seconds, 1e-9):,.0f} batches/s"  # two readings of a clock can be equal
 
 
 def _is_chief() -> bool:

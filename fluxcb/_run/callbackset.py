@@ -57,7 +57,7 @@ class CallbackSet(Uncopied):
             error = DeclarationError(f"`learner.callbacks` has no attribute `{name}`.", fix=_CALLS[name])
             raise AttributeError(str(error), name=name)  # with `obj`, Python would add a suggestion of its own
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # type checkers must report indexing
 
         @entry_point
         def __getitem__(self, key: Any) -> Any:

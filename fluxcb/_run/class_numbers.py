@@ -165,7 +165,7 @@ def _warn_about_metrics(
         if not isinstance(phase, metric.phases):
             continue
         try:
-            # For perfect outputs, the value can change only by targets that are out of range.
+            # With other outputs, an example could be wrong for both targets, which would hide that it counts.
             counted = bool(np.any(np.asarray(metric.fn(perfect, ys)) != np.asarray(metric.fn(perfect, in_range))))
         except Exception:  # the step itself reports an error of the metric
             continue

@@ -191,6 +191,7 @@ def handler_notes(core: LearnerCore) -> HandlerCosts:
         whole = costs.step.whole.flops
         named = [(h, f"{part.cost.flops / whole:.1%} of the FLOPs") for part in costs.parts for h in part.handlers]
         named += [(read.handler, f"fetches {read.each:,} bytes per step") for read in costs.reads if read.each]
+        # `graph.render` looks up the costs of a handler by this key.
         notes |= {(handler.declared.label, handler.name, costs.phase): text for handler, text in named}
     return notes
 
@@ -214,7 +215,7 @@ def _phase(core: LearnerCore, phase: Phase, step: TracedStep) -> PhaseCosts:
     for handler in step.touched:
         # The handlers of one method at several events share a scope, so they are one part.
         scopes.setdefault(scope_of(handler), []).append(handler)
-    # The kind of program that training runs, because only a straight program computes whether an earlier step stopped.
+    # The kind of program that training runs: a straight one also tests whether an earlier step has stopped the window.
     function = plain_program(step, programs.kind_of(step, train.platform), windows.fetch, train.hyperparams)
     with programs.mesh():
         counted = count_step(function, [*_NAMES, *scopes], spec_of(train.carry), step.batch_spec)
@@ -260,7 +261,7 @@ def _is_read(call: HostCall, path: StatePath, windows: WindowPlan) -> bool:
 def _entries(graph: CallbackGraph, carry: Mapping[str, Any]) -> Iterator[CarryEntry]:
     owners = {"params": "model", "model_state": "model", "opt_state": "optimizer", "counters": "fluxcb"}
     for name, owner in owners.items():
-        if size := nbytes_of(carry[name]):
+        if size := nbytes_of(carry[name]):  # many models have no state
             yield CarryEntry(name, owner, size)
     for name, value in carry["cbstate"].items():
         path = ("cbstate", name)

@@ -93,7 +93,7 @@ def validating_phase(core: LearnerCore, phase: Phase | None) -> Phase:
     """
     if phase is None:
         for own in core.phases:
-            if not type(own).trains:
+            if not type(own).trains:  # also the phase whose average is the default, see `validated_average`
                 return own
         raise DeclarationError(
             "None of this Learner's phases validates, so `learner.evaluate` has no step to compute.",
@@ -230,8 +230,7 @@ class MetricSums:
         for metric in self.metrics:
             missing = [name for name in metric.needs if name not in computed]
             if not missing:
-                # The count tells a metric that no batch has updated, because all were skipped, from one whose value is
-                # 0.
+                # The count is 0 if all batches were skipped, and the metric then has no value.
                 states[metric.name] = np.int32(0), metric.init()
             elif not isinstance(metric, Loss):  # `Metrics` always includes a `Loss`, which may not apply here
                 raise DeclarationError(

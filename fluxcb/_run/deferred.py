@@ -75,8 +75,8 @@ class DeferredCalls:
             if not self._in_fit():
                 run(_copied_values(call, learner), event, phase)
                 return
-            # The events of a step are run without `wait_for`. A handler whose deadline is its own event waits here for its
-            # last call.
+            # The events of a step are run without `wait_for`. A handler whose deadline is its own event waits here for
+            # its last call.
             if (deadline := handler.handler.deadline) is not None and isinstance(event, deadline):
                 self._wait([work for work in self.works if work.call.handler is handler])
             position = handler.declared.position
@@ -198,7 +198,7 @@ class _Copies:
 
 def _copied_values(call: HostCall, learner: Any) -> dict[StatePath, Any]:
     """Return copies of all values that a handler may read."""
-    # Handlers read the counters and the key without declaring them, and the training changes both.
+    # Handlers read the counters and the key without declaring them, and both change with each step.
     values: dict[StatePath, Any] = {("progress", name): getattr(learner.progress, name) for name in PROGRESS}
     values["key",] = learner.key
     for path in call.handler.access:

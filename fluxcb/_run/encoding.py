@@ -308,6 +308,7 @@ class Decoder:
     def _object(self, kind: str, encoded: Any, existing: Any, where: str) -> Any:
         # The class comes from the existing object; the checkpoint only has its state.
         if kind == "state" and callable(getattr(existing, "load_state_dict", None)):
+            # The current state provides the objects into which the objects inside the state are restored.
             existing.load_state_dict(self._decode(encoded, _state_of(existing), where))
             return existing
         if kind == "fields" and dataclasses.is_dataclass(existing) and not isinstance(existing, type):
@@ -373,7 +374,7 @@ def _array_of(kind: str, array: np.ndarray, stored_as: Any) -> Any:
 
 
 def _storable(dtype: np.dtype) -> bool:
-    # Refused are objects, texts, dates, and structures. The types of ml_dtypes also have the kind `V`.
+    # Objects, texts, dates, and structures are refused. The types of ml_dtypes have the kind `V`, as structures have.
     return dtype.kind not in "OSUMmV" or jnp.issubdtype(dtype, jnp.floating)
 
 

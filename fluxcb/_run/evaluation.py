@@ -162,7 +162,7 @@ class Evaluation:
         """Return the carry with everything that the step reads on the devices of the parameters."""
         train, progress = self._state.train, self._state.progress
         # The number of the batch replaces the step in the epoch, so that each batch has its own random keys.
-        counters = train.counters([progress.step, progress.epoch, self._batches, 0])
+        counters = train.counters([progress.step, progress.epoch, self._batches, 0])  # the last 0: nothing is stopped
         carry = {**train.carry, **self._model, "counters": counters}
         place = _place(self._model["params"])
         if place is None:

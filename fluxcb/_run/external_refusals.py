@@ -36,6 +36,7 @@ __all__ = [
 # State that exists without a model, an optimizer, and data.
 _ALWAYS_AVAILABLE = ("step", "cbstate", "progress", "control", "key", "callbacks")
 _OF_STATE = (*TREES, "hyperparams", "snapshots")
+# Values that a step has even if the loop does not report them.
 _IN_STEP = ("batch", "skip")
 
 # The loop computes these, and callbacks may read them if it reports them.
