@@ -74,6 +74,7 @@ _DATA = "pass the data to the Learner: `Learner(..., data=(training, validation)
 
 FIT_FIXES = {
     **dict.fromkeys(("data", "train_data", "training_data", "train_loader", "train_dataloaders", "datamodule"), _DATA),
+    # `*` and `*numbers` stand for arguments that are passed by position; see `entry_point`.
     **dict.fromkeys((*_VALIDATION, *_ARRAYS, "*"), _DATA),
     "*numbers": "write `learner.fit(10)` to train 10 epochs, or `learner.fit(steps=10)` to train 10 steps",
     "callbacks": "pass the callbacks to the Learner: `Learner(..., callbacks=[...])`",
@@ -231,6 +232,7 @@ def as_loss(loss_fn: Any, form: str, phases: Any, model_state: Any = None) -> Lo
 
 def _renamed_flags(loss_fn: LossFn, form: str) -> list[str]:
     """Return how to rename the train flag of a loss function, if it has another name than `train`."""
+    # Whatever their names are, the first two parameters receive the model or the parameters, and the batch.
     flag = next((name for name in parameter_names(loss_fn)[2:] if name in TRAIN_FLAGS.keys() - {"train"}), None)
     if flag is None or form == OUTPUTS_FORM:
         return []

@@ -62,7 +62,7 @@ def params_with(state: HostState, average: str | None) -> PyTree:
         return carry["params"]
     # An average is in the carry if a traced handler updates it, and on the host otherwise.
     entries = {**state.cbstate, **carry["cbstate"]}
-    entry = entries.get(average) if isinstance(average, str) else None
+    entry = entries.get(average) if isinstance(average, str) else None  # the user's argument may be unhashable
     if not isinstance(entry, Mapping) or "params" not in entry:
         known = [name for name, value in entries.items() if isinstance(value, Mapping) and "params" in value]
         raise DeclarationError(
@@ -85,5 +85,7 @@ def restart_averages(graph: CallbackGraph, state: HostState) -> None:
         if name is None or not isinstance(entry, Mapping) or "params" not in entry:
             continue
         params = jax.tree.map(lambda e, p: jnp.astype(p, e.dtype), entry["params"], carry["params"])
+        # The weight of the next update follows from the counts, so they restart as well.
         new = {**jax.tree.map(jnp.zeros_like, dict(entry)), "params": params}
+        # With the placement of the old entry, because another one would compile the step again.
         state.train.replace(("cbstate", name), placed_as(entry, new))

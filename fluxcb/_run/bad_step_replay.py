@@ -68,6 +68,7 @@ class BadStep(Constructed):
             lines += _table([("gradient", "norm"), *((name, f"{norm:.4g}") for name, norm in norms.items())])
         leaves = jax.tree_util.tree_leaves_with_path(self.batch)
         rows = [("batch", "type", "min", "max", "not finite")]
+        # The path is empty if the batch is a single array.
         rows += [
             (jax.tree_util.keystr(path, simple=True, separator=".") or "-", *_summary(leaf)) for path, leaf in leaves
         ]
@@ -95,6 +96,7 @@ def find_record(folder: Path, step: Any) -> tuple[dict[str, Any], list[tuple[int
         )
     # After a rewind, the run reaches the same number again.
     numbers = [number for number, record in enumerate(records) if record["step"] == step]
+    # `7.0` and `True` equal the numbers of steps, but are mistakes.
     if not numbers or type(step) is not int:
         known = ", ".join(map(str, sorted({record["step"] for record in records})))
         raise DeclarationError(
@@ -150,11 +152,13 @@ def replay_bad_step(
         replayed = once([probe], aligned)
     if probe.position != data:
         raise _other_batch(record, f"the replay reaches {_place(probe.position)}" if probe.position else "")
+    # The data can have changed although the position is the recorded one.
     if probe.checksum != record["checksum"]:
         raise _other_batch(record, "its checksum differs")
     # Gradients are read in another replay, because reading them could change the last bits of what was compared.
     phase = next(phase for phase in core.phases if type(phase).name == record["phase"])
     step = core.traced(phase)
+    # A phase of the user may train without gradients, and reading them would then be an error.
     details = _Details(has_grads=step is not None and "grads" in step.step_specs)
     core.snapshots.restore(initial)
     once([details, *observers], aligned)
@@ -191,9 +195,11 @@ class _Aligned:
                 steps -= (data["pass"], consumed) not in left_out
             if consumed < 0:
                 raise _other_batch(self._record, "the run has begun another pass over the data since its checkpoint")
+            # The iterator state of the checkpoint leads to another batch, so the pass is read again from its beginning.
             position |= {"open": True, "pass": data["pass"], "consumed": consumed, "total": consumed}
             # The pass continues, even if the step is the first one of an epoch.
             stream.seek({**position, "state": None, "ahead": 0, "rewound": [0, True, False]})
+        # After `seek`, which restores only the batches that the checkpoint leaves out.
         stream.leave_out(left_out)
 
 
@@ -218,6 +224,7 @@ class _Probe(Callback):
         position, skips = learner.step.data_position, learner.step.skips
         self.position = None if position is None else {name: position[name] for name in ("source", "pass", "batch")}
         self.checksum = batch_checksum(jax.tree.leaves(learner.step.batch))
+        # `BadSteps` also records an empty list if the step has no records of skips, and so no key.
         self.key = [int(word) for word in (() if skips["key"] is None else skips["key"])]
         self.by = {
             writer: {name: value.item() for name, value in entry["values"].items()}
@@ -251,6 +258,7 @@ class _Details(Callback):
 def _differences(record: Mapping[str, Any], probe: _Probe) -> Iterator[str]:
     if probe.key != record["key"]:
         yield f"the random key was {record['key']}, and is {probe.key}"
+    # A callback that skips only the replayed step differs as well.
     for writer in [*record["by"], *(writer for writer in probe.by if writer not in record["by"])]:
         then, now = record["by"].get(writer), probe.by.get(writer)
         if then is None or now is None:
@@ -280,6 +288,7 @@ def _place(data: Mapping[str, Any]) -> str:
 
 
 def _norm(leaf: Any) -> float:
+    # `abs`, because the gradients of complex parameters are complex.
     return float(np.sqrt(np.sum(np.square(np.abs(np.asarray(leaf)).astype(np.float32)))))
 
 

@@ -70,6 +70,7 @@ class BatchPlacement:
         If the devices cannot divide the batch evenly, each process adds rows to its own, and the specs do not include
         them. A program calls `without_added_rows` before it computes anything, so that they affect no result.
         """
+        # With `pad`, loss functions read the mask of each batch, so a complete one gets a mask as well.
         if self._ragged == "pad" and mask_of(batch) is None:
             batch = self._with_mask(batch, np.ones(_rows_of(batch), np.float32))
         if any(isinstance(leaf, jax.Array) and not leaf.is_fully_addressable for leaf in jax.tree.leaves(batch)):
@@ -84,6 +85,7 @@ class BatchPlacement:
         def own_rows(leaf: Any, spec: Any) -> Any:
             if leaf.shape == spec.shape:
                 return leaf
+            # Each process has added rows after its own, so the added rows are not at the end of the whole batch.
             own = leaf.reshape(self._processes, -1, *leaf.shape[1:])[:, : spec.shape[0] // self._processes]
             # Without the constraint, XLA would compute the whole batch on each device.
             return jax.lax.with_sharding_constraint(own.reshape(spec.shape), self._over_examples)
@@ -230,6 +232,7 @@ def _filled(batch: Batch, rows: int, full: int) -> Batch:
     if full == rows:
         return batch
     chosen = np.minimum(np.arange(full), rows - 1)
+    # Leaves without the axis of examples, such as scalars, stay as they are.
     return jax.tree.map(lambda leaf: np.asarray(leaf)[chosen] if np.shape(leaf)[:1] == (rows,) else leaf, batch)
 
 

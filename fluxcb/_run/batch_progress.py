@@ -63,6 +63,7 @@ def _bar(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    # Without `auto_refresh`, which draws on a thread of its own.
     progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True, auto_refresh=False)
     # The bar starts later, in `show`, so that short calls print nothing.
     task = progress.add_task(what, total=total, rate="")
@@ -83,7 +84,7 @@ def _bar(
 
 
 def _rate(done: int, seconds: float) -> str:
-    return f"{done / max(seconds, 1e-9):,.0f} batches/s"
+    return f"{done / max(seconds, 1e-9):,.0f} batches/s"  # two readings of a clock can be equal
 
 
 def _is_chief() -> bool:

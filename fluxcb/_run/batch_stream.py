@@ -383,6 +383,7 @@ class BatchStream:
         """Continue a one-shot iterator of which only buffered batches have been pulled."""
         iterator = self._iterator or self._begin_pass(position["pass"])
         if position["state"] is not None:
+            # The state determines the next batch, so batches that were pulled before must not precede it.
             self._buffered.clear()
         replayed = self._skip(iterator, position, position["total"] - self._total_pulled + len(self._buffered))
         self._passes = position["pass"]

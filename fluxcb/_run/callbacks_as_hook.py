@@ -120,13 +120,14 @@ def callbacks_as_hook(
         engine=engine,
         phases=(phase,),
         data=None,
-        example_batch=names if loop is None else (names, lent),
+        example_batch=names if loop is None else (names, lent),  # the form of a step in `ExternalStepLoop.run_one`
         callbacks=lambda: learner.callbacks,
     )
     if loop is not None:
         # LearnerCore has built a carry without an optimizer state; the loop's own has the hyperparameters.
         train.hyperparams = HyperparamIndex(loop.parts["opt_state"], engine.state.optimizer)
         if skips_updates(declared, phase):
+            # The step writes this entry, and a compiled step cannot add entries to the carry.
             train.carry = {**train.carry, "model_state": {"skipped": jax.device_put(np.bool_(False))}}
     learner._begin(core, items, False)
     return CallbacksHook(learner, names, loop, resume=resume)

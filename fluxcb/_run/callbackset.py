@@ -57,7 +57,7 @@ class CallbackSet(Uncopied):
             error = DeclarationError(f"`learner.callbacks` has no attribute `{name}`.", fix=_CALLS[name])
             raise AttributeError(str(error), name=name)  # with `obj`, Python would add a suggestion of its own
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # type checkers must report indexing
 
         @entry_point
         def __getitem__(self, key: Any) -> Any:
@@ -85,6 +85,7 @@ class CallbackSet(Uncopied):
         return sum(1 for _ in self)
 
     def __contains__(self, callback: object) -> bool:
+        # Users hold their callback, and the set may have a wrapper around it.
         return any(c is callback or unwrap(c) is callback for c in self)
 
     def __repr__(self) -> str:
@@ -94,6 +95,7 @@ class CallbackSet(Uncopied):
     def graph(self) -> CallbackGraph:
         """The callback graph of this set, which can be drawn: `learner.callbacks.graph.render("svg")`."""
         graph = self._core.graph
+        # Set here, because `_check` cannot import `_run`. The costs are computed only if a picture shows them.
         graph.handler_costs = partial(handler_notes, self._core)
         return graph
 

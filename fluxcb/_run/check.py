@@ -55,5 +55,5 @@ def check(
     # The same functions that a Learner calls, so that both report the same problems.
     graph = checked_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)
     for _, text in uncalled_handlers(graph):
-        warn_user(text, UserWarning)
+        warn_user(text, UserWarning)  # as a Learner does
     return graph

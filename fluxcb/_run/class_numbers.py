@@ -35,9 +35,11 @@ def warn_about_class_numbers(core: LearnerCore) -> None:
         core: A Learner whose step has been built.
     """
     loss_fn = core.state.loss_fn
+    # Such a loss function computes the outputs itself, so it cannot be called with sample outputs.
     if core.adapter is None or loss_fn is None or takes_model(loss_fn):
         return
     for phase in core.phases:
+        # A user's phase may call the loss function in another form, so only the library's own phases are checked.
         if type(phase) not in (TrainingPhase, ValidationPhase) or type(phase).name not in core.streams:
             continue
         step = core.traced(phase)  # first, because it may pull the batch
@@ -88,6 +90,7 @@ def _sample(targets: np.ndarray, classes: int, dtype: Any) -> tuple[np.ndarray, 
     # Also examples that the loss function uses, because a mean over those that it does not mask would be 0 / 0.
     rows = np.concatenate([np.flatnonzero(has_outside)[:4], np.flatnonzero(~has_outside)[:4]])
     ys = targets[rows]
+    # Random, because with equal outputs for all classes, other targets would not change the loss.
     return np.random.default_rng(0).normal(size=(*ys.shape, classes)).astype(dtype), ys
 
 
@@ -105,9 +108,11 @@ def _problem(
     try:
         found, valid = loss(ys), loss(np.clip(ys, 0, classes - 1))
         from_the_end = loss(np.where(ys < 0, ys % classes, ys))
+        # A loss that stays the same for another number without an output leaves out both numbers.
         replaced = loss(np.where(outside, classes + 1, ys).astype(ys.dtype))
     except Exception:  # the step itself reports an error of the loss function
         return ""
+    # Otherwise, the loss is NaN for correct targets as well, so the targets are not the cause.
     if np.isnan(found) and np.isfinite(valid):
         effect = "the loss is NaN"
     elif least < 0 and found == from_the_end != valid:
@@ -131,7 +136,7 @@ def _problem(
 
 
 def _number(returned: Any) -> float:
-    return float(returned[0] if isinstance(returned, tuple) else returned)
+    return float(returned[0] if isinstance(returned, tuple) else returned)  # a loss function may return `(loss, aux)`
 
 
 def _leaves_out(loss_fn: Callable[..., Any], sample: tuple[np.ndarray, np.ndarray]) -> bool:
@@ -154,11 +159,13 @@ def _warn_about_metrics(
     left_out = np.unique(targets[_outside(targets, classes)])
     metrics = [m for d in core.graph.declared if isinstance(c := unwrap(d.callback), Metrics) for m in c.given]
     for metric in metrics:
+        # A weight may leave out the same targets, and only these two values are known here.
         if not isinstance(metric, Metric) or metric.weight is not None or metric.needs != ("outputs", "ys"):
             continue
         if not isinstance(phase, metric.phases):
             continue
         try:
+            # With other outputs, an example could be wrong for both targets, which would hide that it counts.
             counted = bool(np.any(np.asarray(metric.fn(perfect, ys)) != np.asarray(metric.fn(perfect, in_range))))
         except Exception:  # the step itself reports an error of the metric
             continue

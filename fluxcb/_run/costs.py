@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "": "model and loss",
+    "": "model and loss",  # operations outside all scopes
     OPTIMIZER_SCOPE: "optimizer",
     FLAG_SCOPE: "step.skip, hold and stop",
     FETCH_SCOPE: "packing of fetched values",
@@ -137,6 +137,8 @@ class Costs:
                     "phase": phase.phase.__name__,
                     "examples": phase.examples,
                     "parts": [{"name": part.name, **cost(part.cost)} for part in phase.parts],
+                    # With it, the parts add up to the step. Each part is counted as a program of its own, so their sum
+                    # alone can differ.
                     "rest": cost(phase.step.remainder),
                     "step": cost(phase.step.whole),
                     "fetched": [
@@ -170,6 +172,7 @@ def learner_costs(core: LearnerCore) -> Costs:
         tuple(_phase(core, *known) for known in _steps(core)),
         tuple(_entries(core.graph, train.carry)),
         {
+            # Only this call compiles: XLA plans the memory while it compiles a program, and counts operations before.
             type(phase).__name__: programs.peak_bytes(phase, step, core.batch_spec(phase))
             for phase, step in _steps(core)
         },
@@ -188,6 +191,7 @@ def handler_notes(core: LearnerCore) -> HandlerCosts:
         whole = costs.step.whole.flops
         named = [(h, f"{part.cost.flops / whole:.1%} of the FLOPs") for part in costs.parts for h in part.handlers]
         named += [(read.handler, f"fetches {read.each:,} bytes per step") for read in costs.reads if read.each]
+        # `graph.render` looks up the costs of a handler by this key.
         notes |= {(handler.declared.label, handler.name, costs.phase): text for handler, text in named}
     return notes
 
@@ -209,12 +213,16 @@ def _phase(core: LearnerCore, phase: Phase, step: TracedStep) -> PhaseCosts:
     windows = programs.windows(phase, step)
     scopes: dict[str, list[BoundHandler]] = {}
     for handler in step.touched:
+        # The handlers of one method at several events share a scope, so they are one part.
         scopes.setdefault(scope_of(handler), []).append(handler)
+    # The kind of program that training runs: a straight one also tests whether an earlier step has stopped the window.
     function = plain_program(step, programs.kind_of(step, train.platform), windows.fetch, train.hyperparams)
     with programs.mesh():
         counted = count_step(function, [*_NAMES, *scopes], spec_of(train.carry), step.batch_spec)
+    # A step that does not train has no operations of the optimizer, for example.
     fixed = [Part(name, counted.parts[scope]) for scope, name in _NAMES.items() if scope in counted.parts]
     traced = [
+        # A handler whose values nothing uses has no operations left, because they are removed before they are counted.
         Part(handler_name(handlers[0]), counted.parts.get(scope, Cost()), tuple(handlers))
         for scope, handlers in scopes.items()
     ]
@@ -237,9 +245,10 @@ def _reads(core: LearnerCore, phase: Phase, windows: WindowPlan) -> Iterator[Hos
         last = sum(nbytes_of(spec) for path, spec in fetch.last.items() if _is_read(call, path, windows))
         # The rest of what it declares is copied from the carry.
         copied = sum(
+            # Finite: a path that does not exist has been refused when the callbacks were installed.
             int(bytes_at(train.carry, train.hyperparams, path))
             for path, _ in carry_reads(call.handler, train.carry, train.hyperparams)
-            if fetch.covering(path) is None
+            if fetch.covering(path) is None  # small parts of the carry are fetched with the values above
         )
         if each or last or copied:
             yield HostReads(call.handler, each, last + copied)
@@ -252,7 +261,7 @@ def _is_read(call: HostCall, path: StatePath, windows: WindowPlan) -> bool:
 def _entries(graph: CallbackGraph, carry: Mapping[str, Any]) -> Iterator[CarryEntry]:
     owners = {"params": "model", "model_state": "model", "opt_state": "optimizer", "counters": "fluxcb"}
     for name, owner in owners.items():
-        if size := nbytes_of(carry[name]):
+        if size := nbytes_of(carry[name]):  # many models have no state
             yield CarryEntry(name, owner, size)
     for name, value in carry["cbstate"].items():
         path = ("cbstate", name)

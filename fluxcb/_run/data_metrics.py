@@ -93,7 +93,7 @@ def validating_phase(core: LearnerCore, phase: Phase | None) -> Phase:
     """
     if phase is None:
         for own in core.phases:
-            if not type(own).trains:
+            if not type(own).trains:  # also the phase whose average is the default, see `validated_average`
                 return own
         raise DeclarationError(
             "None of this Learner's phases validates, so `learner.evaluate` has no step to compute.",
@@ -129,6 +129,7 @@ def evaluate_metrics(
                     states = sums.begin(phase, computed)
                     compute = evaluation([name for name in (*sums.needs, "skip") if name in computed])
                 before, (states, samples) = states, sums.update(states, compute(batch), leading_axis(batch))
+                # They stay on the device until the end, because a transfer would wait for the batch.
                 gathered.append(samples)
             except Exception as error:
                 error.add_note(f"raised when `learner.evaluate` computed batch {number} of its data")
@@ -143,6 +144,7 @@ def _batches(core: LearnerCore, phase: Phase, data: Any, batch_size: int | None)
     if data is None:
         data = _own_data(core, phase)
     if is_arrays(data):
+        # Each example counts once, so the last piece is shorter, whereas pieces for `predict` repeat examples.
         found = Pieces(data, batch_size, rows_per_batch(core), _WHAT, overlap=False)
         return (batch for batch, _ in found), len(found)
     if batch_size is not None:
@@ -162,6 +164,7 @@ def _check_structure(core: LearnerCore, phase: Phase, batch: Batch) -> None:
         DataError: The structure differs, for example because the targets are missing.
     """
     stream = core.streams.get(type(phase).name)
+    # A user's phase may take batches of another structure than the training.
     as_training = type(phase) is ValidationPhase
     expected = stream.spec() if stream is not None else core.example() if as_training else None
     split = BatchParts()  # treats a list of two like a tuple of two
@@ -185,6 +188,7 @@ def _own_data(core: LearnerCore, phase: Phase) -> Any:
             f"`learner.evaluate()` has no data: `data.{name}` is not set.",
             fix=["pass data: `learner.evaluate(data)`", f'pass `data={{"{name}": batches, ...}}` to the Learner'],
         )
+    # Not the stream, because its position belongs to the epochs of a fit.
     source = core.streams[name].source
     if isinstance(innermost(source), Iterator):
         raise DataError(
@@ -209,6 +213,7 @@ class MetricSums:
     def __init__(self, metrics: tuple[AbstractMetric, ...]) -> None:
         self.metrics = metrics
         self.needs = tuple(dict.fromkeys(name for metric in metrics for name in metric.needs))
+        # `update` of a metric gets the number of samples as an int, so it is part of the program.
         self._update = jax.jit(self._updated, static_argnames="samples")
 
     def begin(self, phase: Phase, computed: Collection[str]) -> dict[str, PyTree]:
@@ -225,6 +230,7 @@ class MetricSums:
         for metric in self.metrics:
             missing = [name for name in metric.needs if name not in computed]
             if not missing:
+                # The count is 0 if all batches were skipped, and the metric then has no value.
                 states[metric.name] = np.int32(0), metric.init()
             elif not isinstance(metric, Loss):  # `Metrics` always includes a `Loss`, which may not apply here
                 raise DeclarationError(
@@ -305,7 +311,7 @@ class _Step:
 
     def __getattr__(self, name: str) -> Any:
         if name not in self._values:
-            raise AttributeError(name)
+            raise AttributeError(name)  # so that `hasattr` and `getattr` with a default work
         return self._values[name]
 
     def __contains__(self, name: str) -> bool:

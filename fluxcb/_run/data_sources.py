@@ -34,6 +34,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
             if name not in names:
                 fix = [f"use {' or '.join(map(repr, sorted(names)))}"]
                 of_arrays = all(isinstance(source, np.ndarray | jax.Array) for source in data.values())
+                # The names become variables in the fix, so they must be identifiers.
                 if of_arrays and all(isinstance(key, str) and key.isidentifier() for key in data):
                     arrays = ", ".join(f'"{key}": {key}' for key in data)
                     fix.append(
@@ -53,6 +54,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                     'for arrays of batches, write `data={"training": a, "validation": b}`',
                 ],
             )
+        # A tuple of two arrays can be iterated, so training would take each array for a batch.
         if any(_is_inputs_and_targets(source) for source in data):
             raise DataError(
                 "`data` contains a pair of arrays, which is not a data source.",
@@ -74,6 +76,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
         return {
             name: source for name, source in zip(("training", "validation"), data, strict=True) if source is not None
         }
+    # As a data source, it would yield the loaders themselves as batches.
     if isinstance(data, tuple | list) and any(isinstance(part, ArrayLoader) for part in data):
         raise DataError(
             f"`data` is a {type(data).__name__} of {len(data)}, which is neither batches nor `(training, validation)`.",
@@ -85,6 +88,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                 'measure on the other data in training: `InferenceRunner(test, ScalarStats("loss"), name="test")`',
             ],
         )
+    # Only a warning, because a list of two long batches is valid data.
     if "validation" in names and _may_be_training_and_validation(data):
         sizes = " and ".join(str(len(xs)) for xs, _ in data)
         warn_user(
@@ -101,6 +105,7 @@ def _may_be_training_and_validation(data: Any) -> bool:
     if not isinstance(data, list) or len(data) != 2 or not all(map(_is_inputs_and_targets, data)):
         return False
     first, second = (len(xs) for xs, _ in data)
+    # Arrays of equal length are probably two batches.
     return first != second and first >= _LONG_BATCH
 
 
@@ -118,4 +123,5 @@ def _is_list_of_inputs_and_targets(data: Any) -> bool:
         return False
     shapes: list[tuple[int, ...]] = [getattr(part, "shape", ()) for part in data]
     first, second = shapes
+    # Batches of one source have equal numbers of axes, and inputs and targets often do not.
     return bool(first and second) and first[0] == second[0] and len(first) != len(second)

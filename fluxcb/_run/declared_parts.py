@@ -73,7 +73,9 @@ def _problem(
     elif root == "cbstate" and len(path) > 2 and isinstance(hub := cbstate.get(path[1]), ByPhase):
         phases = _phase_names(graph)
         name = path[2]
+        # A phase that has not run yet has no entry. A new one has the same attributes.
         value, start = hub[name] if name in hub else hub.make(), 3
+        # A phase that this Learner does not have by itself can still run, by `run_epoch`, so it is no typo.
         if name not in {*phases, *hub, *defined_phase_names()} and not _may_be_added(graph, path[:3]):
             what = f"no phase is named `{name}`.{did_you_mean(name, phases)}"
             yield what, f"`{dotted(path[:2])}` has one entry for each phase", f"name one of {', '.join(phases)}"

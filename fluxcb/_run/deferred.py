@@ -75,16 +75,24 @@ class DeferredCalls:
             if not self._in_fit():
                 run(_copied_values(call, learner), event, phase)
                 return
+            # The events of a step are run without `wait_for`. A handler whose deadline is its own event waits here for
+            # its last call.
             if (deadline := handler.handler.deadline) is not None and isinstance(event, deadline):
                 self._wait([work for work in self.works if work.call.handler is handler])
             position = handler.declared.position
             mine = [work.future for work in self.works if work.call.handler.declared.position == position]
+            # Before the values are copied. A handler that is slower than the training would otherwise fill the memory
+            # with copies.
             while len(unfinished := [future for future in mine if not future.done()]) >= MAX_WAITING:
                 wait(unfinished, return_when=FIRST_COMPLETED)
             if position not in self._threads:
+                # One thread for each callback, so that its calls run in order and `copies.values` belongs to the
+                # running call.
                 self._threads[position] = ThreadPoolExecutor(1, thread_name_prefix="fluxcb-deadline")
             job = functools.partial(run, _copied_values(call, learner), event, phase)
+            # The handler sees the context variables of the thread that called `fit`, as without a deadline.
             future = self._threads[position].submit(contextvars.copy_context().run, job)
+            # Formatted now, because the counters are those of a later step when the call fails.
             note = f"called at {event!r} x {type(phase).__name__}, {self._moment()}"
             self.works.append(_Work(call, type(phase), future, note))
 
@@ -110,6 +118,7 @@ class DeferredCalls:
         failures: list[BaseException] = []
         while self.works:
             try:
+                # One by one, because the failure of a call must not end the wait for the others.
                 self._wait(self.works[:1])
             except BaseException as error:
                 failures.append(error)
@@ -120,6 +129,7 @@ class DeferredCalls:
 
     def _wait(self, works: list[_Work]) -> None:
         for work in works:
+            # Before the wait, so that `finish` does not raise the same exception again.
             self.works.remove(work)
             try:
                 work.future.result()
@@ -132,6 +142,7 @@ class DeferredCalls:
                 ) from error
             except BaseException as error:
                 deadline = work.call.handler.handler.deadline
+                # Otherwise, the exception comes from a signal during the wait, and not from the handler.
                 if work.future.done():
                     error.add_note(
                         f"raised by {work.call.handler.declared.label} in {work.call.handler.where}, {work.note}, "
@@ -152,6 +163,7 @@ class _Copies:
 
     def read(self, path: StatePath, permission: Permission) -> Any:
         """Return the copy of the value at a path."""
+        # The value may be a part of a copy: a handler that declares `params` also reads `params.w`.
         for length in range(len(path), 0, -1):
             if path[:length] in self.values:
                 value = self.values[path[:length]]
@@ -186,10 +198,12 @@ class _Copies:
 
 def _copied_values(call: HostCall, learner: Any) -> dict[StatePath, Any]:
     """Return copies of all values that a handler may read."""
+    # Handlers read the counters and the key without declaring them, and both change with each step.
     values: dict[StatePath, Any] = {("progress", name): getattr(learner.progress, name) for name in PROGRESS}
     values["key",] = learner.key
     for path in call.handler.access:
         view = learner
+        # From the protected learner of the handler, which reads the values of the handler's own step.
         for name in path:
             view = view[name]
         # A whole namespace such as `hyperparams` has no value of its own.
@@ -213,7 +227,7 @@ def _copied(value: Any, problem: str) -> Any:
         if type(value) in (list, tuple):
             return type(value)(_copied(item, problem) for item in value)
         return copy.deepcopy(value)
-    except DeclarationError:
+    except DeclarationError:  # raised for an item of the value
         raise
     except Exception as error:
         raise DeclarationError(

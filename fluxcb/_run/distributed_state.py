@@ -54,6 +54,7 @@ def distributed_model(
         Exception: What the model raised; without a batch, because it needs one.
     """
     held = getattr(adapter, "held", None)
+    # The module has its parameters already, so it needs neither the key nor a batch.
     if held is not None:
         params, model_state = held
         check_params(params)
@@ -91,6 +92,7 @@ def distributed_opt_state(placement: Placement, optimizer: Any, params: PyTree) 
             raise
         traced = None
     if traced is None or traced.jaxpr.consts:
+        # If the trace failed, `init` needs values. This call raises all other errors again, with a note.
         with noting_optimizer("init", params):
             made = own_copy(optimizer.init(params))
         return distributed_copy(made, placement.of_others(made, "opt_state"))
@@ -147,6 +149,7 @@ def check_padding(placement: Placement, loss_fn: LossFn | None, adapter: ModelAd
 def _divided(
     placement: Placement, params: PyTree, model_state: PyTree, annotations: Mapping[tuple[str, ...], Any]
 ) -> tuple[PyTree, PyTree]:
+    # Arrays that the user has already divided over this mesh keep their shardings, unless there are rules.
     params_at = placement.of_params(params, {**annotations, **placement.specs_on_mesh(params)})
     return distributed_copy(params, params_at), distributed_copy(
         model_state, placement.of_others(model_state, "model_state")
@@ -189,12 +192,14 @@ def _annotations(adapter: ModelAdapter, params: PyTree) -> dict[tuple[str, ...],
     for path, box in jax.tree_util.tree_flatten_with_path(params, is_leaf=is_box)[0]:
         if is_box(box):
             names = tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+            # The array is the field `value` of the box.
             found[*names, "value"] = _mesh_axes(box)
     return found
 
 
 def _mesh_axes(box: Any) -> Any:
     spec = box.get_partition_spec()
+    # A `LogicallyPartitioned` box names logical axes, which its rules map to the axes of the mesh.
     if not hasattr(box, "rules"):
         return spec
     from flax import linen  # the module has annotated it, so Flax is installed

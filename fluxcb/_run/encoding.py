@@ -278,6 +278,7 @@ class Decoder:
         return self._sequence(kind, content, encoded.get("as"), existing, where)
 
     def _decode_items(self, encoded: list[Any], existing: Any, where: str) -> list[Any]:
+        # The file names no classes, so an object in a list is restored into the object at the same position.
         at = dict(enumerate(existing)) if isinstance(existing, list | tuple | deque) else {}
         return [self._decode(item, at.get(i), f"{where}[{i}]") for i, item in enumerate(encoded)]
 
@@ -307,6 +308,7 @@ class Decoder:
     def _object(self, kind: str, encoded: Any, existing: Any, where: str) -> Any:
         # The class comes from the existing object; the checkpoint only has its state.
         if kind == "state" and callable(getattr(existing, "load_state_dict", None)):
+            # The current state provides the objects into which the objects inside the state are restored.
             existing.load_state_dict(self._decode(encoded, _state_of(existing), where))
             return existing
         if kind == "fields" and dataclasses.is_dataclass(existing) and not isinstance(existing, type):
@@ -372,6 +374,7 @@ def _array_of(kind: str, array: np.ndarray, stored_as: Any) -> Any:
 
 
 def _storable(dtype: np.dtype) -> bool:
+    # Objects, texts, dates, and structures are refused. The types of ml_dtypes have the kind `V`, as structures have.
     return dtype.kind not in "OSUMmV" or jnp.issubdtype(dtype, jnp.floating)
 
 

@@ -33,6 +33,7 @@ class Evaluator:
     def __init__(self, state: HostState, programs: Programs, known_phase: Callable[[Phase], Phase]) -> None:
         self._state, self._programs = state, programs
         self._known_phase = known_phase
+        # Weak keys, so that steps of replaced callbacks and their functions are freed.
         self._functions: WeakKeyDictionary[TracedStep, dict[tuple[str, ...], Callable[..., dict[str, Any]]]]
         self._functions = WeakKeyDictionary()
 
@@ -143,6 +144,7 @@ class Evaluation:
         return (*self._step(self._placed(batch)[1]).step_specs, "batch")
 
     def _step(self, batch: Batch) -> TracedStep:
+        # Unchecked, because an evaluation takes batches of any shape, unlike the data of a phase.
         return self._programs.traced(self._phase, batch, checked=False)
 
     def _require(self, step: TracedStep) -> None:
@@ -160,7 +162,7 @@ class Evaluation:
         """Return the carry with everything that the step reads on the devices of the parameters."""
         train, progress = self._state.train, self._state.progress
         # The number of the batch replaces the step in the epoch, so that each batch has its own random keys.
-        counters = train.counters([progress.step, progress.epoch, self._batches, 0])
+        counters = train.counters([progress.step, progress.epoch, self._batches, 0])  # the last 0: nothing is stopped
         carry = {**train.carry, **self._model, "counters": counters}
         place = _place(self._model["params"])
         if place is None:
@@ -190,6 +192,7 @@ def _batch_placement(state: HostState, phase: Phase) -> BatchPlacement | None:
 def _place(params: PyTree) -> Any:
     """Return the placement of a small value that is used with the parameters, or None if any placement works."""
     first = jax.tree.leaves(params)[0]
+    # JAX uses uncommitted arrays together with arrays on any device.
     if not first.committed:
         return None
     place = first.sharding

@@ -24,11 +24,13 @@ def explain_costs(costs: Costs) -> str:
 def _phase(phase: PhaseCosts) -> Iterator[Iterable[str]]:
     name, whole = phase.phase.__name__, phase.step.whole
     counted = [(part.name, part.cost) for part in phase.parts]
+    # The parts are counted as separate programs, so they do not add up exactly to the whole step.
     counted += [("not attributed", phase.step.remainder), ("whole step, as XLA counts it", whole)]
     head = (f"{name}: a step of {phase.examples} examples", "FLOPs", "", "bytes", "")
     yield _table([head, *(_cost_row(name, cost, whole) for name, cost in counted)])
     if phase.reads:
         rows = [(handler_name(r.handler), shown_bytes(r.each), shown_bytes(r.due)) for r in phase.reads]
+        # It includes two flags that no handler declares: whether the step ran, and whether it stopped the window.
         rows.append(("all, with shared values counted once", shown_bytes(phase.fetched), ""))
         yield _table([(f"{name}: fetched for host handlers", "each step", "when due"), *rows])
 
@@ -56,12 +58,13 @@ def _table(rows: Sequence[_Row]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for i, (first, *others) in enumerate(rows):
         cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
+        # The first column is two characters wider than its cells, because all rows but the head are indented.
         yield f"{'  ' * bool(i) + first:<{widths[0] + 2}}  {'  '.join(cells)}".rstrip()
 
 
 def _number(count: float) -> str:
     for unit in ("", " k", " M", " G"):
-        if abs(count) < 1000:
+        if abs(count) < 1000:  # negative if the parts have more operations than the whole step
             return f"{count:.3g}{unit}"
         count /= 1000
     return f"{count:,.3g} T"

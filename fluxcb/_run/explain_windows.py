@@ -30,6 +30,7 @@ def _phase(core: LearnerCore, phase: Phase) -> Iterator[str]:
         gone = "the train state is lost: the call that it was donated to failed"
         yield f"  {gone if core.state.train.built else 'unknown until the first batch shows the shapes'}"
         return
+    # Without data, `run_step` can still run the phase, with a batch like the Learner's `example_batch`.
     if type(phase).name not in core.streams and core.traced(phase) is None:
         yield f"  has no data: `data.{type(phase).name}` is not set"
         return
@@ -114,6 +115,7 @@ def _length(core: LearnerCore, loop: StepLoop) -> Iterator[str]:
 
 def _bound(bound: Bound, *, before: bool) -> str:
     call = bound.call
+    # `Always` is shown as `each step`, like the absence of schedules.
     schedules = [s for s in call.handler.schedules if not isinstance(s, Always)]
     when = f", {', '.join(map(repr, schedules))}" if schedules else ", each step"
     rest = "before the step" if before else "the next step waits" if bound.blocks else "the next step does not wait"

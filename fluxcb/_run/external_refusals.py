@@ -36,6 +36,7 @@ __all__ = [
 # State that exists without a model, an optimizer, and data.
 _ALWAYS_AVAILABLE = ("step", "cbstate", "progress", "control", "key", "callbacks")
 _OF_STATE = (*TREES, "hyperparams", "snapshots")
+# Values that a step has even if the loop does not report them.
 _IN_STEP = ("batch", "skip")
 
 # The loop computes these, and callbacks may read them if it reports them.
@@ -88,9 +89,11 @@ def check_access(declared: Declared, names: Iterable[str], *, has_state: bool, h
     """
     step = (*names, "batch") if has_state else (*names, *_IN_STEP)
     if has_state:
+        # With `set_state`, a callback may skip an update, because the hook then returns the previous state to the loop.
         step = (*step, *_OF_THE_STEP_FUNCTION, "hold") if has_put else (*step, *_OF_THE_STEP_FUNCTION, "hold", "skip")
     for path, permission, where in declared.accesses():
         writing = writes(permission)
+        # Savers declare to read everything, which works if the loop provides its state.
         available = path[0] in _ALWAYS_AVAILABLE or (
             has_state and (path[0] in _OF_STATE or (path == ("*",) and not writing))
         )
@@ -130,6 +133,7 @@ def check_names(callbacks: Sequence[Declared], names: Iterable[str], phase: type
         MissingStateError: A callback watches a metric of another phase.
     """
     accesses = [(declared, *access) for declared in callbacks for access in declared.accesses() if access[0] != ("*",)]
+    # A value that a callback writes exists at the step even if the loop does not report it.
     written = {path[:2] for _, path, permission, _ in accesses if path[0] == "step" and writes(permission)}
     known = {*step_names((phase,)), *ENGINE_STEP_NAMES}
     for declared, path, _, where in accesses:
@@ -170,10 +174,12 @@ def check_handlers(declared: Declared, phase: type[Phase], *, has_state: bool) -
             continue
         # Without the state, handlers of the other events would have nothing to read.
         events = AFTER_STEP if has_state else (ComputeEnd,)
+        # A handler of a base class, such as `TracedEvent`, runs at those of its events that the loop emits.
         inside = entry.traced and not any(issubclass(event, entry.event) for event in events)
         access = declared.access_of(entry)
         # A `Scheduler` is allowed: its hyperparameters can be set before the loop's step.
         before = has_state and entry.event is ForwardBegin and all(path[0] == "hyperparams" for path in access)
+        # A handler of all host events is accepted, because it also runs at events that the loop emits.
         if (inside and not before) or (entry.event is StepBegin and not has_state):
             raise DeclarationError(
                 f"{declared.label} has a handler of {entry.event.__name__}, which a hand-written loop does not emit.",
@@ -219,6 +225,7 @@ def check_step_number(step: Any, last: int) -> None:
     Raises:
         DeclarationError: It is not.
     """
+    # `True` is an int for Python.
     if not isinstance(step, int | np.integer) or isinstance(step, bool) or step <= last:
         raise DeclarationError(
             f"`after_step` was called with step {step!r} after step {last}.",
@@ -252,6 +259,7 @@ def step_not_begun(acting_before: Iterable[str]) -> DeclarationError:
 def warn_of_idle(plan: Plan, phase: type[Phase]) -> None:
     """Warn about callbacks that act only at the end of an epoch, because the loop has not ended one."""
     at_steps, at_epochs = plan.phase(phase), (*plan.calls(EpochEnd, phase), *plan.epoch_triggers(phase))
+    # A callback that also acts at steps, such as a saver with a period, has had an effect without `after_epoch`.
     acted = {call.handler.declared.label for call in (*at_steps.begin, *at_steps.end, *at_steps.trigger)}
     idle = [call.handler for call in at_epochs if call.handler.declared.label not in acted]
     if idle:
@@ -273,6 +281,7 @@ def warn_of_missed(calls: PhasePlan, last: int, step: int) -> bool:
     """
     for call in (*calls.end, *calls.trigger):
         for schedule in call.schedules:
+            # A loop may report only the steps that are due, such as each multiple of the period.
             if isinstance(schedule, EverySteps) and step % schedule.steps and schedule.next_due(last, 0) < step:
                 warn_user(
                     f"{call.handler.declared.label} is due at step {schedule.next_due(last, 0)}, but the loop has "
@@ -280,7 +289,7 @@ def warn_of_missed(calls: PhasePlan, last: int, step: int) -> bool:
                     f"of {schedule.steps}.",
                     UserWarning,
                 )
-                return True
+                return True  # the hook then checks no further gaps, so it warns only once
     return False
 
 

@@ -61,6 +61,7 @@ class ExternalTree:
         now = jax.tree.leaves(self.parts["params"])
         if not self._first_params or len(now) != len(self._first_params):
             return False
+        # An array that no longer exists has been replaced, and its reference returns None.
         return all(ref() is leaf for ref, leaf in zip(self._first_params, now, strict=True))
 
     def read_again(self) -> None:
@@ -122,11 +123,13 @@ class ExternalTree:
         """
         if self.put is None:
             return
+        # Not after `set_state` has worked once, because the check gets and flattens the loop's tree twice.
         before = [] if self._put_works else jax.tree.leaves(self._get())
         self.put(tree)
         if self._put_works:
             return
         leaves = zip(before, jax.tree.leaves(tree), jax.tree.leaves(self._get()), strict=False)
+        # Only arrays that the callbacks have replaced can show whether the loop has taken them over.
         changed = [after is not old for old, new, after in leaves if new is not old]
         if changed and not any(changed):
             raise DeclarationError(
@@ -147,6 +150,7 @@ class ExternalTree:
         self._names = [_name_of(entry) for entry in entries]
         if "params" not in self._names:
             self._names, found = [], [((), tree)]
+            # Without names, `_joined` returns `params` as the whole tree.
             return {"params": _arrays(tree), "opt_state": {}, "model_state": {}}
         children = dict(zip(self._names, (child for _, child in found), strict=True))
         rest = {name: child for name, child in children.items() if name not in _BY_INDEX}
@@ -164,6 +168,7 @@ class ExternalTree:
 
 
 def _name_of(entry: Any) -> str:
+    # JAX uses a `FlattenedIndexKey` for classes that are registered without the names of their fields.
     if isinstance(entry, jax.tree_util.SequenceKey | jax.tree_util.FlattenedIndexKey):
         index = entry.idx if isinstance(entry, jax.tree_util.SequenceKey) else entry.key
         return _BY_INDEX[index] if index < len(_BY_INDEX) else str(index)
@@ -202,6 +207,7 @@ class ExternalTrainState(TrainState):
     @property
     def skipped(self) -> bool:
         """Whether a traced handler has skipped the update of the last step; waits for the device."""
+        # The flag is in the carry, whereas `self.live` returns the model state of the loop.
         return bool(np.asarray(super().live(("model_state",))["skipped"]))
 
     def copy_of(self, root: StatePath) -> PyTree:

@@ -23,6 +23,7 @@ def declared_values(values: Any) -> dict[str, Any]:
         DeclarationError: `values` does not map names to arrays.
     """
     example = 'write e.g. `callbacks_as_hook(callbacks, {"loss": 0.0})`'
+    # Callbacks read the values as attributes, such as `step.loss`.
     if not isinstance(values, Mapping) or not all(isinstance(name, str) and name.isidentifier() for name in values):
         raise DeclarationError(
             f"`values` of `callbacks_as_hook` must map names to examples of their values, not {values!r}.", fix=example
@@ -32,6 +33,7 @@ def declared_values(values: Any) -> dict[str, Any]:
         if name in ENGINE_STEP_NAMES:
             raise DeclarationError(
                 f"`callbacks_as_hook` cannot take a value with the name `{name}`.",
+                # Without the details after a semicolon, such as the effect of a flag.
                 why=f"`step.{name}` is {ENGINE_STEP_NAMES[name].split(';')[0]}",
                 fix="use another name",
             )

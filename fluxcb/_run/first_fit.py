@@ -12,7 +12,7 @@ __all__ = ["warn_before_first_fit"]
 def warn_before_first_fit(core: LearnerCore) -> None:
     """Warn about what would not be as the user means it, if the Learner has not trained yet."""
     if core.state.progress.step > 0:
-        return
+        return  # a later fit would repeat the warnings of the first one
     warn_about_class_numbers(core)
     warn_about_wide_integers(core)
     warn_about_phases_without_data(core)

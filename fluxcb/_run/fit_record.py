@@ -81,5 +81,6 @@ class FitRecord:
 
     def assign(self, name: str) -> None:
         """Record that the program has assigned a part of the state."""
+        # A list and not a set, because a warning of `resume` shows the names in the order of the assignments.
         if name not in self.assigned:
             self.assigned.append(name)

@@ -41,9 +41,11 @@ def _changing(step: TracedStep) -> Iterator[str]:
     """Yield the path of each floating-point array of the model state that a step computes anew."""
     jaxpr = step.jaxpr.jaxpr
     carry, _ = jax.tree.unflatten(step.structure, jaxpr.outvars)
+    # The carry is the first argument and the first result of the step.
     before = jax.tree.unflatten(jax.tree.structure(carry), jaxpr.invars[: len(jax.tree.leaves(carry))])
     made_by = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
     new = jax.tree_util.tree_flatten_with_path(carry["model_state"])[0]
+    # An array that the step passes through is the same variable in both, so no step has to run.
     for (path, variable), old in zip(new, jax.tree.leaves(before["model_state"]), strict=True):
         equation = made_by.get(variable)
         # A callback that can skip a step selects between the old and the new array.

@@ -208,7 +208,7 @@ class HostBackend:
         window, name = self._moment.window, path[1]
         try:
             if window is None:
-                raise KeyError(name)
+                raise KeyError(name)  # a MissingStateError explains it below
             # A value that a host handler wrote at this step hides the computed one.
             if name in window.written:
                 return self._lend(below(window.written[name], path[2:]), path)

@@ -34,6 +34,7 @@ def may_write_carry(access: Access, entries: Collection[str]) -> bool:
         if writes(permission):
             if path[0] in (*_ROOTS, "hyperparams", "*"):
                 return True
+            # `*` among the entries: a traced handler declares all of `cbstate`, so each entry may be in the carry.
             if path[0] == "cbstate" and entries and (len(path) == 1 or path[1] in entries or "*" in entries):
                 return True
     return False
@@ -78,6 +79,7 @@ class HostWrites:
             return None
         replaced = self._backend.replaced
         rows = _gather(np.array([failed, *(part in replaced for part in parts)], np.uint8))
+        # Later calls of the callback's handlers must not send these writes again.
         replaced.clear()
         # All processes have the same rows, so either all return here or none does.
         if rows[:, 0].any():
@@ -111,6 +113,7 @@ class HostWrites:
             count = len(jax.tree.leaves(value))
             of_part = everywhere[:, position : position + count]
             position += count
+            # Each process can keep its shards only if all have written the part, with the same arrays spread.
             if of_part.any() and not (all(writers) and (of_part == of_part[0]).all()):
                 return self._refusal(part, writers)
             leaves += [_data(leaf) for leaf in jax.tree.leaves(value) if not _is_spread(leaf)]
@@ -118,6 +121,7 @@ class HostWrites:
         for part, value in zip(parts, values, strict=True):
             new = jax.tree.map(lambda leaf: leaf if _is_spread(leaf) else _like(leaf, next(received)), value)
             self._backend.replace_part(part, new)
+        # `replace_part` has recorded the received values as writes of the handler.
         self._backend.replaced.clear()
         return None
 
