@@ -253,13 +253,16 @@ def _refuse_other_names(loss_fn: LossFn, form: str) -> None:
             ],
         )
     if form == MODEL_FORM and (names[0] in OUTPUT_NAMES or not TARGET_NAMES.isdisjoint(names[1:2])):
-        needed = next(name for name in ("train", "key") if name in names)
+        needed = next((name for name in ("train", "key") if name in names), None)
+        signature, added = ("model, batch", "") if needed is None else (f"model, batch, *, {needed}", f" `{needed}`")
         raise DeclarationError(
             f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{form}`.",
-            why=f"a loss function with the parameter `{needed}` gets the model and the batch",
+            why=f"a loss function with the parameter{added or ' `model`'} gets the model and the batch",
             fix=[
-                f"remove `{needed}` from the parameters of `loss_fn`",
-                f"write `def loss_fn(model, batch, *, {needed}):`, and call the model in it",
+                f"remove{added} from the parameters of `loss_fn`"
+                if needed
+                else f"rename the first parameter: `def loss_fn(outputs, {names[1]}):`",
+                f"write `def loss_fn({signature}):`, and call the model in it",
             ],
         )
 
