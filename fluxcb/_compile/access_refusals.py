@@ -95,10 +95,13 @@ class Refusal:
             return error
         verb = {Write: "write", Append: "append to"}.get(type(needed), "read")
         known = sorted(self.existing, key=lambda name: (name not in self.readable, name))  # declared names first
+        # Hyperparameters have other names in other libraries, such as `lr`, which are not similar in spelling.
         near = nearest_hyperparameter if parent == ("hyperparams",) else nearest
+        # A name that exists only needs a declaration.
         suggestion = near(name, known) if name not in known else ""
         what = f"may not {verb} `{dotted(path)}`: its {self.declared.access_owner} does not declare it."
         fix: str | list[str] = self.declared.how_to_declare(path, needed)
+        # These names have a meaning outside handlers or in other libraries, so no similar name is suggested.
         if not parent and name in (*ALIASES, *_COUNTERS, *_METHODS, *_STOPS, "emit", "log", "state"):
             what, fix = self._elsewhere(name, needed)
         elif suggestion:
@@ -110,6 +113,7 @@ class Refusal:
                 fix += f", and {self.declared.how_to_declare(suggested_path, needed)}"
             if parent == ("cbstate", "monitors"):  # its entries have any name
                 fix = [fix, self.declared.how_to_declare(path, needed)]
+        # Parts of a learner have only the methods of a Mapping, which change nothing.
         elif parent and name in ("setdefault", "update", "pop"):
             entry = code_reading((*parent, "x"))
             fix = f'assign each entry, e.g. `if "x" not in {code_reading(parent)}: {entry} = 0`'
@@ -117,6 +121,7 @@ class Refusal:
             what = f"{'writes' if writing else 'reads'} `{name}`, which is not part of the state."
             declare = self.declared.how_to_declare(("cbstate", name), Write())
             fix = f"for a value of your own, create `learner.cbstate.{name}` in `init`, and {declare}"
+        # A write needs only its declaration, because handlers may create values of the step.
         elif parent == ("step",) and name not in known and not writing:
             fix = self._unknown_step_value(name, known)
         # `init` runs before all shared state exists.
@@ -186,6 +191,7 @@ class Refusal:
             return _MISSING.format(name), f'write `learner.cbstate.monitors.put_scalar("name", value)`, and {declare}'
         if name == "state":
             return _MISSING.format(name), "name the part, such as `learner.params` or `learner.opt_state`"
+        # The names that remain are aliases of paths and counters.
         path = ALIASES.get(name) or ("progress", COUNTER_ALIASES.get(name, name))
         if path[0] == "progress" and writes(needed):
             return f"writes `{name}`, which only the engine may write.", "keep your own counts in `learner.cbstate`"

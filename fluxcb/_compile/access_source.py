@@ -40,6 +40,7 @@ class HandlerAccess(Declared):
         vars(self).update(vars(handler.declared))
         self._whole, self._owner, self._inherits = handler.declared, owner, inherits
         self._narrowed_access = handler.handler.access is not None
+        # `where` is `Class.method  file:line`, and the sentences need the method alone.
         self._method = handler.where.partition("  ")[0]
         self.access = handler.access
         self.where = f"access of {handler.where}" if self._narrowed_access else handler.where
@@ -54,9 +55,11 @@ class HandlerAccess(Declared):
         granted = lookup(self._whole.access, path)
         added = f"add `{line_to_add(path, permission)}` to"
         edits: list[str] = []
+        # The access of a handler can only narrow that of its class, so the class must grant the path first.
         if granted is None or (writes(permission) and not writes(granted)):
             edits.append(self._edit_of_class(path, permission))
         if self._narrowed_access:
+            # If both edits add the same line, the sentence has it once.
             start = "to" if edits and edits[0].startswith(added) else added
             edits.append(f"{start} the `access` in the `@on` of `{self._method}`")
         return ", and ".join(edits)
@@ -67,6 +70,7 @@ class HandlerAccess(Declared):
             return f"add `def stateaccess(self): return {mapping}` to `{type(self._owner).__name__}`"
         edit = self._whole.how_to_declare(path, permission)
         added = f"add `{line_to_add(path, permission)}` to"
+        # With the name of the class, because the sentence can also name the `access` of the handler.
         return f"{added} {self._whole.access_place}" if edit == f"{added} `stateaccess`" else edit
 
 

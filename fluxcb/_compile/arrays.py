@@ -240,6 +240,7 @@ def batch_differences(expected: PyTree, batch: Batch) -> tuple[list[str], bool]:
     lines, shorter = [], True
     for (path, a), (_, b) in zip(want, have, strict=True):
         if (a.shape, a.dtype) == (b.shape, b.dtype):
+            # An array that kept its length shows that the batch is not merely shorter.
             shorter &= a.ndim == 0
             continue
         lines.append(_difference(path, a, b))

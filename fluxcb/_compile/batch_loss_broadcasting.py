@@ -60,11 +60,13 @@ def _promotes(
     def resized(leaf: Any) -> Any:
         if leaf.shape[:1] != part[:1]:
             return leaf
+        # The part gets the second size, and the inputs get the first one, which the outputs then have.
         return jax.ShapeDtypeStruct((sizes[leaf.shape == part], *leaf.shape[1:]), leaf.dtype)
 
     recorded: list[tuple[int, ...]] = []
 
     def loss(params: PyTree, model_state: PyTree, batch: PyTree) -> None:
+        # Only shapes are computed, so any key will do.
         key: Any = jax.random.key(0)
         bound = bound_model(setup.model, params, model_state, train=True, key=key)  # pyright: ignore[reportArgumentType]
         model = _Recorded(bound.model, recorded)

@@ -41,6 +41,7 @@ _MISSING = re.compile(r"missing \d+ required (positional|keyword-only) arguments
 _MODE = re.compile(r"train|eval|infer|test|determin|mode", re.IGNORECASE)
 
 # What JAX and Optax say about labels that do not fit the loss function.
+# The exceptions have common types such as ValueError, so their texts tell them apart.
 _NOT_INTEGERS = "subdtype of <class 'numpy.integer'>"
 _TOO_MANY_AXES = "indices and arr must have the same number of dimensions"
 _NO_BROADCASTING = "Incompatible shapes for broadcasting"
@@ -155,6 +156,7 @@ def _outputs_loss_advice(error: Exception, args: tuple[Any, ...]) -> str | None:
             "the function is called as `loss_fn(outputs, ys)`. To get the model and the whole batch instead, name its "
             "parameters `model` and `batch`"
         )
+    # Optax got integers as outputs, as if the function took the targets first.
     if "subdtype" in text and "floating" in text:
         return "the function is called as `loss_fn(outputs, ys)`, so the outputs of the model come first"
     if len(args) == 2 and args[1] is None:
@@ -281,6 +283,7 @@ def noted(function: Callable[..., Any]) -> Callable[..., Any]:
 def host_returned(handler: BoundHandler, value: Any) -> DeclarationError:
     """Return the error for a value that a host handler has returned."""
     declare = access_source(handler).how_to_declare
+    # `return CancelFitting` returns the class.
     cancel = value if isinstance(value, type) else type(value)
     # In other libraries, a callback returns a bool to stop the training.
     if _is_bool(value) or issubclass(cancel, Cancel):

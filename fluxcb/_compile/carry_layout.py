@@ -198,7 +198,7 @@ class CarryLayout:
         """
         at, start = self._places[index]
         if self.vectors[index]:
-            vector = np.array(arrays[at])
+            vector = np.array(arrays[at])  # a copy, because JAX arrays are immutable
             vector[start : start + value.size] = value.reshape(-1)
             value = vector
         return [*arrays[:at], value if at else jax.device_put(value), *arrays[at + 1 :]]

@@ -126,6 +126,7 @@ def _part(jaxpr: Any, equations: list[Any]) -> Any:
     members = set(map(id, equations))
     others = [_variables(equation.invars) for equation in jaxpr.eqns if id(equation) not in members]
     needed = {variable for variables in (*others, _variables(jaxpr.outvars)) for variable in variables}
+    # Constants become inputs as well, because only their shapes matter for the count.
     inputs = dict.fromkeys(v for equation in equations for v in _variables(equation.invars) if v not in made)
     outputs = [v for equation in equations for v in equation.outvars if v in needed]
     return jaxpr.replace(constvars=[], invars=list(inputs), outvars=outputs, eqns=equations)
@@ -172,5 +173,6 @@ def _repetitions(equations: Iterable[Any]) -> Cost:
             # XLA counts the most expensive branch.
             total += max((further for _, further in inside), key=lambda cost: cost.flops)
         else:
+            # A `while` loop has an unknown number of iterations, so its body counts once.
             total += sum((further for _, further in inside), Cost())
     return total

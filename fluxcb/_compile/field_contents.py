@@ -23,6 +23,7 @@ UNKNOWN = object()
 """The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None))
+# Contents are copied for each trace and compared again between epochs, so the limits keep both short.
 _MAX_BYTES = 1 << 20
 _MAX_PARTS = 1000
 _MAX_DEPTH = 4
@@ -57,21 +58,25 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
     """
     if isinstance(value, _ATOMS):
         return value
+    # Objects can refer to each other in cycles, which end at this depth.
     if isinstance(value, jax.core.Tracer) or depth == _MAX_DEPTH:
         return UNKNOWN
     if isinstance(value, np.generic):
         return content_of(value.item(), names, depth + 1)
     if isinstance(value, np.ndarray):
+        # The bytes of an array of Python objects are addresses, which stay the same when the objects change.
         return _copied(value) if value.nbytes <= _MAX_BYTES and not value.dtype.hasobject else _Array(value)
     if isinstance(value, jax.Array):
         return _Array(value)
     if isinstance(value, np.random.Generator):
+        # The states of some bit generators have arrays, which cannot be compared by `==`.
         return pickle.dumps(value.bit_generator.state)
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > _MAX_PARTS:
             return len(value)
         parts = [content_of(part, names, depth + 1) for part in value]
         if isinstance(value, set | frozenset):
+            # The content of an entry, such as a dict of its fields, may not be hashable.
             return set(map(repr, parts))
         return parts if isinstance(value, list) else tuple(parts)
     if isinstance(value, Mapping):
@@ -80,6 +85,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         return {repr(key): content_of(part, names, depth + 1) for key, part in value.items()}
     if isinstance(value, FunctionType):
         variables = variables_of(value)
+        # Names of the called function, because the code that calls it does not name what this function reads.
         inner = names_in(value.__code__) if variables else ()
         contents = {name: content_of(variable, inner, depth + 1) for name, variable in variables.items()}
         return {name: content for name, content in contents.items() if content is not UNKNOWN} or UNKNOWN
@@ -97,6 +103,7 @@ def variables_of(function: Any) -> dict[str, Any]:
     function = inspect.unwrap(getattr(function, "func", function))  # `func` of `functools.partial`
     if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
         return {}
+    # A library that is installed in editable mode is not in `site-packages`.
     if function.__module__ and function.__module__.partition(".")[0] in _LIBRARIES:
         return {}
     found = {name: function.__globals__[name] for name in _globals_of(function.__code__) & function.__globals__.keys()}
@@ -123,6 +130,7 @@ def has_changed(before: Any, after: Any) -> bool:
     if before is after or before == after:  # the same NaN is not equal to itself
         return False
     if isinstance(before, list) and isinstance(after, list):
+        # `map` ends with the shorter list, so entries that were appended are not compared.
         return len(after) < len(before) or any(map(has_changed, before, after))
     if isinstance(before, dict) and isinstance(after, dict):
         return any(key not in after or has_changed(part, after[key]) for key, part in before.items())

@@ -110,6 +110,7 @@ class HandlerBackend:
 
     def reader(self, path: StatePath, permission: Permission) -> Callable[[Any], Any]:
         """Return a function that reads a path, for use as a property of a view."""
+        # A traced handler runs only while a step is traced, so preparing the read in advance would save little.
         return lambda view: self.read(path, permission)
 
     def _require(self, path: StatePath, state: TraceState) -> None:

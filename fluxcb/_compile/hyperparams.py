@@ -89,6 +89,7 @@ def _is_schedule(value: Any) -> bool:
     Optax treats every callable as a schedule. It would pass the step to the function of a `mask`, whose result there
     is one bool for all parameters, and call a dtype such as `jnp.bfloat16`, which is also callable.
     """
+    # A dtype is a class. A call of it would return a number, as a call of a schedule does.
     if isinstance(value, type):
         return False
     if isinstance(value, optax.schedules.StatefulSchedule):
@@ -182,6 +183,7 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     static = [name for name in parameters if name not in arguments]
     for name, value in arguments.items():
         # An integer such as `memory_size` of `optax.lbfgs` is often a size, which an array cannot be.
+        # The annotation is a text in modules with `from __future__ import annotations`.
         is_integer = name in parameters and parameters[name].annotation in (int, "int") and not callable(value)
         if is_integer or (callable(value) and not _is_schedule(value)):
             static.append(name)
@@ -229,6 +231,7 @@ class HyperparamIndex:
                     group = ".".join(str(key.key) for key in path[:at] if isinstance(key, jax.tree_util.DictKey))
                     if field.name == "hyperparams":
                         found.setdefault(entry.key, []).append((group, index))
+                    # Optax keeps a state for each hyperparameter that has a schedule.
                     elif field.name == "hyperparams_states":
                         scheduled.add((group, entry.key))
         self._places: dict[str, list[int]] = {}
@@ -361,6 +364,7 @@ class HyperparamIndex:
         """Return the values of the hyperparameters without a schedule inside Optax, one for each place, as numbers."""
         leaves = jax.tree.leaves(opt_state)
         return {
+            # float64 represents each float32 exactly, so `put` restores the same bits.
             name: [np.asarray(leaves[place], np.float64).tolist() for place in places]
             for name, places in self._places.items()
             if name not in self._scheduled

@@ -77,10 +77,12 @@ def joint_function(
 
     def run_many(arrays: list[Any], batches: Any, own: list[Any], lengths: Any) -> tuple[list[Any], Outputs]:
         members, length = lengths.shape[0], jax.tree.leaves(batches)[0].shape[0]
+        # The steps are the first axis, because `store` writes one step of all members at once.
         stored = jax.vmap(lambda _: empty_buffers(fetch, length), out_axes=1)(lengths)
         last = [jax.tree.map(lambda s: jnp.zeros((members, *s.shape), s.dtype), spec) for spec in fetch.last.values()]
 
         def condition(state: Any) -> Any:
+            # The loop runs until the last member has ended or stopped. The others keep their values in `step`.
             return is_active(state[1], state[0], lengths).any()
 
         def body(state: Any) -> Any:
@@ -135,6 +137,7 @@ def compile_joint(
     """
     began = time.perf_counter()
     function = joint_function(joint, fetch, hyperparams, structure, kind=kind, shared=shared)
+    # On the device once, because all calls use the same values.
     own = [jax.device_put(np.stack(values)) for values in zip(*joint.own, strict=True)]
 
     def run(arrays: list[Any], batches: Any, own: list[Any], lengths: Any) -> tuple[list[Any], Outputs]:
@@ -143,6 +146,7 @@ def compile_joint(
             batches = jax.tree.map(lambda a: jnp.take(a, rows, axis=0, mode="clip"), of)
         return function(arrays, batches, own, lengths)
 
+    # Only the shape and the dtype matter for lowering.
     lengths = np.ones(arrays[0].shape[0], np.uint32)
     lowered = jax.jit(run, donate_argnums=0).lower(arrays, batches, own, lengths)
     platform = next(iter(arrays[0].devices())).platform

@@ -21,6 +21,7 @@ from fluxcb._compile.step import TracedStep, jaxprs_in
 
 __all__ = ["JointStep", "StepMismatchError", "join_steps"]
 
+# The addresses in the texts of functions and other objects, which differ between members.
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
@@ -69,7 +70,9 @@ def join_steps(steps: Sequence[TracedStep]) -> JointStep:
             raise StepMismatchError(member, difference)
         literals.update(dict.fromkeys(found.literals))
         for at, (a, b) in enumerate(zip(closed.consts, step.jaxpr.consts, strict=True)):
+            # By identity first, because a comparison of the bits copies both arrays to the host.
             if a is not b and not _same_bits(a, b):
+                # The values of all members are stacked into one input.
                 if (np.shape(a), np.asarray(a).dtype) != (np.shape(b), np.asarray(b).dtype):
                     raise StepMismatchError(member, f"a constant has shape {np.shape(b)} instead of {np.shape(a)}")
                 constants[at] = None
@@ -103,6 +106,7 @@ def _with_inputs(closed: ClosedJaxpr, literals: list[tuple[int, int]], constants
         variables.append(variable)
     moved = [jaxpr.constvars[at] for at in constants]
     kept = [at for at in range(len(closed.consts)) if at not in constants]
+    # At the end, because the joint program passes `(batch, own values)` in place of the batch.
     invars = [*jaxpr.invars, *variables, *moved]
     # The names of the arguments are for error messages only, and JAX checks that their number is right.
     names = [*(jaxpr.debug_info.arg_names or ()), *[f"own{at}" for at in range(len(variables) + len(moved))]]
@@ -130,6 +134,7 @@ class _Comparison:
         """Return the first difference as text, or None."""
         if len(a.eqns) != len(b.eqns):
             return f"its step has {len(b.eqns)} operations instead of {len(a.eqns)}"
+        # Not strict, because the next check reports another number of inputs.
         for x, y in zip((*a.constvars, *a.invars), (*b.constvars, *b.invars), strict=False):
             if (difference := self._bind(x, y)) is not None:
                 return difference
@@ -152,6 +157,7 @@ class _Comparison:
         for at, (p, q) in enumerate(zip(x.invars, y.invars, strict=True)):
             if self._same(p, q):
                 continue
+            # An input for a literal of a branch or a loop would have to be added to the operation around it as well.
             if _is_literal(p) and _is_literal(q) and p.aval.shape == q.aval.shape and top:
                 if p.aval.dtype != q.aval.dtype:
                     return f"`{name}` has an input of type {q.aval.dtype} instead of {p.aval.dtype}"
@@ -178,6 +184,7 @@ class _Comparison:
     def _bind(self, x: Any, y: Any) -> str | None:
         if (x.aval.shape, x.aval.dtype) != (y.aval.shape, y.aval.dtype):
             return f"a value is {y.aval.str_short()} instead of {x.aval.str_short()}"
+        # Variables of two jaxprs are never equal, so they are paired where they are defined.
         self._paired[x] = y
         return None
 
@@ -195,6 +202,7 @@ def _is_literal(x: Any) -> bool:
 
 def _same_bits(a: Any, b: Any) -> bool:
     if is_key(a) and is_key(b):
+        # NumPy cannot convert typed keys.
         a, b = jax.random.key_data(a), jax.random.key_data(b)
     a, b = np.asarray(a), np.asarray(b)
     # NaN differs from itself, so the bytes are compared.
@@ -210,6 +218,7 @@ def _same_parameter(a: Any, b: Any) -> bool:
             return True
     except (TypeError, ValueError):  # arrays
         pass
+    # Objects without `__eq__` equal only themselves, so their texts are compared.
     return _text(a) == _text(b)
 
 

@@ -56,6 +56,7 @@ class LentValues:
             where: The location of the handler, for the error.
         """
         leaves, structure = jax.tree.flatten(value)
+        # A JAX array cannot be changed in place, and NumPy raises an error for a read-only array.
         if len(leaves) == 1 and leaves[0] is value:
             return value
         fresh = jax.tree.unflatten(structure, leaves)
@@ -94,6 +95,7 @@ def attributes(value: Any) -> tuple[list[Any], list[str]]:
     """
     values: list[Any] = []
     names: list[str] = []
+    # Each object is visited once, because objects can refer to each other in cycles.
     seen, found = {id(value)}, [(value, "")]
     for item, name in found:  # grows in the loop
         for child, code in _children(item):

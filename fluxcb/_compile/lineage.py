@@ -82,6 +82,7 @@ class LineageProbe:
 def _measured(last: PyTree, now: PyTree) -> dict[str, Any]:
     """Return the norms before and after a write, whether it changed the value, and whether the value is finite."""
     after, finite = norm_of(now), _finite(now)
+    # The value did not exist before, so it has no earlier norm.
     if last is None:
         return {"before": jnp.float32(jnp.nan), "after": after, "finite": finite, "changed": jnp.bool_(True)}
     last = jax.lax.stop_gradient(last)

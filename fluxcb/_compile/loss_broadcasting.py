@@ -22,6 +22,8 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(loss_fn)
     def call(*args: Any, **kwargs: Any) -> Any:
+        # A phase of the user may call the function in another form, in which no argument is known to be the targets.
+        # The shapes are checked first, because `compares_all_pairs` traces the loss function a second time.
         if len(args) == 2 and not kwargs and _are_columns(*args) and compares_all_pairs(loss_fn, *args):
             count = args[0].shape[0]
             warn_user(
@@ -55,6 +57,7 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
                 f"`np.repeat(ys, len(xs), axis=0)`.",
                 UserWarning,
             )
+        # After the warnings, because the loss function may raise an exception about these shapes.
         return loss_fn(*args, **kwargs)
 
     return call
@@ -62,15 +65,18 @@ def warning_of_pairs(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 def _differ_by_one_axis(outputs: Any, ys: Any) -> bool:
     shapes = sorted((getattr(value, "shape", ()) for value in (outputs, ys)), key=len)
+    # With a single example, [1, 1] has the same values as [1], so no output is compared with another target.
     return len(shapes[0]) == 1 and shapes[1] == (*shapes[0], 1) and shapes[0][0] > 1
 
 
 def _are_columns(outputs: Any, ys: Any) -> bool:
     shape = getattr(outputs, "shape", ())
+    # Equal shapes do not broadcast by themselves. They do if the loss function squeezes only one of the two.
     return len(shape) == 2 and shape == getattr(ys, "shape", ()) and shape[1] == 1 and shape[0] > 1
 
 
 def _is_single_example(outputs: Any, ys: Any) -> bool:
+    # Targets without axes have no axis for the examples, as in `data=list(zip(xs, ys))`.
     return len(getattr(outputs, "shape", ())) > 0 and getattr(ys, "shape", None) == ()
 
 

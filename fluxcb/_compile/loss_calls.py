@@ -32,9 +32,11 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
         The loss and aux; aux is None if there is none.
     """
     setup, batch, train = state.setup, state.values["step", "batch"], type(state.phase).trains
+    # The function gets the batch as it is now, so a handler's replacement of it is used.
     state.inputs.read("batch")
     padded = mask_of(batch) is not None
     if padded:
+        # Only reads during this call count. `value_fn` calls the function again, with the same batch.
         batch.mask_was_read = False
     loss_fn: Any = setup.loss_fn
     model_state, key = state.values["model_state",], state.model_key()
@@ -133,6 +135,7 @@ def _call_params_loss(
 
 def _key_means_training(loss_fn: Callable[..., Any]) -> bool:
     """Return whether the parameter for the random key may be None, and there is no parameter `train`."""
+    # A unique object, to find the parameter for which `batch_arguments` passes the key.
     key = object()
     args, kwargs = batch_arguments(loss_fn, None, None, key=key)
     try:

@@ -45,6 +45,7 @@ class LossWrites:
 
         With the token, the check also works for a loss that depends on no parameter.
         """
+        # `value_fn` calls the function of the outermost gradient again, so a change in any gradient inside it counts.
         if not self._tokens:
             self.changed_by = None
         self._tokens.append(token)
@@ -100,6 +101,7 @@ class LossWrites:
         Raises:
             TraceError: The phase trains, and has not read the loss.
         """
+        # Without training, no gradient uses the loss, and handlers after the step see the replaced one.
         if self._unread is None or not type(self._phase).trains:
             return
         event, handler = self._unread
@@ -137,6 +139,7 @@ class GradWrites:
 
     def written(self, event: Event, handler: BoundHandler) -> None:
         """Record that a handler has replaced `step.grads`."""
+        # `read` leaves `changed_by` as it is: `value_fn` cannot repeat the change even if the phase uses it.
         self._unread, self.changed_by = (event, handler), handler
 
     def read(self) -> None:
@@ -187,6 +190,7 @@ class InputWrites:
         """Warn at the end of the step about written values that the phase has not read."""
         phase = type(self._phase)
         for name, (event, handler) in self._unread.items():
+            # In a phase that provides `xs`, the model gets `xs` instead of the batch.
             splits = name == "batch" and any("xs" in names for names in phase.provides.values())
             warn_user(
                 f"{handler.declared.label} replaces `step.{name}` at {event!r}, but `{phase.__name__}.step` does not "
@@ -222,6 +226,7 @@ class Differentiated:
         """Return a part of the train state that the function reads from the learner."""
         if name != self._path[0]:
             return value
+        # Only the part that is differentiated. The other parameters are constants of this gradient.
         part = value
         for key in self._path[1:]:
             part = part[key]
@@ -236,6 +241,7 @@ class Differentiated:
         # Zero gradients cannot be detected from values while tracing, and they may be correct at run time.
         if not self._followed:
             raise _independent_loss(self._wrt, self._phase)
+        # Not `state`: a handler that reads the parameters inside the gradient uses them through the state alone.
         if {"argument", "read"} <= self._followed:
             root = self._path[0]
             warn_user(

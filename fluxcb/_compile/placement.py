@@ -66,7 +66,9 @@ class Placement:
         self.sharding = sharding
         self.replicated = NamedSharding(mesh, PartitionSpec())
         self.processes = len({device.process_index for device in mesh.devices.flat})
+        # Filled by `of_params`, for the arrays that mirror a parameter.
         self._params: dict[_Names, tuple[tuple[int, ...], NamedSharding]] = {}
+        # Checked before any array exists. The specs of a rule that is a function are checked when it returns them.
         for argument in ("params", "opt_state", "batch", "cbstate"):
             for rule in getattr(sharding, argument) or ():
                 self._check_axes(rule, argument)
@@ -96,6 +98,7 @@ class Placement:
                 self._check_spec(spec, "the annotation of a parameter")
         else:
             found = self._matched(rules, leaves, "params")
+        # In the order of the leaves, on which `of_carry` relies.
         self._params = {
             path: (tuple(leaf.shape), self._checked(path, leaf, found.get(path), "params")) for path, leaf in leaves
         }
@@ -109,7 +112,9 @@ class Placement:
             for path, leaf in leaf_paths(arrays)
             if isinstance(leaf, jax.Array)
             and isinstance(leaf.sharding, NamedSharding)
+            # A replicated array must not take precedence over the annotation of its parameter.
             and not leaf.is_fully_replicated
+            # `jax.make_mesh` creates Explicit axes by default, and those of `self.mesh` are Auto.
             and automatic_mesh(leaf.sharding.mesh) == self.mesh
         }
 
@@ -125,6 +130,7 @@ class Placement:
         """
         leaves = leaf_paths(specs)
         rules = getattr(self.sharding, argument, None)
+        # An empty part, such as the state of plain SGD, has nothing that a rule could match, so this is no error.
         found = self._matched(rules, leaves, argument) if rules is not None and leaves else {}
         shardings = [
             self._checked(path, leaf, found[path], argument) if path in found else self._mirrored(path, leaf)
@@ -135,6 +141,7 @@ class Placement:
     def _mirrored(self, path: _Names, leaf: Any) -> NamedSharding:
         """Return the sharding of the parameter whose path this path ends with, if the shapes are the same."""
         # The longest ending first: the path `0.mu.dense.kernel` of Adam's state ends with that of a parameter.
+        # The last ending is empty, which is the path of parameters that are a single array.
         for start in range(len(path) + 1):
             shape, sharding = self._params.get(path[start:], (None, self.replicated))
             if shape == tuple(leaf.shape):
@@ -147,6 +154,7 @@ class Placement:
         def of_part(name: str, part: PyTree) -> PyTree:
             if name == "params":
                 return jax.tree.unflatten(jax.tree.structure(part), [sharding for _, sharding in self._params.values()])
+            # If the parameters are a single array, `counters` has the same path, and may have the same shape.
             return self.replicated if name == "counters" else self.of_others(part, name)
 
         return {name: of_part(name, part) for name, part in carry.items()}
@@ -243,6 +251,7 @@ class Placement:
             dimension = rule.dimension(leaf.shape, _nbytes(leaf), devices)
             if dimension is not None:
                 matches[path] = PartitionSpec(*(None,) * dimension, rule.axis)
+        # Parameters that an earlier rule matches do not count, because the first rule decides.
         if devices > 1 and leaves and not (matches.keys() - found.keys()) and argument == "params":
             path, largest = max(leaves, key=lambda entry: _nbytes(entry[1]))
             reason = f"`{'.'.join(path)}` of shape {tuple(largest.shape)}, {_nbytes(largest):,} bytes"
@@ -251,6 +260,7 @@ class Placement:
                 f"`{rule!r}` divides no parameter over the {devices} devices of the axis `{rule.axis}`.",
                 where=f"the largest parameter is {reason}",
                 why="it is smaller than `min_bytes`" if small else "no dimension is a multiple of the devices",
+                # A smaller `min_bytes` does not help if no dimension can be divided.
                 fix=["write `sharding=fluxcb.Sharding(params=fluxcb.fsdp(min_bytes=0))`"] * small
                 + ["write `sharding='replicated'`"],
             )
@@ -300,6 +310,7 @@ class Placement:
     def _check_spec(self, spec: PartitionSpec, what: str) -> None:
         for entry in spec:
             for name in entry if isinstance(entry, tuple) else (entry,):
+                # An entry can also be None or `UNCONSTRAINED`.
                 if isinstance(name, str) and name not in self.mesh.axis_names:
                     known = [str(axis) for axis in self.mesh.axis_names]
                     raise DeclarationError(
@@ -347,6 +358,7 @@ def _fits(pattern: str, path: _Names) -> bool:
     pattern = pattern.replace("/", ".")
     name = ".".join(path)
     forms = (name, name.removesuffix(".value"))
+    # The path of a container matches all arrays in it.
     return name.startswith(f"{pattern}.") or any(fnmatch.fnmatchcase(form, pattern) for form in forms)
 
 
@@ -390,6 +402,7 @@ def distributed_copy(tree: PyTree, shardings: PyTree) -> PyTree:
 def _distributed(leaf: Any, sharding: jax.sharding.Sharding) -> jax.Array:
     if is_key(leaf):
         mesh = cast(NamedSharding, sharding).mesh
+        # The words, because NumPy cannot convert typed keys.
         words = _distributed(jax.random.key_data(leaf), NamedSharding(mesh, PartitionSpec()))
         return jax.random.wrap_key_data(words, impl=jax.random.key_impl(leaf))
     if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:

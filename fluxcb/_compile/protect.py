@@ -97,6 +97,7 @@ class _View:
             return view
         if name.startswith("_"):
             raise AttributeError(name)
+        # An entry can have the name of a method, such as `cbstate.items`. If it is declared, it is a property.
         if self._path and name in MAPPING_METHODS and not (self._open is not None and name in self):
             return functools.partial(_View._get if name == "get" else getattr(Mapping, name), self)
         if self._open is not None:
@@ -164,6 +165,7 @@ class _View:
         return _key(name) in set(self._names())
 
     def __iter__(self) -> Iterator[str]:
+        # Without the names that the handler may not read, so that `dict(part)` is no error.
         return iter(name for name in self._names() if name in self._readable or self._open)
 
     def __len__(self) -> int:
@@ -214,7 +216,7 @@ class _View:
         return self._refuse_number(other)
 
     __lt__ = __le__ = __gt__ = __ge__ = __mod__ = __floordiv__ = __add__ = __sub__ = _refuse_number
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # Python would remove it, because the class defines `__eq__`
 
     def _known(self) -> set[str]:
         """Return the names that are known to exist here, including those that the handler may not access."""
@@ -254,11 +256,12 @@ def make_proxy(access: Access, backend: Backend, *, declared: Declared, where: s
     """
     tree: dict[str, Any] = {}
     for path, permission in access.items():
+        # `control` has no value. Without an attribute, a read raises the error that explains the permission.
         if path == ("control",):
             continue
         _plant(tree, path, permission)
     tree["progress"] = _PROGRESS
-    tree.setdefault("key", Read())
+    tree.setdefault("key", Read())  # a key of the handler's own, which needs no declaration
     if "*" not in tree:
         for name in NAMESPACES:  # empty ones, so that a refusal names the part that was wanted, not the whole
             tree.setdefault(name, {})
@@ -297,6 +300,7 @@ def _make_view(
     for name, node in tree.items():
         below = (*path, name)
         # A property per declared path: reading it costs no lookup of permissions.
+        # A permission on a whole namespace is not a value, but a part that accepts every name.
         if isinstance(node, Permission) and (path or name not in NAMESPACES):
             attributes[name] = property(backend.reader(below, node))
             if writes(node):
@@ -314,6 +318,8 @@ def _make_view(
             readable.append(name)
     # Each slot keeps a part after its first use, so that later accesses are plain attribute lookups.
     namespace = {
+        # A slot must be an identifier, and Python changes names that begin with two underscores.
+        # Parts with other names are created at each use.
         "__slots__": tuple(part for part in parts if part.isidentifier() and not part.startswith("__")),
         "_path": path,
         "_parts": parts,

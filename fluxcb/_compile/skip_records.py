@@ -73,6 +73,7 @@ class SkipRecords:
 
     def _used(self, handler: BoundHandler, before: Mapping[StatePath, Any]) -> dict[str, Any]:
         touched, hyperparams, used = self._state.touched[handler], self._state.setup.hyperparams, {}
+        # Sorted, because the order of a set differs between processes, which must trace the same step.
         for path in sorted({*touched.read, *_ALWAYS}):
             if path[0] == "hyperparams" and len(path) == 2:
                 used[dotted(path)] = hyperparams.get(before["opt_state",], path[1])
@@ -93,6 +94,7 @@ class SkipRecords:
             # A handler may skip a step before its loss and its gradients exist.
             final = {name: value for path in _ALWAYS for name, value in _numbers(path, state.values).items()}
             by = {w: {"skip": r["skip"], "values": {**final, **r["values"]}} for w, r in records.items()}
+            # The raw words of the key, because a typed key cannot be fetched.
             state.values[SKIPS] = {"by": by, "key": jax.random.key_data(state.step_key())}
 
 

@@ -232,6 +232,7 @@ def _creates_keys(jaxpr: Any) -> bool:
 def _is_of_model_library(equation: Any) -> bool:
     """Return whether the code of a model library created an equation, such as the unused key of a Flax RNN."""
     traceback = equation.source_info.traceback
+    # The innermost frame comes first, so the first frame outside of JAX has created the key.
     for frame in traceback.frames if traceback is not None else ():
         package = frame.file_name.replace("\\", "/").rpartition("/site-packages/")[2].partition("/")[0]
         if package not in ("jax", "jaxlib"):
@@ -325,6 +326,7 @@ def _refuse_kept_keys(loss_fn: Any) -> None:
     """
     for name, value in variables_of(loss_fn).items():
         for part in objects_within(value):
+            # The keys of `jax.random.PRNGKey` are plain arrays of two words.
             if isinstance(part, jax.core.Tracer) and (is_key(part) or (part.shape, part.dtype) == ((2,), np.uint32)):
                 raise TraceError(
                     f"The loss function has stored a random key of the traced step in the variable `{name}`.",

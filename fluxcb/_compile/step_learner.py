@@ -40,6 +40,7 @@ class _StepNames:
     """`learner.step` for a phase, which can assign and read any name."""
 
     def __init__(self, state: TraceState) -> None:
+        # The class overrides `__setattr__`.
         object.__setattr__(self, "_state", state)
 
     def __getattr__(self, name: str) -> Any:
@@ -80,6 +81,7 @@ class _SharedNames:
     """`learner.cbstate` for a phase: the entries in the carry, as attributes and as items."""
 
     def __init__(self, state: TraceState) -> None:
+        # The class overrides `__setattr__`.
         object.__setattr__(self, "_state", state)
 
     def __getattr__(self, name: str) -> Any:
@@ -183,10 +185,12 @@ class TracedLearner(StepLearner):
         self._state.updates.update(grads, wrt, optimizer, **extra)
 
     def __getattr__(self, name: str) -> Any:
+        # Copying and inspection look up special methods, and expect an AttributeError.
         if name.startswith("_"):
             raise AttributeError(name)
         # After the properties above, these are the parts of the carry: `params`, `model_state`, ...
         if (name,) in self._state.values:
+            # A function that is differentiated may read the parameters here instead of taking its argument.
             value, differentiated = self._state.values[name,], self._state.differentiated
             return value if differentiated is None else differentiated.read(name, value)
         if name == "progress":

@@ -47,15 +47,18 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
     that the user has passed to a callback of fluxcb, such as metrics, are a part of its handlers.
     """
     owner, uses = _owner_and_uses(handler)
+    # A handler of the library is the same for all users, so their mistakes are in the functions that they pass to it.
     functions = {f"The function `{f.__name__}` of {handler.declared.label}": f for f, _ in _functions_within(owner)}
     functions[f"The traced handler {handler.declared.label}.{handler.name}"] = handler.function
     counters = {called: _counters_of(function) for called, function in functions.items()}
     numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, uses)
+    # An exception of the handler is raised here, so that no warning accompanies it.
     yield
     for called, function in functions.items():
         _warn_of_counters(called, counters[called], _counters_of(function))
     name = f"The traced handler {handler.declared.label}.{handler.name}"
     fields, changed = _fields(owner), _changed(before, _contents(owner, uses))
+    # A generator in a field belongs to the callback, so a change is reported even if other threads are running.
     generators = {field for field in changed if isinstance(fields[field], np.random.Generator)}
     # Another thread, such as one that prepares batches, may draw from the same generators in the meantime.
     alone = threading.active_count() == 1
@@ -103,6 +106,7 @@ def warn_of_random_numbers(called: str) -> Iterator[None]:
 
 def warn_of_clock(function: Any) -> None:
     """Warn if a loss function reads a clock."""
+    # `func` of a `functools.partial`, which has no code of its own.
     clock = _clock_in(inspect.unwrap(getattr(function, "func", function)))
     if clock is not None:
         warn_user(
@@ -119,6 +123,7 @@ def warn_of_loss_counters(variables: Iterable[TracedField]) -> None:
         variables: The variables before the trace; see `loss_variables`.
     """
     for variable in variables:
+        # The list also has fields of objects, for which `_counters_of` returns nothing.
         before = {variable.name: variable.content} if isinstance(variable.content, int | float) else {}
         _warn_of_counters("The loss function", before, _counters_of(variable.owner))
 
@@ -135,6 +140,7 @@ def _counters_of(function: Any) -> dict[str, float]:
 def _assigned_in(code: CodeType) -> frozenset[str]:
     """Return the variables of enclosing functions, and the global ones, that a function assigns."""
     instructions = [(i.opname, i.argval) for i in dis.get_instructions(code)]
+    # A function also uses STORE_DEREF for its own variables that inner functions read. Those are not in `co_freevars`.
     outer = {name for operation, name in instructions if operation == "STORE_DEREF" and name in code.co_freevars}
     return frozenset(outer | {name for operation, name in instructions if operation == "STORE_GLOBAL"})
 
@@ -204,6 +210,7 @@ def phase_fields(phase: Phase) -> list[TracedField]:
 def loss_variables(loss_fn: Any) -> list[TracedField]:
     """Return the variables that a loss function reads, before it is traced."""
     advice = "To change the value during training, pass it in the batch, for example with `fluxcb.data.map`."
+    # `variables_of` returns nothing for a bound method.
     variables = _variables(getattr(loss_fn, "__func__", loss_fn), "the loss function", advice)
     owner = getattr(loss_fn, "__self__", None)
     if not isinstance(loss_fn, MethodType) or is_of_library(owner):
@@ -224,6 +231,7 @@ def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
     for name, variable in variables.items():
         content = content_of(variable, names)
         if content is not UNKNOWN:
+            # The content of a function consists of its variables.
             what = "A variable of the function" if isinstance(variable, FunctionType) else "The variable"
             found.append(TracedField(function, f"{what} `{name}`", reader, advice, name, content, names))
     return found
@@ -239,6 +247,7 @@ def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
         reader = f"the traced handler {label}.{handler.name}"
         advice = "Keep the value in an entry of `learner.cbstate`: traced handlers read it at each step."
         if is_of_library(owner):
+            # Users cannot change how a callback of the library stores its arguments.
             advice = f"Replace the callback: `learner.callbacks.replace({type(owner).__name__}(...))`."
             # The contents of fields include the variables of functions, but not what objects of fluxcb hold.
             for function in (function for function, of_part in _functions_within(owner) if of_part):
@@ -259,6 +268,7 @@ def _functions_within(owner: Any) -> Iterator[tuple[FunctionType, bool]]:
     if not is_of_library(owner):
         return
     level, seen = [(owner, False)], set()
+    # A function of a metric is three levels below `Metrics`: the tuple of metrics, the metric, the function.
     for _ in range(4):
         inner: list[tuple[Any, bool]] = []
         for value, of_part in level:
@@ -270,8 +280,10 @@ def _functions_within(owner: Any) -> Iterator[tuple[FunctionType, bool]]:
             elif isinstance(value, Mapping):
                 inner += [(part, of_part) for part in value.values()]
             elif is_of_library(value) and hasattr(value, "__dict__"):
+                # fluxcb stores a reference to the Learner, and the arguments of the constructor, under such names.
                 parts = [part for name, part in vars(value).items() if not name.startswith("_fluxcb_")]
                 inner += [(part, value is not owner) for part in parts]
+        # By `id`, because the values of fields need not be hashable.
         level = [pair for pair in {id(pair[0]): pair for pair in inner}.values() if id(pair[0]) not in seen]
 
 
@@ -302,11 +314,13 @@ def _uses_of(owner: object, method: Any) -> _Uses:
 def _uses(cls: type, code: CodeType) -> _Uses:
     fields, names, codes = set[str](), set[str](), [code]
     for method in codes:  # grows in the loop
+        # The first variable of a method is its instance, under any name.
         own = set(attributes_of(method, method.co_varnames[:1]))
         fields |= own
         names |= names_in(method)
         functions = (getattr(cls, name, None) for name in own)
         called = [inspect.unwrap(function).__code__ for function in functions if inspect.isfunction(function)]
+        # Without repetitions, because methods can call each other.
         codes += [inner for inner in dict.fromkeys(called) if inner not in codes]
     return _Uses(frozenset(fields), frozenset(names))
 
@@ -315,11 +329,13 @@ def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
     """Warn about each field whose content has changed since it was traced, and return the unchanged fields."""
     unchanged = []
     for field in fields:
+        # Only these are looked at again, so each change causes one warning.
         if not field.changed:
             unchanged.append(field)
             continue
         now = field.now
         change, used = "has changed", "the earlier value"
+        # Other contents are copies in a form for comparisons, such as the bytes of an array.
         if isinstance(field.content, int | float) and isinstance(now, int | float):
             change, used = f"has changed from {field.content!r} to {now!r}", repr(field.content)
         warn_user(
@@ -354,6 +370,7 @@ def _clock_in(function: Any) -> str | None:
             value = getattr(value, instruction.argval, None)
         else:
             value = None
+        # The type first, because `in` compares with `==`, which a global NumPy array answers with an array.
         if isinstance(value, BuiltinFunctionType) and value in _CLOCKS:
             return name
     return None

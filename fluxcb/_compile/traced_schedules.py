@@ -26,14 +26,17 @@ def is_due(schedule: Schedule, handler: BoundHandler, setup: StepSetup, counters
         TraceError: The schedule cannot be computed on the device.
     """
     if isinstance(schedule, Switched):
+        # The flags are the last words of `counters`, after the words of the random key.
         number = setup.switches.index(handler.declared.name)
         return counters[number - len(setup.switches)] != 0
     if isinstance(schedule, StepRange):
+        # The step that is traced is the one after those that `counters` has counted.
         return (counters[0] + 1 >= schedule.first) & (counters[0] + 1 <= schedule.last)
     if isinstance(schedule, EverySteps):
         finished = counters[0 if trains else 2]  # the same count as for host schedules
         return (finished + 1) % schedule.steps == 0
     if isinstance(schedule, EveryEpochs):
+        # Single steps before the first epoch have the epoch 0, which is a multiple of every period.
         return (counters[1] > 0) & (counters[1] % schedule.epochs == 0)
     raise TraceError(
         f"{handler.declared.label} has the schedule {schedule!r} on a traced handler.",

@@ -43,6 +43,7 @@ def update_with_selection(
     closed, results = jax.make_jaxpr(function, return_shape=True)(*inputs)
     jaxpr, old = closed.jaxpr, jax.tree.leaves(opt_state)
     outvars: list[Any] = jaxpr.outvars
+    # `function` returns the state last, so the leaves of the state are the last results.
     state = outvars[len(outvars) - len(old) :]
     values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
     values |= zip(jaxpr.invars, jax.tree.leaves(inputs), strict=True)
@@ -57,6 +58,7 @@ def update_with_selection(
         group = jaxpr.replace(constvars=[], invars=[*arguments], outvars=outputs, eqns=equations)
         computed = jaxpr_as_fun(ClosedJaxpr(group, []))(*arguments.values())
         for variable, value in zip(outputs, computed, strict=True):
+            # Selected before the next group runs, because its equations must read the selected values.
             values[variable] = select(early[variable], value) if variable in early else value
     made = [_value(v) if isinstance(v, Literal) else values[v] for v in outvars]
     for at in late:

@@ -108,7 +108,7 @@ class Updates:
                 self.update(below(grads, path), dotted(("params", *path)), name)
         else:
             self.update(grads)
-        self.gradients.clear()
+        self.gradients.clear()  # a gradient of all of `params` was kept for all optimizers
         state.emit(UpdateEnd())
 
     def update(self, grads: PyTree, wrt: str = "params", name: str | None = None, **extra: Any) -> None:
@@ -289,7 +289,7 @@ class Updates:
         if self._flagged:
             self.resolve(("model_state",))
             self._resolved = {name: state.values[name,] for name in _GUARDED}
-            self._unused_flags.clear()
+            self._unused_flags.clear()  # the update of the parameters has used them
 
     # -- `step.skip` and `step.hold` ------------------------------------------------------------
 

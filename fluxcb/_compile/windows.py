@@ -164,6 +164,7 @@ def plan_windows(
             size = nbytes_of(below(step.step_specs[path[1]], path[2:]))
             # A large value of a rare handler is fetched only at the end of the window, which its handler then ends.
             (last if rare and size > _SPARSE_BYTES else each).setdefault(path, []).append(call)
+    # A value that is fetched for each step is not fetched again at the end of the window.
     for path in [p for p in last if _covered(p, each)]:
         each[_covered(path, each)[0]] += last.pop(path)
     for path, calls in last.items():
@@ -288,6 +289,7 @@ def _step_reads(call: HostCall, step: TracedStep) -> Iterator[StatePath]:
     if issubclass(call.handler.event, Trigger):  # there are no step values between two steps
         return
     for path in call.handler.access:
+        # The host has the batch, and each row has a word for `stop`.
         if path in (("step",), _EVERYTHING):
             yield from (("step", name) for name in step.step_specs if name not in ("batch", "stop"))
         elif path[0] == "step" and path[1] in step.step_specs and path[1] not in ("batch", "stop"):
