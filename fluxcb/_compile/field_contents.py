@@ -30,6 +30,10 @@ _MAX_DEPTH = 4
 _LIBRARIES = frozenset({"fluxcb", "jax", "jaxlib", "numpy", "optax"})
 
 
+class _Long(int):
+    """The length of a container that is too long to be copied."""
+
+
 class _Array:
     """A JAX array, which never changes, or a NumPy array that is too large to be copied."""
 
@@ -73,7 +77,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         return pickle.dumps(value.bit_generator.state)
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > _MAX_PARTS:
-            return len(value)
+            return _Long(len(value))
         parts = [content_of(part, names, depth + 1) for part in value]
         if isinstance(value, set | frozenset):
             # The content of an entry, such as a dict of its fields, may not be hashable.
@@ -81,7 +85,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         return parts if isinstance(value, list) else tuple(parts)
     if isinstance(value, Mapping):
         if len(value) > _MAX_PARTS:
-            return len(value)
+            return _Long(len(value))
         return {repr(key): content_of(part, names, depth + 1) for key, part in value.items()}
     if isinstance(value, FunctionType):
         variables = variables_of(value)
@@ -129,6 +133,8 @@ def has_changed(before: Any, after: Any) -> bool:
     """
     if before is after or before == after:  # the same NaN is not equal to itself
         return False
+    if isinstance(after, _Long) and isinstance(before, list | tuple | dict | set | _Long):
+        return after < (before if isinstance(before, _Long) else len(before))
     if isinstance(before, list) and isinstance(after, list):
         # `map` ends with the shorter list, so entries that were appended are not compared.
         return len(after) < len(before) or any(map(has_changed, before, after))

@@ -332,7 +332,6 @@ class HyperparamIndex:
         suggestion = nearest_hyperparameter(name, self.names) or (alike or [""])[0]
         if name == plain and alike:
             suggestion = alike[0]
-        if name == plain and alike:
             problem = f"which {len(alike)} groups of parameters have: {', '.join(f'`{n}`' for n in alike)}."
         else:
             hint = f" Did you mean `{suggestion}`?" if suggestion else ""

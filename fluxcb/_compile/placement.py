@@ -253,12 +253,19 @@ class Placement:
                 matches[path] = PartitionSpec(*(None,) * dimension, rule.axis)
         # Parameters that an earlier rule matches do not count, because the first rule decides.
         if devices > 1 and leaves and not (matches.keys() - found.keys()) and argument == "params":
-            path, largest = max(leaves, key=lambda entry: _nbytes(entry[1]))
+            rest = [(path, leaf) for path, leaf in leaves if path not in found]
+            if not rest:
+                raise DeclarationError(
+                    f"`{rule!r}` matches no parameter, because earlier rules match all of them.",
+                    why="the first rule that matches an array decides",
+                    fix=f"remove `{rule!r}` from the rules",
+                )
+            path, largest = max(rest, key=lambda entry: _nbytes(entry[1]))
             reason = f"`{'.'.join(path)}` of shape {tuple(largest.shape)}, {_nbytes(largest):,} bytes"
             small = _nbytes(largest) < rule.min_bytes
             raise DeclarationError(
                 f"`{rule!r}` divides no parameter over the {devices} devices of the axis `{rule.axis}`.",
-                where=f"the largest parameter is {reason}",
+                where=f"the largest parameter {'without a rule ' if found else ''}is {reason}",
                 why="it is smaller than `min_bytes`" if small else "no dimension is a multiple of the devices",
                 # A smaller `min_bytes` does not help if no dimension can be divided.
                 fix=["write `sharding=fluxcb.Sharding(params=fluxcb.fsdp(min_bytes=0))`"] * small

@@ -387,6 +387,33 @@ def test_other_changes_of_objects_in_fields_are_no_warning():
     assert moves(testlearner(Scaled()))
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "warns"), [(10, 20, False), (999, 1004, False), (2000, 2005, False), (2000, 1500, True)]
+)
+def test_list_of_any_length_may_grow_but_not_shrink(before, after, warns):
+    class Scaled(Callback):
+        def __init__(self):
+            self.values = [1.0] * before
+
+        def stateaccess(self):
+            return {"step": {"grads": Write()}}
+
+        @on(BackwardEnd, TrainingPhase)
+        def apply(self, event, phase, learner):
+            learner.step.grads = jax.tree.map(lambda g: g * self.values[0], learner.step.grads)
+
+        @on(EpochEnd, TrainingPhase, access={})
+        def end(self, event, phase, learner):
+            self.values = [1.0] * after
+
+    learner = testlearner(Scaled())
+    if not warns:
+        assert moves(learner)
+        return
+    with pytest.warns(UserWarning, match=r"^`self\.values` of Scaled\(\) has changed"):
+        assert moves(learner)
+
+
 def test_a_generator_of_the_callback_is_a_warning():
     class Noise(Callback):
         def __init__(self):

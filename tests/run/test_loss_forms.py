@@ -806,6 +806,20 @@ def test_outputs_with_train_flag_or_key_is_an_error_whose_fixes_work(loss_fn, si
     learner(pair(), lambda model, batch, *, key: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
 
 
+def test_model_and_targets_is_an_error_whose_fixes_work():
+    data = [(XS, YS)]
+    with pytest.raises(DeclarationError) as caught:
+        learner(pair(), lambda model, labels: cross_entropy(model, labels), data=data)
+    assert str(caught.value) == (
+        "`loss_fn` takes (model, labels), and is called as `loss_fn(model, batch, *, key, train)`.\n"
+        "  why:   a loss function with the parameter `model` gets the model and the batch\n"
+        "  fix:   rename the first parameter: `def loss_fn(outputs, labels):`\n"
+        "     or: write `def loss_fn(model, batch):`, and call the model in it"
+    )
+    learner(pair(), lambda outputs, labels: cross_entropy(outputs, labels), data=data).fit(1)
+    learner(pair(), lambda model, batch: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
+
+
 def test_function_of_params_for_a_learner_with_model_is_an_error_whose_fixes_work():
     module, data = nn.Dense(3), [(XS, YS)]
 

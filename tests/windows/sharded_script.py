@@ -486,6 +486,8 @@ def errors() -> list[str]:
         lambda: from_sizes(32, 32).fit(1),
         padded,
         lambda: learner("dp", sharding="fsdp"),
+        lambda: learner("dp", sharding=fluxcb.Sharding(params=[{"*": P()}, fluxcb.fsdp(min_bytes=0)])),
+        lambda: learner("dp", sharding=fluxcb.Sharding(params=[{"up": P()}, fluxcb.fsdp()])),
         lambda: from_sizes(15, sharding=fluxcb.Sharding(params={"down": P(None, "data")}), mesh=three),
         lambda: fluxcb.mesh(data=3),
         lambda: fluxcb.mesh(data=4),

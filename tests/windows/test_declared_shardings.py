@@ -191,6 +191,16 @@ def test_messages():
         "  why:   it is smaller than `min_bytes`\n"
         "  fix:   write `sharding=fluxcb.Sharding(params=fluxcb.fsdp(min_bytes=0))`\n"
         "     or: write `sharding='replicated'`",
+        "DeclarationError: `fsdp(axis='data', min_bytes=0)` matches no parameter, because earlier rules match all of "
+        "them.\n"
+        "  why:   the first rule that matches an array decides\n"
+        "  fix:   remove `fsdp(axis='data', min_bytes=0)` from the rules",
+        "DeclarationError: `fsdp(axis='data', min_bytes=4194304)` divides no parameter over the 8 devices of the axis "
+        "`data`.\n"
+        "  where: the largest parameter without a rule is `down` of shape (1024, 8), 32,768 bytes\n"
+        "  why:   it is smaller than `min_bytes`\n"
+        "  fix:   write `sharding=fluxcb.Sharding(params=fluxcb.fsdp(min_bytes=0))`\n"
+        "     or: write `sharding='replicated'`",
         "DeclarationError: `params.down` has the shape (1024, 8), and P(None, 'data') divides dimension 1 over 3 "
         "devices.\n"
         "  why:   8 is not a multiple of 3\n"
