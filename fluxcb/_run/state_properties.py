@@ -188,6 +188,7 @@ class StateProperties:
     @entry_point
     def params(self, params: PyTree) -> None:
         self._replace("params", params)
+        # After the assignment, because the averages restart at the current parameters.
         restart_averages(self._core.graph, self._state)
 
     @property
@@ -233,6 +234,7 @@ class StateProperties:
 
     def _replace(self, name: str, value: PyTree) -> None:
         self._core.refuse_while_running(f"{name} = ...")
+        # The assigned value may be a returned copy that the user has changed, as the error about such copies suggests.
         self._core.returned.forget()
         set_part(self._state, name, value)
 
