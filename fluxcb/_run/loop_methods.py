@@ -115,14 +115,14 @@ class LoopMethods:
             )
         phase = self._core.phase_set.resolve(phase)
         self._core.ensure_built(phase)
-        if isinstance(event, Trigger):
+        if isinstance(event, Trigger):  # as in `trigger`, so that `run_epoch` does not warn
             self._core.engine.untriggered.clear()
         self._core.engine.emitter.emit(event, phase)
 
     @entry_point
     def trigger(self) -> None:
         """Emit the Trigger that follows a training epoch, in a hand-written loop."""
-        phase = self._core.phase_set.training()[0]
+        phase = self._core.phase_set.training()[0]  # as in `fit`
         self._core.ensure_built(phase)
         warn_of_metrics_without_epochs(self._core)
         self._core.engine.trigger(phase)

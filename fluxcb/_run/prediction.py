@@ -131,6 +131,7 @@ def _batches(
             why="a loader or a list of batches already determines the batch size",
             fix=["leave out `batch_size`", "pass the inputs as an array"],
         )
+    # `map` and `place` keep the order of the batches, so the loader inside is checked.
     source = innermost(data)
     if isinstance(source, ArrayLoader) and source.shuffle:
         raise DataError(

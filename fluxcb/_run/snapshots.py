@@ -93,6 +93,7 @@ class Snapshots:
         Args:
             phase: The phase whose epoch is running, or None between two epochs.
         """
+        # Cleared first, so that a save that fails is not repeated at the next moment.
         requests, self._requests = self._requests, {}
         position = self._position(phase) if requests else ()
         due = {save: r.prepare for save, r in requests.items() if r.is_saved is None or not r.is_saved(position)}
@@ -355,6 +356,7 @@ class Snapshots:
         try:
             return callback.load_state_dict(saved)
         except Exception as error:
+            # A DeclarationError of the class becomes the text of the ResumeError below, which names the callback.
             if is_interruption(error) or (isinstance(error, FluxcbError) and not isinstance(error, DeclarationError)):
                 error.add_note(f"raised in `load_state_dict` of {label}")
                 raise

@@ -284,7 +284,7 @@ class StateProperties:
         # Entries on the host never run ahead, so a handler may read them if the carry has none.
         if state.train.built and state.train.carry["cbstate"]:
             self._core.refuse_ahead("cbstate")
-        carried_entries = own_copy(state.train.carry["cbstate"]) if state.train.built else {}
+        carried_entries = own_copy(state.train.carry["cbstate"]) if state.train.built else {}  # steps donate these
         return StateView("cbstate", {**state.cbstate, **carried_entries})
 
     @property
