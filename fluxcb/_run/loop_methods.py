@@ -90,6 +90,7 @@ class LoopMethods:
         phase = self._core.phase_set.resolve(phase)
         self._core.refuse_while_running("run_step")  # otherwise a handler could change the state of its own step
         if self._core.placement is not None:
+            # Before `ensure_built`, because the step is traced for the batch of all processes.
             batch = BatchPlacement(self._core.placement, f"run_step({type(phase).__name__}(), batch)").place_one(batch)
         self._core.ensure_built(phase, batch)
         return self._core.engine.run_single(phase, batch)

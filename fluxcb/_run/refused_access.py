@@ -76,6 +76,7 @@ def missing_entry(declared: Declared, path: StatePath, container: Any) -> Missin
     """
     label, where, name = declared.label, declared.where, path[-1]
     hint = did_you_mean(name, part_names(container))
+    # The parts of a hub appear while the training runs, so the fix is a test and not an `init`.
     if is_hub(container):
         return MissingStateError(
             f"{label} reads `{dotted(path)}`, which has no value yet.{hint}",

@@ -295,6 +295,7 @@ class Snapshots:
             run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
         data = {
             name: decoder.decode(host["data"][name], None, f"the position of `data.{name}`")
+            # A data source that the checkpoint lacks, which the user has allowed, keeps its position.
             for name in self._core.streams
             if name in host["data"] and name not in staying
         }
@@ -315,6 +316,7 @@ class Snapshots:
         # A checkpoint between two steps is never in a stopped window, so `stopped` becomes 0.
         state.train.set_counters(state.progress, **dict.fromkeys(COUNTERS[len(progress) :], 0))
         for name in state.cbstate:
+            # An entry that is missing belongs to a new callback, whose `init` runs again after the restore.
             if name in host["cbstate"]:
                 state.cbstate[name] = _entry(decoder, host["cbstate"][name], state.cbstate[name], f"`cbstate.{name}`")
         lines = []

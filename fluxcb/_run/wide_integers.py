@@ -20,7 +20,7 @@ def warn_about_wide_integers(core: LearnerCore) -> None:
     """
     for phase in core.phases:
         name = type(phase).name
-        batch = known_batch(core, phase) if name in core.streams else None
+        batch = known_batch(core, phase) if name in core.streams else None  # None has no leaves
         for path, leaf in jax.tree.leaves_with_path(batch):
             changed = _changed_integer(leaf)
             if changed is not None:
