@@ -338,7 +338,7 @@ class LearnerCore:
 
     def rewrap_handlers(self) -> None:
         """Wrap the handlers again, after measuring or tracing was turned on or off."""
-        if not self._waiting_for_batch:
+        if not self._waiting_for_batch:  # otherwise `install` will use the new wrapper
             programs = self.engine.programs
             self.engine.use(programs.plan.with_timing(self.state.meter.wrapper), programs.setup)
 
@@ -406,7 +406,7 @@ class LearnerCore:
         """Build the parts that waited for the shape of a batch, before the Learner runs anything."""
         # Here, because everything that runs a step comes through this method.
         self.returned.verify()
-        if not self._waiting_for_batch:  # otherwise `install` will use the new wrapper
+        if not self._waiting_for_batch:
             return
         if batch is None and type(phase).name in self.streams:
             batch = self.stream(phase).peek()

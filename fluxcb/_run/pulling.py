@@ -18,7 +18,7 @@ def pull_batches(stream: BatchStream, length: int, continues_stream: bool, *, se
         Exception: An error of the source, if no batch precedes it; otherwise it is stored and raised later.
     """
     batches: list[Batch] = []
-    # Before the first pull, because a checkpoint of a step in this window is counted from the mark.
+    # Before the first pull, because the positions of all steps in this window are counted from the mark.
     stream.mark()
     until = time.perf_counter() + seconds
     try:

@@ -242,7 +242,7 @@ def _replay(
     differences: list[str] = []
     if recorded is not None:
         differences += _other_losses(core, Path(path), replayed, start)
-        if capture.snapshot is None:  # a callback of the run has ended the fit before
+        if capture.snapshot is None:  # a cancel or SIGTERM has ended the fit before
             differences.append(f"the replay ended at step {core.state.progress.step}: {learner.stop_reason}")
         else:
             differences += _differences(core, recorded, capture.snapshot)

@@ -116,7 +116,7 @@ def _callback_rows(
         # The carry contains a switch of each `switchable` callback, which must be the same in all processes.
         parts = [classes[name], *schedules, *["disabled"] * declared.disabled]
         rows[f"callbacks.{name}"] = ", ".join(parts)
-        # The trace of a step turns the arguments of traced handlers into constants.
+        # Traced handlers use their arguments while the step is traced, so these become constants of the program.
         if any(handler.traced for handler in handlers):
             rows |= {f"callbacks.{name}.{path}": text for path, text in arguments.get(name, {}).items()}
     return rows

@@ -30,8 +30,8 @@ def warn_of_single_epoch(core: LearnerCore, steps: int) -> None:
     # A callback with handlers for several training phases is named once.
     waiting = list(dict.fromkeys(_waiting(core)))
     if waiting:
-        # The suggested call has ten epochs. With fewer than ten steps, `steps_per_epoch` is 1, because `fit` refuses 0.
         wait = f"{' and '.join(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+        # The suggested call has ten epochs. With fewer than ten steps, `steps_per_epoch` is 1, because `fit` refuses 0.
         warn_user(
             f"`data.{type(trained[0]).name}` has no length. If it never ends, `fit(steps={steps})` is a single epoch, "
             f"and {wait} for its end. To end epochs earlier, pass `steps_per_epoch=`, e.g. "
