@@ -121,6 +121,7 @@ class Pieces(Iterable[tuple[PyTree, int]]):
         size = positive(size, "`batch_size` (examples)")
         self.arrays = as_arrays(arrays, what)
         self._count = _examples(self.arrays, what)
+        # With a size above the number of examples, `repeated` would make the beginning of the slice negative.
         self._size, self._overlap = min(size, self._count), overlap
 
     def __len__(self) -> int:

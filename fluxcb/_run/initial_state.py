@@ -46,6 +46,7 @@ def initialized(
         params, model_state = init_by(
             key, lambda bound, batch: call_model_loss(loss_fn, bound, batch, key=key, train=True), batch
         )
+        # A bound module returns its own arrays, which the training must not donate.
         if getattr(adapter, "held", None) is not None:
             return initial_params(params), own_copy(model_state)
         check_params(params)
@@ -117,6 +118,7 @@ def initial_opt_state(optimizer: Any, params: PyTree) -> PyTree:
 
     def unshared(leaf: Any) -> Any:
         new = copy_tree(leaf) if id(leaf) in seen else leaf
+        # This includes an array that appears twice in the state, because a program cannot donate it twice.
         seen.add(id(leaf))
         return new
 

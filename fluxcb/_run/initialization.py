@@ -52,6 +52,7 @@ def initialize(
         except BaseException as error:
             error.add_note(f"raised in the `init` of {one.label}")
             raise
+        # A change of a container that `init` has received as a copy would be lost without notice.
         state.moment.lent.verify()
         for name, value in existing.items():
             if name in state.cbstate and state.cbstate[name] is not value:

@@ -36,6 +36,7 @@ def warn_of_other_kind(inputs: PyTree, trained: PyTree | None, what: str) -> Non
         trained: The specs of the inputs of the training, or None if they are not known.
         what: The name of the inputs in the message, as the beginning of a sentence.
     """
+    # True if `trained` is None, because None has no leaves.
     if jax.tree.structure(inputs) != jax.tree.structure(trained):
         return
     for found, expected in zip(jax.tree.leaves(inputs), jax.tree.leaves(trained), strict=True):
@@ -51,4 +52,5 @@ def warn_of_other_kind(inputs: PyTree, trained: PyTree | None, what: str) -> Non
 
 
 def _is_floating(leaf: Any) -> bool:
+    # NumPy's function does not count bfloat16 as a floating-point type.
     return jnp.issubdtype(leaf.dtype, jnp.inexact)

@@ -37,6 +37,7 @@ def trace(core: LearnerCore, path: str | os.PathLike[str], max_events: int) -> I
         )
     with recorded_timeline(path, core.state.progress, max_events) as meter.timeline:
         try:
+            # The wrapper of the handlers depends on the timeline, which has just been set.
             core.rewrap_handlers()
             yield
         finally:

@@ -14,6 +14,7 @@ __all__ = ["PREEMPTED", "Interrupt", "caught_interrupts"]
 PREEMPTED = "preempted"
 """`learner.stop_reason` after SIGTERM ended a fit."""
 
+# The handlers with which Python starts. Only these are replaced during a fit.
 _DEFAULTS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 

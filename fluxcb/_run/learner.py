@@ -323,15 +323,15 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
             raise DeclarationError("`fit` was called while this Learner is fitting.", fix="call it after that fit ends")
         # A checkpoint can be restored only into a train state that exists.
         core.ensure_built(phases[0])
-        check_same_program(core)
+        check_same_program(core)  # also compares values of the train state
         warn_before_first_fit(core)
         try:
-            state.fit.steps_per_epoch = str(steps_per_epoch)
+            state.fit.steps_per_epoch = str(steps_per_epoch)  # a text, because None means that no fit runs
             if resume:
                 resume_run(core, allow=allow)
             else:
                 lock_run(core)
-            self._fit(phases, length, resumes=resume and state.fit.restored)
+            self._fit(phases, length, resumes=resume and state.fit.restored)  # a first start has no checkpoint
         finally:
             state.fit.steps_per_epoch = None
             # Also after an error, so that another process can resume the run.
@@ -352,7 +352,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
                 raise
             finally:
                 core.fitting = False  # also after an exception, because the Learner can be trained further
-                emitter.interrupt = Interrupt()
+                emitter.interrupt = Interrupt()  # a later epoch must not end because of this signal
                 # These describe the plan of this fit, and would be wrong in a hand-written loop that follows.
                 state.progress.replace(epochs=0, last_step=0, steps_in_epoch=0)
 

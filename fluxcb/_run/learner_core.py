@@ -146,7 +146,7 @@ class LearnerCore:
         else:
             batch = batch if batch is not None else self.example()
             made = params_of_model(self.placement, self.adapter, train.model_key(), batch, state.loss_fn, self.split)
-            if made is None:
+            if made is None:  # `ensure_built` will try again with a batch
                 return
             params, model_state = made
             self._release(state.model, self.adapter)
@@ -160,6 +160,7 @@ class LearnerCore:
             "cbstate": {},
             "counters": train.counters([0] * len(COUNTERS)),
         }
+        # The platform is known from the arrays of the carry, so it is checked only here.
         if self.engine.programs.exact_observers and train.platform != "cpu":
             raise DeclarationError(
                 f"`exact_observers=True` needs the CPU, and this Learner trains on {train.platform!r}.",
@@ -198,6 +199,7 @@ class LearnerCore:
         emitter = self.engine.emitter
         plan = Plan(graph, lambda d: backends[d.position].naming(d), state.meter.wrapper, emitter.adapt_call)
         moved = initialize(graph, plan, state, self.placement, graph.declared)
+        # Before the steps are traced, because the number of switches is part of the shape of `counters`.
         if train.switches != flags(graph):
             train.switches = flags(graph)
             train.set_counters(state.progress)
@@ -268,6 +270,7 @@ class LearnerCore:
     def adopt_kinds(self, recorded: Mapping[str, str]) -> None:
         """Run the kinds of programs that a restored checkpoint has recorded, where a measurement chooses them."""
         if self.engine.programs.adopt(recorded, self.state.train.platform):
+            # Program runners hold programs of the previous kind.
             self.engine.forget_programs()
 
     def traced(self, phase: Phase) -> TracedStep | None:
@@ -335,7 +338,7 @@ class LearnerCore:
 
     def rewrap_handlers(self) -> None:
         """Wrap the handlers again, after measuring or tracing was turned on or off."""
-        if not self._waiting_for_batch:
+        if not self._waiting_for_batch:  # otherwise `install` will use the new wrapper
             programs = self.engine.programs
             self.engine.use(programs.plan.with_timing(self.state.meter.wrapper), programs.setup)
 
@@ -431,7 +434,7 @@ class LearnerCore:
         stream = BatchStream(source, name_shown, placement)
         if name in self.streams:
             stream.adopt(self.streams[name])
-            stream.marks_positions = self.streams[name].marks_positions
+            stream.marks_positions = self.streams[name].marks_positions  # `_mark_positions` runs only in `install`
         self.streams[name] = stream
         # The new batches may have other shapes, which is no error.
         self.engine.programs.forget_shapes(name)

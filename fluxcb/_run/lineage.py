@@ -132,6 +132,7 @@ class LineageObserver(Callback):
         Raises:
             DeclarationError: No step writes it.
         """
+        # The trace of a step fills `writers`, so the caller adds the observer to the Learner first.
         if not any(self._probe.writers.values()):
             path = ".".join(self._probe.path)
             raise DeclarationError(
@@ -148,6 +149,7 @@ def parse_path(lineage: Any) -> tuple[str, ...]:
         DeclarationError: It is not the text of a path of state that a step can write.
     """
     parts = tuple(lineage.split(".")) if isinstance(lineage, str) else ()
+    # A part is empty if the text has a doubled or final dot. `step` and `cbstate` alone name no value.
     if not all(parts) or parts[:1] not in {(root,) for root in _ROOTS} or parts in (("step",), ("cbstate",)):
         raise DeclarationError(
             f"`lineage` of `replay` is a path of state, not {lineage!r}.",
@@ -158,6 +160,7 @@ def parse_path(lineage: Any) -> tuple[str, ...]:
 
 
 def _writes(step: int, phase: Phase, probe: LineageProbe, measured: Any) -> Iterator[PathWrite]:
+    # `LineageProbe.compare` appends to `writers` and to the measurements at the same time, so their orders agree.
     for at, ((handler, event), values) in enumerate(zip(probe.writers[type(phase)], measured, strict=True)):
         changed = bool(values["changed"])
         # A gradient returns new tracers for the values that were written inside it. Nothing has written them again.

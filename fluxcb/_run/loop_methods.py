@@ -90,6 +90,7 @@ class LoopMethods:
         phase = self._core.phase_set.resolve(phase)
         self._core.refuse_while_running("run_step")  # otherwise a handler could change the state of its own step
         if self._core.placement is not None:
+            # Before `ensure_built`, because the step is traced for the batch of all processes.
             batch = BatchPlacement(self._core.placement, f"run_step({type(phase).__name__}(), batch)").place_one(batch)
         self._core.ensure_built(phase, batch)
         return self._core.engine.run_single(phase, batch)
@@ -115,14 +116,14 @@ class LoopMethods:
             )
         phase = self._core.phase_set.resolve(phase)
         self._core.ensure_built(phase)
-        if isinstance(event, Trigger):
+        if isinstance(event, Trigger):  # as in `trigger`, so that `run_epoch` does not warn
             self._core.engine.untriggered.clear()
         self._core.engine.emitter.emit(event, phase)
 
     @entry_point
     def trigger(self) -> None:
         """Emit the Trigger that follows a training epoch, in a hand-written loop."""
-        phase = self._core.phase_set.training()[0]
+        phase = self._core.phase_set.training()[0]  # as in `fit`
         self._core.ensure_built(phase)
         warn_of_metrics_without_epochs(self._core)
         self._core.engine.trigger(phase)

@@ -175,11 +175,12 @@ class Meter:
         Raises:
             DeclarationError: Nothing was measured.
         """
-        if not (self.on or self._rows):
+        if not (self.on or self._rows):  # the rows remain after measuring was turned off
             raise DeclarationError(
                 "Nothing has been measured.",
                 why="measuring takes time at each call, so it is off by default",
                 fix="call `learner.callbacks.measure()` before `fit`",
             )
         rows = sorted(self._rows.values(), key=lambda row: -row.seconds)
+        # A handler has a row as soon as a plan has wrapped it, and may not have been called since.
         return Timings((*(row for row in rows if row.calls), *((self._engine,) if self._engine.syncs else ())))

@@ -97,7 +97,7 @@ class ModelMethods:
         """
         self._core.refuse_while_running("set_model(...)")
         self._core.exchange_model(model)
-        restart_averages(self._core.graph, self._core.state)
+        restart_averages(self._core.graph, self._core.state)  # they restart at the new parameters
         self._core.state.fit.assign("learner.model")
 
     @entry_point

@@ -22,6 +22,7 @@ def warn_of_optimizer(graph: CallbackGraph, phases: Collection[Phase], opt_state
     if _find(opt_state, optax.MultiStepsState):
         _warn_of_uncounted_updates(graph)
     found = _find(opt_state, optax.contrib.ScheduleFreeState)
+    # With an average, validation does not use the trained parameters, so the warning would be wrong.
     if found and validated_average(graph, phases) is None:
         _warn_of_training_params(found[0])
 

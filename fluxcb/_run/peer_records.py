@@ -10,6 +10,7 @@ from fluxcb._errors import PeerError
 __all__ = ["CONNECTION_WORDS", "Record", "different_steps", "ended", "silent"]
 
 # Words in the errors of collectives whose peer is gone, on CPU (gloo), GPU (NCCL) and TPU.
+# `onnection` matches "Connection" and "connection".
 CONNECTION_WORDS = ("Gloo", "gloo", "NCCL", "UNAVAILABLE", "onnection", "DEADLINE_EXCEEDED", "ABORTED")
 
 
@@ -40,6 +41,7 @@ class Record:
 
 def ended(process: int, record: Record) -> PeerError:
     """Return the error for a process that has reported its end, or that of another process."""
+    # The process that reports a relayed failure has not caused it, so the message names the original failure.
     if (relayed := record.relayed) is not None:
         where = [*relayed["where"], f"reported by process {process}"]
         return PeerError(record.ended, where=where, why=relayed["why"], fix=relayed["fix"])

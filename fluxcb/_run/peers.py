@@ -285,6 +285,7 @@ class _Session:
         """
         if not (isinstance(error, Exception) and any(word in str(error) for word in CONNECTION_WORDS)):
             return None
+        # 2.5 periods without a heartbeat: two are missing.
         silence = 2.5 * self._timeout / _BEATS
         until = time.monotonic() + self._timeout
         with self._changed:

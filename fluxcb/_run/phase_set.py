@@ -27,6 +27,7 @@ def _refuse_outputs_step(phase: Phase) -> None:
         DeclarationError: The subclass inherits this step.
     """
     for cls, of_loss in _OF_LOSS.items():
+        # A subclass with its own `step` can call a loss function of any form.
         if type(phase) is not cls and isinstance(phase, cls) and type(phase).step is cls.step:
             name, base = type(phase).__name__, type(of_loss).__name__
             raise DeclarationError(
@@ -135,6 +136,7 @@ class PhaseSet:
 
     def training_groups(self) -> tuple[Phase | InTurn, ...]:
         """Return the phases that train; an `InTurn` is one element."""
+        # `InTurn` accepts only phases that train.
         return tuple(group for group in self.groups if isinstance(group, InTurn) or type(group).trains)
 
     def missing_data(self, phase: Phase) -> DataError:

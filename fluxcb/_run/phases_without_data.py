@@ -19,6 +19,7 @@ def warn_about_phases_without_data(core: LearnerCore) -> None:
     missing = _missing(core)
     for declared in core.graph.declared:
         names = {phase.name for phase in _phases(core) for h in declared.handlers if issubclass(phase, h.phase)}
+        # A handler of a base class runs if any phase of this class has data.
         if not declared.is_shipped and names and names <= missing:
             _warn(f"`fit` calls no handler of {declared.label}: its handlers are", names)
         for metric, phases in _metrics(declared, core).items():
@@ -29,6 +30,7 @@ def warn_about_phases_without_data(core: LearnerCore) -> None:
 def _missing(core: LearnerCore) -> set[str]:
     """Return the names of the phases that get no data in a fit."""
     missing = {phase.name for phase in _phases(core)} - {*core.streams}
+    # `InferenceRunner` computes the metrics of such a phase itself, from data of its own.
     missing -= {phase.name for declared in core.graph.declared for phase in declared.callback.metric_phases()}
     for declared in core.graph.declared:
         # A callback may assign the data of a phase while the fit runs.
@@ -52,6 +54,7 @@ def _metrics(declared: Declared, core: LearnerCore) -> dict[str, set[str]]:
 
 def _warn(what: str, names: set[str]) -> None:
     data = ", ".join(f'"{name}": batches' for name in sorted(names))
+    # A pair has no place for the data of another phase.
     give = "data=(training, validation)" if names == {ValidationPhase.name} else f'data={{"training": ..., {data}}}'
     warn_user(
         f"{what} for {' and '.join(sorted(names))}, and the Learner has no data for it. Pass the data to the Learner: "

@@ -66,10 +66,13 @@ class Predictor:
             key = jax.random.fold_in(key, number)  # for models that draw random numbers in evaluation
             if divider is not None:
                 xs = divider.without_added_rows(xs, jax.tree.unflatten(jax.tree.structure(xs), spec))
+            # The new model state is dropped, because a prediction does not change the Learner.
             found = model.apply(params, model_state, xs, train=False, key=key)[0]
+            # While the function is traced, so that the check costs nothing for further batches of this shape.
             _check_rows(found, examples_in(xs))
             return found if divider is None else divider.divided(found)
 
+        # Static, because the shape of the outputs depends on the number of rows before padding.
         self._outputs = jax.jit(outputs, static_argnames="spec")
 
     def __call__(self, core: LearnerCore, data: Any, average: str | None, batch_size: int | None) -> PyTree:
@@ -109,6 +112,7 @@ class Predictor:
     def _fetched(self, outputs: PyTree, examples: int, repeated: int) -> PyTree:
         """Return the outputs for this process's examples on the host, without those of repeated examples."""
         own_rows = self._divider.own_rows if self._divider is not None else lambda leaf, _: np.asarray(leaf)
+        # The last piece repeats examples of the previous one at its beginning; see `Pieces`.
         return jax.tree.map(lambda leaf: own_rows(leaf, examples)[repeated:], outputs)
 
 
@@ -127,6 +131,7 @@ def _batches(
             why="a loader or a list of batches already determines the batch size",
             fix=["leave out `batch_size`", "pass the inputs as an array"],
         )
+    # `map` and `place` keep the order of the batches, so the loader inside is checked.
     source = innermost(data)
     if isinstance(source, ArrayLoader) and source.shuffle:
         raise DataError(
@@ -140,6 +145,7 @@ def _batches(
             why="there would be no outputs for the examples of the last batch",
             fix=["pass the array of inputs: `learner.predict(xs)`", "build the loader with `drop_last=False`"],
         )
+    # Epochs are counted from 1, but the Learner may not have trained yet.
     batches = BatchesOf(data, _WHAT, max(core.state.progress.epoch, 1))
     return _checked(batches, inputs), batches.length
 

@@ -16,6 +16,7 @@ def warn_of_preemption(graph: CallbackGraph, progress: Progress) -> None:
     """
     if any(isinstance(unwrap(declared.callback), FitSummary) for declared in graph.declared):
         return
+    # 143 is the exit code of a process that SIGTERM has ended (128 + 15).
     warn_user(
         f"SIGTERM ended the fit after epoch {progress.epoch}, step {progress.step}, and the program continues after "
         '`fit`. To end the program, write `if learner.stop_reason == "preempted": raise SystemExit(143)` after `fit`.',

@@ -72,6 +72,7 @@ def find_difference(rows: Mapping[str, str]) -> Difference | None:
     process = next((p for p, other in enumerate(checksums) if not np.array_equal(other, checksums[0])), None)
     if process is None:
         return None
+    # The other processes take part in the exchange, but process 0 needs only these two texts.
     own = text if jax.process_index() in (0, process) else ""
     first, other = map(json.loads, Agreement().exchange(own, lambda texts: [texts[0], texts[process]]))
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]

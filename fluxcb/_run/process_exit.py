@@ -90,6 +90,7 @@ class ProcessExit:
                     time.sleep(_LAST)
                     break
                 time.sleep(0.05)
+            # `os._exit` skips the exit handler of `logging`, and discards the buffers of the streams.
             logging.shutdown()
             with contextlib.suppress(OSError, ValueError):
                 sys.stdout.flush()

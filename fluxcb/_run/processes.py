@@ -58,6 +58,7 @@ _CANCELS: tuple[type[Cancel], ...] = (CancelStep, CancelEpoch, RewindFitting, Ca
 _FAILED = len(_CANCELS) + 1
 _PREEMPTED = 2
 _HEADER_BYTES = 3 + 2 * 8  # outcome, signal, length of the message, and two numbers of a rewind
+# At most 255, because one byte of the row contains the length.
 _TEXT_BYTES = 250  # maximum size of a message that is sent to the other processes
 
 
@@ -242,6 +243,7 @@ class SynchronizedEmitter(Emitter):
             schedules = tuple(_agreed_predicate(schedule) for schedule in schedules)
         local = chief_only and not cancels and not any(path[0] in _CARRIED for path in handler.access)
         schedules = tuple(_clock(schedule, local=local) for schedule in schedules)
+        # These handlers make collective calls, whose order is the same in all processes only if no handler overlaps.
         return replace(call, function=function, schedules=schedules, alone=inside or cancels or writes)
 
     def backend(self, declared: Declared, services: Services) -> Any:  # with threads, a `SharedBackend`
@@ -258,6 +260,7 @@ class SynchronizedEmitter(Emitter):
             host_writes = HostWrites(backend, handler.access, self._train, handler.where, self._peers)
             try:
                 returned = function(event, phase, learner)
+            # The values that the handler has written before its cancel remain.
             except (Cancel, PauseFitting):
                 host_writes.agree()
                 raise
@@ -403,6 +406,7 @@ def _gather_outcomes(
     encoded = text.encode()[:_TEXT_BYTES]
     # One array of bytes for everything, because each agreement costs one collective operation per array.
     row = np.zeros(_HEADER_BYTES + _TEXT_BYTES, np.uint8)
+    # The signal is 0 for none, 1 for Ctrl-C, and 2 for SIGTERM or a paused fit.
     row[:3] = number, local_interrupt.requested + local_interrupt.preempted, len(encoded)
     row[3:_HEADER_BYTES] = np.array(back, np.int64).view(np.uint8)
     row[_HEADER_BYTES : _HEADER_BYTES + len(encoded)] = np.frombuffer(encoded, np.uint8)
@@ -410,6 +414,7 @@ def _gather_outcomes(
     # The numbers of outcomes are ordered by severity, and `argmax` returns the first process with the highest one.
     process = int(np.argmax(rows[:, 0]))
     length = int(rows[process, 2])
+    # The limit `_TEXT_BYTES` may have cut a character, whose bytes are ignored.
     message = rows[process, _HEADER_BYTES : _HEADER_BYTES + length].tobytes().decode(errors="ignore")
     before, at_most = map(int, np.frombuffer(rows[process, 3:_HEADER_BYTES].tobytes(), np.int64))
     return int(rows[process, 0]), message, (before, at_most), process, int(rows[:, 1].max())

@@ -129,7 +129,7 @@ class Programs:
         self._windows: dict[TracedStep, tuple[PhasePlan, WindowPlan]] = {}
         self._compiled: dict[_Key, Program] = {}
         self._fields: dict[TracedStep, list[TracedField]] = {}
-        self._first: dict[Phase, PyTree] = {}
+        self._first: dict[Phase, PyTree] = {}  # specs of the first batch, which later ones must have
         self._in_vectors: bool | None = None
         self.chosen: dict[str, ProgramKind] = {}
         self.traces = 0

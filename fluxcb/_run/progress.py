@@ -55,6 +55,7 @@ class Progress:
 
     def count_cancelled(self, *, trains: bool) -> None:
         """Count a step that was cancelled at StepBegin."""
+        # Schedules count training steps over the whole run, and steps of validation within an epoch.
         if trains:
             self.cancelled += 1
         else:

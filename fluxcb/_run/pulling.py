@@ -18,6 +18,7 @@ def pull_batches(stream: BatchStream, length: int, continues_stream: bool, *, se
         Exception: An error of the source, if no batch precedes it; otherwise it is stored and raised later.
     """
     batches: list[Batch] = []
+    # Before the first pull, because the positions of all steps in this window are counted from the mark.
     stream.mark()
     until = time.perf_counter() + seconds
     try:
@@ -31,6 +32,7 @@ def pull_batches(stream: BatchStream, length: int, continues_stream: bool, *, se
                 break
     except BaseException as error:
         if is_interruption(error):
+            # The pass may continue in a later fit, which must not miss these batches.
             stream.push_back(batches)
             raise
         if not batches:
@@ -48,6 +50,7 @@ def return_batches(stream: BatchStream | None, batches: list[Batch]) -> None:
 def expected_steps(stream: BatchStream, limit: int | None, continues_stream: bool) -> int:
     """Return the expected number of steps of an epoch, or 0 if it is unknown."""
     length = stream.batches or 0
+    # Such an epoch can need several passes over the data, so the length of one pass is no limit.
     if continues_stream and limit is not None:
         return limit
     return min(length, limit) if limit is not None and length else length or limit or 0

@@ -19,6 +19,7 @@ _OTHER_EVENT = re.compile(r"\b(?:Fit|Epoch|Step)(?:Begin|End)\b|\bTrigger\b")
 
 def refused_step_write(declared: Declared, path: StatePath, window: Window | None) -> AccessError | None:
     """Return the error for a write to a step value that would also be refused after it is declared, otherwise None."""
+    # A handler that declares the batch can replace it.
     if path[0] != "step" or window is None or path[1] == "batch":
         return None
     if path[:2] in STEP_FLAGS:
@@ -75,6 +76,7 @@ def missing_entry(declared: Declared, path: StatePath, container: Any) -> Missin
     """
     label, where, name = declared.label, declared.where, path[-1]
     hint = did_you_mean(name, part_names(container))
+    # The parts of a hub appear while the training runs, so the fix is a test and not an `init`.
     if is_hub(container):
         return MissingStateError(
             f"{label} reads `{dotted(path)}`, which has no value yet.{hint}",
@@ -133,9 +135,11 @@ def undeclared_fix(declared: Declared, path: StatePath, permission: Permission, 
         )
     if path[0] == "step" and not writes(permission):
         window = state.moment.window
+        # At StepBegin, a window has only the batch.
         exists = window is not None and (window.computed or path[1] == "batch")
         # A fix for `CustomCallback` names the event of the handler.
         return "" if exists else f"handle StepEnd instead, and {_OTHER_EVENT.sub('StepEnd', declare)}"
+    # For an entry that exists, the declaration is sufficient.
     if path[0] == "cbstate" and len(path) == 2 and not _exists(path[1], state):
         if path[1] in PROVIDERS:
             return f"add `{PROVIDERS[path[1]]}()` to the callbacks, which creates it, and {declare}"

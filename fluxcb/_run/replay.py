@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Replay", "Replaying"]
 
-_METRICS = ("metrics_step", "metrics_epoch")
+_METRICS = ("metrics_step", "metrics_epoch")  # which `History.of` reads
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Replaying:
             (True, [1.72, 0.752])
         """
         self._core.refuse_while_running("replay(...)")
-        self._core.ensure_built(self._core.phase_set.training()[0])
+        self._core.ensure_built(self._core.phase_set.training()[0])  # a restore needs a train state to replace
         learner, observers = cast("Learner", self), list(callbacks)
         if bad_step is None:
             pair = _range(steps)
@@ -201,11 +201,11 @@ def _replay(
     """
     core = learner._core
     first, last = steps
-    observers = _observers(core, callbacks)
+    observers = _observers(core, callbacks)  # before the restore, so that an invalid argument changes nothing
     probe = LineageProbe(parse_path(lineage)) if lineage is not None else None
     writes = LineageObserver(probe, first, last) if probe is not None else None
     began, recorded = _checkpoints(Path(path), first if bad_step is None else bad_step[0], last)
-    if began is not None:
+    if began is not None:  # before the observers are added, with which it would be another run
         restore_run(core, began.path, ())
     elif core.state.progress.step:
         raise CheckpointError(
@@ -217,30 +217,32 @@ def _replay(
         bad_step[1](core)
         recorded = None  # a later checkpoint may belong to another branch of the run
     start, end = core.state.progress.step, recorded.step if recorded is not None else last
+    # A checkpoint that was written within an epoch has a position. The replay takes its snapshot at the same moment.
     at_step = recorded is not None and recorded.read(core.snapshots.trees()).host["at"] is not None
     capture = _Capture(end, at_step=at_step)
-    items = learner.callbacks._items
+    items = learner.callbacks._items  # with the `in_order` groups, which iterating would flatten
     disabled = {declared.name for declared in core.graph.declared if declared.disabled}
     additions = [*(_InSteps(observer, first, last) for observer in observers), *([writes] if writes else []), capture]
     try:
-        core.lineage = probe
+        core.lineage = probe  # before `add`, which traces the steps with the probe
         learner.callbacks.add(*additions)
         if writes is not None:
             writes.require_writers()
-        added = {declared.name for declared in core.graph.declared[-len(additions) :]}
+        added = {declared.name for declared in core.graph.declared[-len(additions) :]}  # names can be numbered
         set_disabled(core, disabled.union(silent_names(core.graph, keep=added)))
         core.state.fit.replays = True
         learner.fit(steps=end - start, steps_per_epoch=steps_per_epoch)
         replayed = learner.history
     finally:
-        core.lineage, core.state.fit.replays = None, False
+        core.lineage, core.state.fit.replays = None, False  # before `set`, whose traces must not contain the probe
         learner.callbacks.set(items)
         set_disabled(core, disabled)
+    # The replay also runs the steps from the checkpoint to `first`, and from `last` to the next checkpoint.
     losses = [pair for pair in replayed.per_step.get("training", {}).get("loss", []) if first <= pair[0] <= last]
     differences: list[str] = []
     if recorded is not None:
         differences += _other_losses(core, Path(path), replayed, start)
-        if capture.snapshot is None:
+        if capture.snapshot is None:  # a cancel or SIGTERM has ended the fit before
             differences.append(f"the replay ended at step {core.state.progress.step}: {learner.stop_reason}")
         else:
             differences += _differences(core, recorded, capture.snapshot)
@@ -333,7 +335,7 @@ def _observers(core: LearnerCore, callbacks: list[Any]) -> list[Any]:
 
 def _is_own(core: LearnerCore, declared: Declared, path: Sequence[str], appends: bool) -> bool:
     """Return whether a path is a log, or a value that only this callback creates."""
-    if len(path) < 2:
+    if len(path) < 2:  # a whole part, such as `params` or `control`
         return False
     if path[0] == "cbstate":
         train = core.state.train
@@ -395,6 +397,7 @@ def _other_losses(core: LearnerCore, folder: Path, replayed: History, start: int
         for name, pairs in metrics.items():
             found = dict(replayed.per_step.get(phase, {}).get(name, []))
             for step, value in pairs:
+                # The restored metrics also contain the steps before the checkpoint, which were not replayed.
                 if step > start and step in found and _bits(found[step]) != _bits(value):
                     yield f"{phase}/{name} of step {step} was {value!r}, and is {found[step]!r}"
                     break  # later steps follow from this one
@@ -427,14 +430,14 @@ def _history(core: LearnerCore, host: Mapping[str, Any], arrays: Mapping[str, An
 
 
 def _array(value: Any) -> np.ndarray:
-    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    return np.asarray(jax.random.key_data(value) if is_key(value) else value)  # NumPy cannot hold typed keys
 
 
 def _bits(value: Any) -> Any:
     if value is None:
         return None
     array = _array(value)
-    return array.shape, array.tobytes()
+    return array.shape, array.tobytes()  # as numbers, NaN would differ from itself, and -0.0 would equal 0.0
 
 
 def _size(then: Any, now: Any) -> str:

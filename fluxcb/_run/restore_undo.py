@@ -45,7 +45,7 @@ class RestoreUndo:
         self._counters = {name: getattr(state.progress, name) for name in _COUNTERS}
         self._run_key = state.train.run_key
         self._given_key_text = state.train.given_key_text
-        self._given_hyperparams = dict(state.train.given_hyperparams)
+        self._given_hyperparams = dict(state.train.given_hyperparams)  # a restore updates it in place
         self._fit = dataclasses.replace(state.fit)
         self._cbstate = dict(state.cbstate)
         # Entries and callbacks are encoded and not copied, because `load_state_dict` of an object is the only general

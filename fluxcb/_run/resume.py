@@ -64,6 +64,7 @@ def lock_run(core: LearnerCore) -> None:
         for locked in locks:
             locked.lock()
     except BaseException:
+        # Some of the locks may have been taken. Releasing one that is not held does nothing.
         unlock_run(core)
         raise
 
@@ -134,6 +135,7 @@ def _restore_newest(core: LearnerCore, allow: Collection[str], of_hook: bool) ->
     # The saver verifies checksums and skips damaged checkpoints.
     newest = savers[0].newest_checkpoint()
     if newest is not None:
+        # Before the restore, which replaces the counters that this function reads.
         discarded = [] if of_hook else _discarded(core, newest)
         # `callbacks_as_hook` has no `allow`.
         restore_checkpoint(core, newest, allow=allow, allowing=None if of_hook else _in_fit)
@@ -170,6 +172,7 @@ def warn_of_repeated(fit: FitRecord, epochs: int | None, steps: int | None, *, r
         steps: Its number of steps, or None.
         resumes: Whether it continues the restored fit.
     """
+    # The saved fit began after other steps, so its program may call `fit` several times.
     if resumes and not fit.begun and fit.step:
         fit.within = fit.epoch
     elif fit.within is not None:
@@ -271,6 +274,7 @@ def _read(
             if (of_callbacks and kind == "callbacks") or any(line.startswith(f"{kind}: ") for line in wrong)
         )
         more = (*allow, *kinds)
+        # The fix is shown only if it works, so no difference may remain with it.
         rest, _ = snapshots.differences(checkpoint.about, more)
         if allowing and not rest and not array_differences(*_compared(core, saved, about, more)):
             fix.append(f"if the differences are intended, {allowing(more)}")

@@ -138,6 +138,7 @@ def find_changes(saved: About, program: About, programs: Mapping[str, str], allo
     compares_code = saved["versions"] == program["versions"]
     for name, then in saved["arguments"].items():
         now = program["arguments"].get(name)
+        # If the class differs, the row of the class is enough.
         if now is not None and saved["callbacks"][name] == program["callbacks"][name]:
             changes += _rows(f"callbacks.{name}.", then, now, compares_code=compares_code)
     changes += _rows("optimizer.", saved["optimizer"], program["optimizer"], compares_code=compares_code)

@@ -63,7 +63,7 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
         "unsaved_fields": {d.name: fields for d in declared if (fields := unsaved_fields(d.callback))},
         "optimizer": optimizer,
         "hyperparams": dict(train.given_hyperparams),
-        "key": train.given_key_text,
+        "key": train.given_key_text,  # the program may have assigned another key since
         "data": {name: _data(stream.source) for name, stream in core.streams.items()},
         "phases": core.schedule_of_phases(),
         "programs": core.program_kinds(),
@@ -77,6 +77,7 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
 
 def _data(source: Any) -> dict[str, Any]:
     batches, order = length_of(source), order_of(source)
+    # Without the entry, `find_changes` does not compare the order.
     return {"batches": batches, "order": order} if order else {"batches": batches}
 
 

@@ -43,10 +43,12 @@ def check_same_program(core: LearnerCore) -> None:
     """
     if jax.process_count() == 1:
         return
+    # On a mesh of several processes, even a replicated array is not fully addressable.
     together = not all(leaf.is_fully_addressable for leaf in jax.tree.leaves(core.state.train.carry))
 
     def compare() -> Difference | None:
         # Inside the collective call, so that the other processes learn of an error.
+        # The same row as in `_description`, so that a process with such a mesh differs from one without.
         return find_difference(_description(core) if together else {"mesh": "no mesh of several processes"})
 
     emitter = cast("SynchronizedEmitter", core.engine.emitter)
@@ -67,6 +69,7 @@ def _report_separate(core: LearnerCore) -> None:
             why="the processes save one checkpoint together, which can contain only one model",
             fix="pass `mesh=fluxcb.mesh()` to the Learner",
         )
+    # Later fits of the same training do not repeat the warning.
     if core.state.progress.step == 0:
         warn_user(f"{what} Pass `mesh=fluxcb.mesh()` to the Learner to train one model.", UserWarning)
 
@@ -100,6 +103,7 @@ def _callback_rows(
     A callback whose host handlers only read, such as `ProgressBar`, can be in the list of one process only. The
     arguments of host handlers can differ, because process 0 decides what they write.
     """
+    # With "auto", several processes run single steps only, because each would measure other times.
     entries, fused = traced_entries(core.graph), core.engine.programs.steps_per_call not in ("auto", 1)
     found: dict[Declared, list[BoundHandler]] = {}
     for handler in dict.fromkeys(handler for handlers in core.graph.orders.values() for handler in handlers):
@@ -109,8 +113,10 @@ def _callback_rows(
     for declared, handlers in sorted(found.items(), key=lambda item: item[0].position):
         name = declared.name
         schedules = dict.fromkeys(_schedule_text(schedule) for handler in handlers for schedule in handler.schedules)
+        # The carry contains a switch of each `switchable` callback, which must be the same in all processes.
         parts = [classes[name], *schedules, *["disabled"] * declared.disabled]
         rows[f"callbacks.{name}"] = ", ".join(parts)
+        # Traced handlers use their arguments while the step is traced, so these become constants of the program.
         if any(handler.traced for handler in handlers):
             rows |= {f"callbacks.{name}.{path}": text for path, text in arguments.get(name, {}).items()}
     return rows
@@ -127,6 +133,7 @@ def _determines_steps(handler: BoundHandler, entries: Collection[str], *, fused:
     if handler.traced or may_write_carry(handler.access, entries):
         return True
     if issubclass(handler.event, StepBegin | StepEnd):
+        # `AtWindowEnds` is polled where a window ends for another reason.
         ends_windows = not any(isinstance(schedule, AtWindowEnds) for schedule in handler.schedules)
         return ("control",) in handler.access or (fused and ends_windows)
     # The events between epochs are agreed on without a handler.
@@ -136,6 +143,7 @@ def _determines_steps(handler: BoundHandler, entries: Collection[str], *, fused:
 
 def _schedule_text(schedule: Schedule) -> str:
     """Return a schedule in words, if it consists of numbers. Process 0 decides for conditions and clocks."""
+    # Fields without comparison hold state, such as the time at which a clock was last due.
     parts = [getattr(schedule, field.name) for field in dataclasses.fields(schedule) if field.compare]
     numbers = isinstance(schedule, EverySeconds) or all(part is None or isinstance(part, int) for part in parts)
     return str(schedule) if numbers else type(schedule).__name__

@@ -93,6 +93,7 @@ class Snapshots:
         Args:
             phase: The phase whose epoch is running, or None between two epochs.
         """
+        # Cleared first, so that a save that fails is not repeated at the next moment.
         requests, self._requests = self._requests, {}
         position = self._position(phase) if requests else ()
         due = {save: r.prepare for save, r in requests.items() if r.is_saved is None or not r.is_saved(position)}
@@ -294,6 +295,7 @@ class Snapshots:
             run_key = _key_like(decoder.decode(host["key"], None, "the run's key"), state.train.run_key)
         data = {
             name: decoder.decode(host["data"][name], None, f"the position of `data.{name}`")
+            # A data source that the checkpoint lacks, which the user has allowed, keeps its position.
             for name in self._core.streams
             if name in host["data"] and name not in staying
         }
@@ -314,6 +316,7 @@ class Snapshots:
         # A checkpoint between two steps is never in a stopped window, so `stopped` becomes 0.
         state.train.set_counters(state.progress, **dict.fromkeys(COUNTERS[len(progress) :], 0))
         for name in state.cbstate:
+            # An entry that is missing belongs to a new callback, whose `init` runs again after the restore.
             if name in host["cbstate"]:
                 state.cbstate[name] = _entry(decoder, host["cbstate"][name], state.cbstate[name], f"`cbstate.{name}`")
         lines = []
@@ -355,6 +358,7 @@ class Snapshots:
         try:
             return callback.load_state_dict(saved)
         except Exception as error:
+            # A DeclarationError of the class becomes the text of the ResumeError below, which names the callback.
             if is_interruption(error) or (isinstance(error, FluxcbError) and not isinstance(error, DeclarationError)):
                 error.add_note(f"raised in `load_state_dict` of {label}")
                 raise

@@ -52,6 +52,7 @@ class HostState:
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.train = train
+        # `make_engine` passes objects of other classes if handlers run on threads.
         self.meter = meter if meter is not None else Meter()
         self.progress = Progress()
         self.fit = FitRecord()

@@ -38,6 +38,7 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
     wrong = differences(old, value := with_numbers_as(old, value))
     if wrong:
         fix = f"assign a value with the structure of `learner.{name}`"
+        # The name of the module is sufficient, so Flax does not have to be imported.
         if name == "params" and any(base.__module__.startswith("flax.nnx") for base in type(value).__mro__):
             fix = "assign a dict of arrays: `learner.params = nnx.to_pure_dict(nnx.state(module, nnx.Param))`"
         raise DeclarationError(

@@ -188,6 +188,7 @@ class StateProperties:
     @entry_point
     def params(self, params: PyTree) -> None:
         self._replace("params", params)
+        # After the assignment, because the averages restart at the current parameters.
         restart_averages(self._core.graph, self._state)
 
     @property
@@ -233,6 +234,7 @@ class StateProperties:
 
     def _replace(self, name: str, value: PyTree) -> None:
         self._core.refuse_while_running(f"{name} = ...")
+        # The assigned value may be a returned copy that the user has changed, as the error about such copies suggests.
         self._core.returned.forget()
         set_part(self._state, name, value)
 
@@ -282,7 +284,7 @@ class StateProperties:
         # Entries on the host never run ahead, so a handler may read them if the carry has none.
         if state.train.built and state.train.carry["cbstate"]:
             self._core.refuse_ahead("cbstate")
-        carried_entries = own_copy(state.train.carry["cbstate"]) if state.train.built else {}
+        carried_entries = own_copy(state.train.carry["cbstate"]) if state.train.built else {}  # steps donate these
         return StateView("cbstate", {**state.cbstate, **carried_entries})
 
     @property

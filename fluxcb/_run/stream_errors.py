@@ -24,8 +24,10 @@ def no_batches(name: str, source: Any) -> DataError:
 
 def not_iterable(name: str, source: Any) -> DataError:
     """Return the error for a data source that is a text, or that has no iterator; `name` is its name in messages."""
+    # A string has an iterator, so "cannot be iterated" would be wrong.
     what = "yields no batches" if isinstance(source, str | bytes) else "cannot be iterated"
     fix = ["pass a list of batches, a Grain dataset, or `fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"]
+    # Map-style datasets of PyTorch are like this. Their items can be batches or examples.
     if hasattr(source, "__getitem__") and not isinstance(source, str | bytes | type):
         what = "has `__getitem__`, but no `__iter__`"
         fix = [
@@ -55,6 +57,7 @@ def used_up(name: str, source: Any) -> DataError:
     fix = ["pass something that can be iterated again: a list, a dataset, a class with `__iter__`"]
     if isinstance(source, GeneratorType) and source.gi_code.co_name.isidentifier():  # no generator expression
         function = source.gi_code.co_name
+        # `FunctionSource` calls the function without arguments.
         again = f"lambda: {function}(...)" if source.gi_code.co_argcount else function
         fix.insert(0, f"pass a function that starts it again: `{again}`")
     return DataError(

@@ -109,6 +109,6 @@ class LeftOut:
         number = first - 1
         for _ in range(steps + 1):
             number += 1
-            while number in self.recent:
+            while number in self.recent:  # a batch that was left out has a number, but no step
                 number += 1
         return number

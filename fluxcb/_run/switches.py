@@ -43,6 +43,7 @@ def switch(core: LearnerCore, names: Collection[str], *, on: bool) -> None:
             fix="call it after the epoch, or train with `learner.fit`",
         )
     known = [declared.name for declared in core.graph.declared]
+    # A call without names gets the same error, whose fix lists the names.
     for name in names or ("",):
         if name not in known:
             shown = f"{name!r} is not the name of a callback" if names else "no name was passed"
@@ -51,6 +52,7 @@ def switch(core: LearnerCore, names: Collection[str], *, on: bool) -> None:
                 fix=f"pass some of these names: {', '.join(map(_quoted, known))}" if known else "add callbacks to it",
             )
     before = {declared.name for declared in core.graph.declared if declared.disabled}
+    # An earlier call in this epoch has not been applied yet.
     if core.switching is not None:
         before = set(core.switching)
     after = before.difference(names) if on else before.union(names)
@@ -80,6 +82,7 @@ def apply_switches(core: LearnerCore) -> None:
     if core.switching is None:
         return
     names, core.switching = core.switching, None
+    # Only the calls of these callbacks are replaced, because a new call would restart its clock.
     changed = [declared for declared in core.graph.declared if declared.disabled != (declared.name in names)]
     for declared in changed:
         declared.disabled = declared.name in names
@@ -91,7 +94,9 @@ def apply_switches(core: LearnerCore) -> None:
 
 def end_switches(core: LearnerCore) -> None:
     """Disable the callbacks completely that the fit has disabled. It is called after FitEnd."""
+    # A handler of FitEnd can request a switch as well.
     apply_switches(core)
+    # Their handlers of FitEnd, which were still in the plan, have run.
     ended = [declared.name for declared in core.graph.declared if declared.gets_fit_end]
     for declared in core.graph.declared:
         declared.gets_fit_end = False
@@ -106,6 +111,7 @@ def set_disabled(core: LearnerCore, names: Collection[str]) -> None:
     Raises:
         DeclarationError: A callback cannot be disabled. Nothing has changed then.
     """
+    # A new plan would restart the clocks of all handlers.
     if {declared.name for declared in core.graph.declared if declared.disabled} == set(names):
         return
     _check(core.graph, names)
@@ -150,6 +156,7 @@ def restored_switches(core: LearnerCore, host: Mapping[str, Any]) -> tuple[list[
     now, later = host["disabled"], host["switching"]
     if later is not None and host["at"] is None:  # written between two epochs, so nothing has to wait
         now, later = later, None
+    # The caller restores the state only after this check, so an error changes nothing.
     for names in (now, later or ()):
         _check(core.graph, present.intersection(names))
     return [name for name in now if name in present], None if later is None else frozenset(present.intersection(later))
@@ -181,12 +188,14 @@ def silent_names(graph: CallbackGraph, keep: Collection[str] = ()) -> list[str]:
         keep: Names of callbacks that stay enabled.
     """
     silent = [declared.name for declared in graph.declared if _only_outputs(declared) and declared.name not in keep]
+    # A callback whose values a remaining callback reads has to remain.
     return [name for name in silent if set(dependents(graph, [name])) <= set(silent)]
 
 
 def _only_outputs(declared: Declared) -> bool:
     if not has_switches(declared):
         return False
+    # An entry in a log is output, and does not change the training.
     written = [p for p, permission, _ in declared.accesses() if writes(permission) and not _appends(p, permission)]
     return not written or any(True for _ in declared.callback.output_locations())
 
@@ -221,6 +230,7 @@ def _check(graph: CallbackGraph, names: Collection[str]) -> None:
     enabled = [declared for declared in graph.declared if declared.name not in names]
     for declared in disabled:
         for path in _own_values(graph, declared):
+            # The other writer keeps the value current.
             if any(_may_write(other, path) for other in enabled):
                 continue
             readers = [other for other in enabled if _reads(other, path)]
@@ -233,6 +243,7 @@ def _check(graph: CallbackGraph, names: Collection[str]) -> None:
                     why=f"{readers[0].label} would read a value that no longer changes",
                     fix=[
                         f"disable all of them: {together}",
+                        # If the writer is disabled already, the reader is being enabled.
                         *([f"enable {declared.label} first: {_call('enable', [declared.name])}"] * declared.disabled),
                     ],
                 )
@@ -253,6 +264,7 @@ def dependents(graph: CallbackGraph, names: Collection[str]) -> list[str]:
         writers = [declared for declared in graph.declared if declared.name in found]
         rest = [declared for declared in graph.declared if declared.name not in found]
         paths = [p for d in writers for p in _own_values(graph, d) if not any(_may_write(r, p) for r in rest)]
+        # Repeated until nothing is found, because these callbacks can have dependents themselves.
         new = {reader.name for reader in rest for path in paths if _reads(reader, path)}
         if not new:
             return [declared.name for declared in writers]

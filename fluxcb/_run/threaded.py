@@ -285,6 +285,7 @@ class _Emission:
         except PauseFitting as request:
             try:
                 self._emitter.pause(request, call, self._event)
+            # Outside a fit, `pause` raises the request again. It refuses a handler that does not declare `control`.
             except (PauseFitting, AccessError) as error:
                 self._raised[i] = error
         except BaseException as error:

@@ -85,7 +85,7 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
-        if "\0" in str(path):
+        if "\0" in str(path):  # for which `touch` would raise a ValueError
             raise OSError(None, "no file's name has a null character")
         # Creating a file is the only reliable test, for example on network file systems.
         probe = _beside(path)
@@ -131,6 +131,7 @@ def _text(
 
 
 def _head(kind: Kind) -> str:
+    # `s: t` draws an instant on its own track only. `bp: e` ties the end of an arrow to the span around it.
     scope = {"i": {"s": "t"}, "f": {"bp": "e"}}.get(kind.letter, {})
     fields = {"name": kind.name, "cat": kind.category, "ph": kind.letter, "pid": 1, "tid": kind.track, **scope}
     return _json(fields)[1:-1]

@@ -134,6 +134,7 @@ class TrainState:
             carry = self._carry if self._carry is not None else self.carry
             self._arrays = self._layout = None  # otherwise stale arrays would remain after a call that fails
             return carry if self._new_counters is None else {**carry, "counters": self._new_counters}
+        # Identity first, because an equality test of two layouts compares the shapes of all arrays.
         if self._arrays is None or (self._layout is not layout and self._layout != layout):
             self._arrays, self._layout = layout.pack(self.carry), layout
         return self._arrays
@@ -283,6 +284,7 @@ class TrainState:
             if self._carry is not None:
                 self._carry = {**self._carry, "counters": jax.device_put(counters)}
             return
+        # The property would first transfer counters that wait for the next call, and that are replaced here.
         old = (self._carry or self.carry)["counters"]
         if old.committed:  # keep the placement (device or sharding) that the compiled program expects
             self.carry = {**self.carry, "counters": jax.device_put(counters, old.sharding)}

@@ -27,9 +27,11 @@ def warn_of_single_epoch(core: LearnerCore, steps: int) -> None:
     trained = [phase for phase in core.phase_set.training() if core.stream(phase).batches is None]
     if not trained or core.state.progress.epoch > 0:
         return
+    # A callback with handlers for several training phases is named once.
     waiting = list(dict.fromkeys(_waiting(core)))
     if waiting:
         wait = f"{' and '.join(waiting)} {'waits' if len(waiting) == 1 else 'wait'}"
+        # The suggested call has ten epochs. With fewer than ten steps, `steps_per_epoch` is 1, because `fit` refuses 0.
         warn_user(
             f"`data.{type(trained[0]).name}` has no length. If it never ends, `fit(steps={steps})` is a single epoch, "
             f"and {wait} for its end. To end epochs earlier, pass `steps_per_epoch=`, e.g. "
@@ -59,6 +61,7 @@ def warn_of_restarted_data(core: LearnerCore, phases: Sequence[Phase], call: str
 
 def _waiting(core: LearnerCore) -> Iterator[str]:
     """Yield what acts only after an epoch: validation, watchers of metrics, and savers of checkpoints."""
+    # A phase without data is not validated; see `_validate` in `fit_loop.py`.
     if any(not type(phase).trains and type(phase).name in core.streams for phase in core.phases):
         yield "validation"
     yield from _waiting_callbacks(core)
@@ -69,6 +72,7 @@ def _waiting_callbacks(core: LearnerCore) -> Iterator[str]:
         for handler in core.graph.handlers(Trigger, type(phase)):
             declared = handler.declared
             acts = isinstance(unwrap(declared.callback), RunSaver) or any(declared.callback.watched_metrics())
+            # A schedule without `after_epoch` has a period in steps or seconds, so its handler also runs within epochs.
             within = any(schedule.after_epoch() is None for schedule in handler.schedules)
             if acts and not within and not declared.disabled:
                 yield declared.label
@@ -76,9 +80,11 @@ def _waiting_callbacks(core: LearnerCore) -> Iterator[str]:
 
 def warn_of_missing_trigger(core: LearnerCore, phase: Phase) -> None:
     """Warn that a hand-written loop runs a second epoch of a phase without a Trigger, for which callbacks wait."""
+    # Trigger follows an epoch of training, so a loop may validate several times in between.
     if not type(phase).trains:
         return
     untriggered = core.engine.untriggered
+    # After its first epoch, the loop may still call `trigger`. Its second epoch shows that the call is missing.
     if phase in untriggered and (waiting := list(dict.fromkeys(_waiting_callbacks(core)))):
         warn_user(
             f"The loop runs `learner.run_epoch` of the phase `{type(phase).name}` again without `learner.trigger()` in "
@@ -91,6 +97,7 @@ def warn_of_missing_trigger(core: LearnerCore, phase: Phase) -> None:
 
 def warn_of_metrics_without_epochs(core: LearnerCore) -> None:
     """Warn that a watched training metric has no value, because the program only runs single steps."""
+    # `run_epoch` gives training metrics their values. Before the first step, a missing value is no mistake.
     if core.state.progress.epoch > 0 or core.state.progress.step == 0:
         return
     trained = {type(phase).name for phase in core.phase_set.training()}

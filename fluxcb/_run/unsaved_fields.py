@@ -18,8 +18,10 @@ from fluxcb.checkpoints.savers import RunSaver
 
 __all__ = ["fields_that_begin_again", "unsaved_fields"]
 
+# Limits of the work for one field, because each checkpoint contains a description of all fields.
 _MAX_BYTES = 1 << 20
 _MAX_PARTS = 1000
+# This also ends the recursion if a container contains itself.
 _MAX_DEPTH = 4
 _LONGEST = 40  # characters of a text
 
@@ -35,6 +37,7 @@ def unsaved_fields(callback: Callback) -> dict[str, str]:
     cls = type(callback)
     if cls.state_dict is not Callback.state_dict or cls.__module__.startswith("fluxcb.") or issubclass(cls, RunSaver):
         return {}
+    # Names with this prefix are attributes of the engine, such as the Learner that owns the callback.
     texts = {name: _text(value) for name, value in vars(callback).items() if not name.startswith("_fluxcb_")}
     return {name: text for name, text in texts.items() if text is not None}
 
@@ -57,6 +60,7 @@ def fields_that_begin_again(
         changed = [
             f"`{field}`"
             for field in then
+            # A field that training has created does not exist yet.
             if then[field] != now.get(field, then[field]) and field.removeprefix("_") not in arguments
         ]
         if changed:
@@ -93,10 +97,12 @@ def _text(value: Any, depth: int = 0) -> str | None:
         text = f"{type(value).__name__}[{len(parts)}]({', '.join(kept)})"
     else:
         return None
+    # UTF-8 cannot encode lone surrogates, which a string of Python may contain.
     return text if len(text) <= _LONGEST else f"{len(text)} characters, {_checksum(text.encode(errors='replace'))}"
 
 
 def _array_text(value: Any) -> str | None:
+    # The array may have been donated to a program, or another process may hold a part of it.
     unreadable = isinstance(value, jax.Array) and (value.is_deleted() or not value.is_fully_addressable)
     if unreadable or is_key(value) or value.nbytes > _MAX_BYTES or value.dtype.hasobject:
         return None

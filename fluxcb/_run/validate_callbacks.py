@@ -92,6 +92,7 @@ def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> Non
     """
     for declared in graph.declared:
         for path, permission in declared.access.items():
+            # The path `hyperparams` alone names none that could be missing.
             if path[0] == "hyperparams" and len(path) > 1:
                 writing = isinstance(permission, Write)
                 hyperparams.require(path[1], writing=writing, declared=declared, where=declared.where)

@@ -20,7 +20,7 @@ def warn_about_wide_integers(core: LearnerCore) -> None:
     """
     for phase in core.phases:
         name = type(phase).name
-        batch = known_batch(core, phase) if name in core.streams else None
+        batch = known_batch(core, phase) if name in core.streams else None  # None has no leaves
         for path, leaf in jax.tree.leaves_with_path(batch):
             changed = _changed_integer(leaf)
             if changed is not None:
@@ -31,15 +31,18 @@ def warn_about_wide_integers(core: LearnerCore) -> None:
                     f'`jax.config.update("jax_enable_x64", True)` at the start of the program.',
                     UserWarning,
                 )
+                # The fix is the same for all arrays of a source, so one warning is enough.
                 break
 
 
 def _changed_integer(leaf: object) -> tuple[int, int] | None:
     """Return an integer of an array that JAX would change, and what it would become, or None."""
+    # An empty array has no extremes. JAX arrays have been converted already.
     if not (isinstance(leaf, np.ndarray) and leaf.size and np.issubdtype(leaf.dtype, np.integer)):
         return None
     dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
     limits = np.iinfo(dtype)
+    # With `jax_enable_x64`, JAX keeps the dtype, and the array is not read.
     for extreme in (leaf.max(), leaf.min()) if dtype != leaf.dtype else ():
         if not limits.min <= extreme <= limits.max:
             return int(extreme), int(extreme.astype(dtype))
