@@ -181,12 +181,15 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
     # By default, Optax would also inject the numeric defaults. They would then be arrays of the program, and the
     # results could differ in the last bits from those of the plain optimizer.
     static = [name for name in parameters if name not in arguments]
-    for name, value in arguments.items():
+    for name, value in list(arguments.items()):
         # An integer such as `memory_size` of `optax.lbfgs` is often a size, which an array cannot be.
         # The annotation is a text in modules with `from __future__ import annotations`.
         is_integer = name in parameters and parameters[name].annotation in (int, "int") and not callable(value)
         if is_integer or (callable(value) and not _is_schedule(value)):
             static.append(name)
+        elif isinstance(value, int | np.integer) and not isinstance(value, bool):
+            # `hyperparam_dtype` does not apply to integers, and an int32 array could not be set to 0.1 later.
+            arguments[name] = float(value)
     return optax.inject_hyperparams(factory, static_args=static, hyperparam_dtype=jnp.float32)(**arguments)
 
 
@@ -223,7 +226,8 @@ class HyperparamIndex:
         self._optimizer = optimizer
         found: dict[str, list[tuple[str, int]]] = {}  # by name: the group and the index of each occurrence
         scheduled: set[tuple[str, str]] = set()
-        for index, (path, _) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
+        integers: set[int] = set()
+        for index, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(opt_state)[0]):
             # The state is searched by its pytree paths, because wrappers such as `optax.chain` nest it at any depth.
             for at, (field, entry) in enumerate(itertools.pairwise(path)):
                 # Optax uses these field names. A parameter that happens to have the same name is a DictKey.
@@ -231,11 +235,14 @@ class HyperparamIndex:
                     group = ".".join(str(key.key) for key in path[:at] if isinstance(key, jax.tree_util.DictKey))
                     if field.name == "hyperparams":
                         found.setdefault(entry.key, []).append((group, index))
+                        if jnp.issubdtype(leaf.dtype, jnp.integer):
+                            integers.add(index)
                     # Optax keeps a state for each hyperparameter that has a schedule.
                     elif field.name == "hyperparams_states":
                         scheduled.add((group, entry.key))
         self._places: dict[str, list[int]] = {}
         self._scheduled: set[str] = set()
+        self._integers: set[str] = set()
         for name, places in found.items():
             for group, index in places:
                 # A name that occurs once stays short, so that callbacks work with most optimizers without
@@ -244,6 +251,8 @@ class HyperparamIndex:
                 self._places.setdefault(qualified, []).append(index)
                 if (group, name) in scheduled:
                     self._scheduled.add(qualified)
+                if index in integers:
+                    self._integers.add(qualified)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -260,7 +269,8 @@ class HyperparamIndex:
             where: The location at which it is needed.
 
         Raises:
-            MissingStateError: It does not exist, occurs several times, or has its own schedule.
+            MissingStateError: It does not exist, occurs several times, has its own schedule, or is written although
+                it is an integer.
         """
         places, label = self._places.get(name, []), declared.label
         if not places:
@@ -281,6 +291,15 @@ class HyperparamIndex:
                 where=where,
                 why="the next update would overwrite the written value",
                 fix=f"inject a number instead of the schedule: `{origin_of(self._optimizer, (plain,)).call(plain)}`",
+            )
+
+        if writing and name in self._integers:
+            plain = name.rpartition(".")[2]
+            raise MissingStateError(
+                f"{label} writes `hyperparams.{name}`, which is an integer.",
+                where=where,
+                why="written values would be rounded to integers, and 0.1 would become 0",
+                fix=f"begin with a float in the optimizer, e.g. `{plain}=1.0` instead of `{plain}=1`",
             )
 
     def undeclared_fix(self, name: str, permission: Permission, declared: Accessor) -> str:

@@ -209,7 +209,14 @@ def phase_fields(phase: Phase) -> list[TracedField]:
 
 def loss_variables(loss_fn: Any) -> list[TracedField]:
     """Return the variables that a loss function reads, before it is traced."""
-    advice = "To change the value during training, pass it in the batch, for example with `fluxcb.data.map`."
+    # fluxcb reads batches many steps ahead, but never beyond the end of an epoch.
+    advice = (
+        "To change the value at the end of epochs, change it at EpochEnd, and pass it in the batch, for example with "
+        "`fluxcb.data.map`. To change it at steps, keep it in an entry of `learner.cbstate`, and read the entry in the "
+        "step of a phase, which names it in `uses`."
+    )
+    if isinstance(call := getattr(loss_fn, "__call__", None), MethodType):  # noqa: B004 - the method is needed
+        loss_fn = call  # a callable object
     # `variables_of` returns nothing for a bound method.
     variables = _variables(getattr(loss_fn, "__func__", loss_fn), "the loss function", advice)
     owner = getattr(loss_fn, "__self__", None)

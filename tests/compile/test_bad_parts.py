@@ -265,6 +265,28 @@ def test_hyperparameter_with_own_schedule_raises():
     )
 
 
+def test_writing_to_integer_hyperparameter_raises():
+    def with_rate(rate):
+        return optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
+
+    assert fails(MissingStateError, Schedules(), optimizer=with_rate(1)) == (
+        "Schedules() writes `hyperparams.learning_rate`, which is an integer.\n"
+        f"  where: Schedules.stateaccess  {at(Schedules.stateaccess)}\n"
+        "  why:   written values would be rounded to integers, and 0.1 would become 0\n"
+        "  fix:   begin with a float in the optimizer, e.g. `learning_rate=1.0` instead of `learning_rate=1`"
+    )
+    fixed = testlearner(Schedules(), optimizer=with_rate(1.0))
+    fixed.fit(1)
+    assert float(fixed.hyperparams["learning_rate"]) == np.float32(0.1)
+
+
+def test_inject_makes_a_float_of_an_integer():
+    learner = testlearner(Schedules(), optimizer=inject(optax.sgd, learning_rate=1))
+    assert float(learner.hyperparams["learning_rate"]) == 1.0
+    learner.fit(1)
+    assert float(learner.hyperparams["learning_rate"]) == np.float32(0.1)
+
+
 def test_duplicate_hyperparameter_raises():
     twice = optax.chain(inject(optax.sgd, learning_rate=0.1), inject(optax.sgd, learning_rate=0.1))
     assert fails(MissingStateError, Schedules(), optimizer=twice) == (

@@ -547,9 +547,20 @@ def attribute_of_own_object(monkeypatch):
     return agent.loss, agent.decay, "`self.weight` of Agent", (1.0, 0.0)
 
 
+class CalledLoss(Agent):
+    def __call__(self, outputs, ys):
+        return self.loss(outputs, ys)
+
+
+def attribute_of_called_object(monkeypatch):
+    loss = CalledLoss()
+    return loss, loss.decay, "`self.weight` of CalledLoss", (1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     "make",
     [
+        attribute_of_called_object,
         global_variable,
         variable_of_called_function,
         variable_of_enclosing_function,
@@ -575,7 +586,9 @@ def test_variable_that_changes_after_loss_function_used_it_is_a_warning_once(mak
     used = "the earlier value" if values is None else values[0]
     assert [str(warning.message) for warning in caught] == [
         f"{what} {before}, but the loss function still uses {used}, which is a constant of the compiled step. To "
-        "change the value during training, pass it in the batch, for example with `fluxcb.data.map`."
+        "change the value at the end of epochs, change it at EpochEnd, and pass it in the batch, for example with "
+        "`fluxcb.data.map`. To change it at steps, keep it in an entry of `learner.cbstate`, and read the entry in the "
+        "step of a phase, which names it in `uses`."
     ]
     assert moves(trained)
     # The suggested fix.

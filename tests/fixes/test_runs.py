@@ -141,6 +141,19 @@ ROWS = [
         )
         for event, kind in (("StepEnd", DeclarationError), ("BackwardEnd", TraceError))
     ),
+    row(
+        "writes `hyperparams.learning_rate`, which is an integer.",
+        """
+        learner = learner(optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=1))
+        learner.hyperparams["learning_rate"] = 0.1
+        """,
+        """
+        learner = learner(optimizer=optax.inject_hyperparams(optax.sgd)(learning_rate=1.0))
+        learner.hyperparams["learning_rate"] = 0.1
+        learner.fit(1)
+        """,
+        kind=MissingStateError,
+    ),
     # data
     row(
         "cannot be iterated",

@@ -20,6 +20,7 @@ from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.progress.console import console_for, show_block
 from fluxcb.callbacks.progress.printer import MetricsPrinter
 from fluxcb.callbacks.progress.progress import ProgressBar
+from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver
 from fluxcb.checkpoints.savers import RunSaver
 from fluxcb.logging.consoles import text_file
 
@@ -204,6 +205,9 @@ def _locations(callbacks: Any) -> Iterator[str]:
     """Yield the locations that the callbacks have written to, without duplicates."""
     seen: set[str] = set()
     for callback in callbacks:
+        saver = unwrap(callback)
+        if isinstance(saver, SnapshotSaver) and not saver.has_checkpoint():
+            continue  # its directory has only the file of the lock
         for location in callback.output_locations():
             shown = shown_path(str(location)) if isinstance(location, Path) else location
             if shown not in seen and (not isinstance(location, Path) or location.exists()):

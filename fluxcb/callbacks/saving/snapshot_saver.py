@@ -106,9 +106,12 @@ class SnapshotSaver(Callback, RunLock):
         self._run, self._resumed = state["run"], True
 
     def output_locations(self) -> Iterable[Path | str]:
-        """Return the directory, if it has a checkpoint or one is being written."""
-        # Without a checkpoint, the directory has only the file of the lock.
-        return (self.folder,) if self._pending is not None or self.entries() else ()
+        """Return the directory."""
+        return (self.folder,)
+
+    def has_checkpoint(self) -> bool:
+        """Return whether the directory has a checkpoint or one is being written."""
+        return self._pending is not None or bool(self.entries())
 
     # -- a fit ------------------------------------------------------------------------------
 
