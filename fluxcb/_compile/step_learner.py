@@ -44,6 +44,9 @@ class _StepNames:
         object.__setattr__(self, "_state", state)
 
     def __getattr__(self, name: str) -> Any:
+        # Copying and inspection look up special methods, and expect an AttributeError.
+        if name.startswith("__"):
+            raise AttributeError(name)
         values = self._state.values
         if ("step", name) not in values:
             known = [p[1] for p in values if p[0] == "step"]

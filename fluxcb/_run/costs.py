@@ -188,7 +188,7 @@ def handler_notes(core: LearnerCore) -> HandlerCosts:
     """
     notes: dict[tuple[str, str, type[Phase]], str] = {}
     for costs in (_phase(core, *known) for known in _steps(core)):
-        whole = costs.step.whole.flops
+        whole = costs.step.whole.flops or 1.0  # a step without arithmetic has handlers without FLOPs
         named = [(h, f"{part.cost.flops / whole:.1%} of the FLOPs") for part in costs.parts for h in part.handlers]
         named += [(read.handler, f"fetches {read.each:,} bytes per step") for read in costs.reads if read.each]
         # `graph.render` looks up the costs of a handler by this key.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fluxcb._calls import Constructed, entry_point
@@ -442,6 +443,6 @@ def _bits(value: Any) -> Any:
 
 def _size(then: Any, now: Any) -> str:
     """Return the largest difference of two arrays of numbers in words, or an empty string."""
-    if now is None or not np.issubdtype(_array(then).dtype, np.inexact):
+    if now is None or not jnp.issubdtype(_array(then).dtype, jnp.inexact):
         return ""
     return f" by up to {np.max(np.abs(_array(then).astype(np.float64) - _array(now).astype(np.float64))):.2g}"

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fluxcb._declare.described import CODE
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._terminal import escape_line
@@ -176,8 +178,9 @@ def _rows(
 
 
 def _numbers(values: Iterable[Any]) -> str:
-    # The values are those of float32, whose shortest text has at most 9 digits.
-    return ", ".join(f"{value:.8g}" if isinstance(value, int | float) else str(value) for value in values)
+    # The values are those of float32. NumPy writes as many digits as tell them apart, at most 9: 0.1, not 0.100000001.
+    numbers = (float(str(np.float32(value))) if isinstance(value, float) else value for value in values)
+    return ", ".join(f"{value:.9g}" if isinstance(value, int | float) else str(value) for value in numbers)
 
 
 def explained(changes: Collection[Change], *, can_allow: bool) -> str:

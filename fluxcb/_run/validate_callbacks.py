@@ -253,10 +253,11 @@ def _warn_inert(graph: CallbackGraph) -> None:
         if _chooses_handlers(cls):
             continue
         # A warning and not an error, because the method may be a helper that other code calls.
-        if cls not in unmarked_methods:
+        known = cls in unmarked_methods
+        if not known:
             unmarked_methods[cls] = unmarked(cls)
         if forgotten := unmarked_methods[cls]:
-            for name in (function.__name__ for function in forgotten):
+            for name in () if known else (function.__name__ for function in forgotten):
                 _warn(
                     f"`{cls.__name__}.{name}` has the parameters of a handler, but it is not marked with `@on`, so "
                     f"fluxcb does not call it. Write e.g. `@on(StepEnd, TrainingPhase)` above `def {name}`. If other "

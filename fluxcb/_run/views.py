@@ -164,8 +164,9 @@ class _View:
     def __repr__(self) -> str:
         return repr(self._target)
 
-    def __reduce__(self) -> Any:
-        return self._target.__reduce__()
+    # `copy` and `pickle` call this method. `dict.__reduce__` and `list.__reduce__` would raise an error.
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._target.__reduce_ex__(protocol)
 
 
 @functools.cache

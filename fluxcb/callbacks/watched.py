@@ -23,10 +23,15 @@ __all__ = [
 ]
 
 # "score" is in neither list, because a low Brier score or FID score is good.
-_HIGH_IS_GOOD = frozenset(
-    ("acc", "accuracy", "auc", "auroc", "bleu", "dice", "f1", "iou", "map", "miou", "ndcg", "precision", "r2", "recall")
-)
-_LOW_IS_GOOD = frozenset(("err", "error", "loss"))  # `dice_loss`, `iou_loss`, `recall_error`
+# fmt: off
+_HIGH_IS_GOOD = frozenset((
+    "acc", "accuracy", "ap", "auc", "auprc", "auroc", "bleu", "correct", "dice", "elbo", "f1", "hit", "hits", "iou",
+    "jaccard", "kappa", "likelihood", "map", "mcc", "miou", "mrr", "ndcg", "precision", "psnr", "r2", "recall",
+    "return", "returns", "reward", "rewards", "rouge", "sensitivity", "specificity", "ssim",
+))
+# fmt: on
+# `dice_loss`, `recall_error`, `negative_log_likelihood`, `one_minus_accuracy`
+_LOW_IS_GOOD = frozenset(("err", "error", "loss", "minus", "neg", "negative"))
 _QUALIFIERS = frozenset(("val", "validation", "valid", "test", "train", "training", "top1", "top5"))
 
 
@@ -136,10 +141,10 @@ class Watched(Constructed):
         """Whether low (`min`) or high (`max`) values are good, derived from the metric's name.
 
         The part of the name after the last slash is split into lowercase words at underscores, dashes and other
-        punctuation. High values are good if one of the words is `acc`, `accuracy`, `auc`, `auroc`, `bleu`, `dice`,
-        `f1`, `iou`, `map`, `miou`, `ndcg`, `precision`, `r2` or `recall`, unless another one is `loss`, `error` or
-        `err`. Low values are good for every other name. `EarlyStopping`, `ReduceLROnPlateau` and `Checkpointer` use
-        this mode if their `mode` argument is not given.
+        punctuation. High values are good if one of the words is the usual name of a score, such as `acc`, `accuracy`,
+        `auc`, `f1`, `iou`, `recall` or `reward`, unless another one is `loss`, `error`, `err`, `minus`, `neg` or
+        `negative`, or the name begins as `1-accuracy` does. Low values are good for every other name. `EarlyStopping`,
+        `ReduceLROnPlateau` and `Checkpointer` use this mode if their `mode` argument is not given.
 
         Example:
             >>> for name in ("validation/accuracy", "top5_acc", "precision@5", "loss", "dice_loss"):
@@ -155,8 +160,10 @@ class Watched(Constructed):
     @property
     def known_mode(self) -> Literal["min", "max"] | None:
         """The mode that the metric's name implies, or None for a name that `default_mode` does not know."""
-        words = set(re.split(r"[\W_]+", self.metric.rpartition("/")[2].lower()))
-        if words & _LOW_IS_GOOD:
+        name = self.metric.rpartition("/")[2].lower()
+        words = set(re.split(r"[\W_]+", name))
+        subtracted = re.match(r"1\s*-\s*([^\W_]+)", name)  # not "shot" in `1-shot_accuracy`
+        if words & _LOW_IS_GOOD or (subtracted and subtracted[1] in _HIGH_IS_GOOD):
             return "min"
         return "max" if words & _HIGH_IS_GOOD else None
 

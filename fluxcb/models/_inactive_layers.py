@@ -37,7 +37,11 @@ class LayerModes:
         for modes in self._modes.values():
             modes.clear()
 
-    def warn(self, module: Any) -> None:
+    def evaluating(self, layer: str) -> bool:
+        """Return whether a layer was called, and always in evaluation mode."""
+        return self._modes[layer] == {True}
+
+    def warn(self, module: Any) -> bool:
         """Warn if the layers of a module without a train flag were in evaluation mode.
 
         Nothing else would show that the flag of the module has an unknown name. There is no warning if only some layers
@@ -46,18 +50,36 @@ class LayerModes:
 
         Args:
             module: The module, or its class.
+
+        Returns:
+            Whether there was a warning.
         """
         kind = module if isinstance(module, type) else type(module)
         options = mode_options(kind.__call__)
-        for layer, option in OPTIONS.items():
-            if self._modes[layer] == {True} and (options or layer == "Dropout"):
-                warn_user(
-                    f"In training, the {self._library} module `{kind.__qualname__}` calls `{self._prefix}.{layer}` "
-                    f"with `{option}=True`, because fluxcb knows no train flag of its call. "
-                    f"{self._advice(kind.__qualname__, option, options)}",
-                    UserWarning,
-                )
-                return
+        for layer in OPTIONS:
+            if self.evaluating(layer) and (options or layer == "Dropout"):
+                self._warn(layer, kind, options)
+                return True
+        return False
+
+    def warn_of(self, layer: str, module: Any, options: dict[str, bool]) -> None:
+        """Warn that a layer was in evaluation mode.
+
+        Args:
+            layer: The layer.
+            module: The module.
+            options: The booleans of the call of the module that change the mode, with their defaults.
+        """
+        self._warn(layer, type(module), options)
+
+    def _warn(self, layer: str, kind: type, options: dict[str, bool]) -> None:
+        option = OPTIONS[layer]
+        warn_user(
+            f"In training, the {self._library} module `{kind.__qualname__}` calls `{self._prefix}.{layer}` with "
+            f"`{option}=True`, because fluxcb knows no train flag of its call. "
+            f"{self._advice(kind.__qualname__, option, options)}",
+            UserWarning,
+        )
 
     def _advice(self, name: str, option: str, options: dict[str, bool]) -> str:
         call = f"{name}.__call__"

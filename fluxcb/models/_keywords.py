@@ -39,13 +39,18 @@ def accepted_keywords(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(parameter.name for parameter in parameters if parameter.kind in by_keyword)
 
 
-def boolean_options(function: Callable[..., Any]) -> dict[str, bool]:
-    """Return the parameters of `function` whose defaults are bools, with the defaults."""
+def defaults_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the parameters of `function` that have a default, with the defaults."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return {}
-    return {parameter.name: parameter.default for parameter in parameters if isinstance(parameter.default, bool)}
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
+
+
+def boolean_options(function: Callable[..., Any]) -> dict[str, bool]:
+    """Return the parameters of `function` whose defaults are bools, with the defaults."""
+    return {name: default for name, default in defaults_of(function).items() if isinstance(default, bool)}
 
 
 def mode_options(function: Callable[..., Any]) -> dict[str, bool]:

@@ -149,12 +149,13 @@ class LinenAdapter:
         variables = {"params": params, **model_state}
         mutable = list(model_state) if train else []
         keywords = {"rngs": self._rngs(key, train), **self._keywords(train)}
+        apply = functools.partial(self._module.apply, variables, xs, mutable=mutable or False, **keywords)
         unset = train and self._flag is None
-        noticing = noticing_inactive_layers(self._module) if unset else contextlib.nullcontext()
+        noticing = noticing_inactive_layers(self._module, apply) if unset else contextlib.nullcontext()
         with naming_streams(self._module, self._streams, self._flag, train), noticing:
             if not mutable:
-                return self._module.apply(variables, xs, **keywords), model_state
-            outputs, updated = self._module.apply(variables, xs, mutable=mutable, **keywords)
+                return apply(), model_state
+            outputs, updated = apply()
         return outputs, {**model_state, **core.unfreeze(updated)}
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:

@@ -67,6 +67,8 @@ def of(**phases):
         ),
         ("max", "mAP mean_iou miou r2 r2_score validation/accuracy test/loss/accuracy dice bleu ndcg@5"),
         ("min", "loss error mse perplexity score brier_score accuracy/loss inaccuracy accelerate mapping f10 top/5"),
+        ("max", "kappa cohen_kappa mcc auprc psnr ssim hit_rate hits@10 reward log_likelihood elbo 1-shot_acc mrr"),
+        ("min", "1-accuracy 1-acc_top5 one_minus_accuracy negative_log_likelihood neg_accuracy incorrect miss_rate"),
         ("min", "dice_loss iou_loss map_error recall_err accuracy_loss validation/loss 損失"),
     ],
 )

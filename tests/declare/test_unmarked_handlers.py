@@ -187,9 +187,9 @@ class Shows(Callback):
         self.shown = True
 
 
-def test_unannotated_method_warns_when_learner_is_built():
+def test_unannotated_method_warns_once_when_learner_is_built():
     with pytest.warns(UserWarning, match="parameters of a handler") as caught:
-        testlearner(Shows())
+        testlearner(Shows(), Shows())
     assert [(str(warning.message), warning.filename) for warning in caught] == [
         (
             "`Shows.show` has the parameters of a handler, but it is not marked with `@on`, so fluxcb does not call "

@@ -301,6 +301,26 @@ class ShortName(nn.Module):
         return nn.Dense(2)(nn.BatchNorm(use_running_average=use_ra)(x))
 
 
+class Learns(nn.Module):
+    """The name of the option does not say that it selects a mode. Another option changes only the outputs."""
+
+    @nn.compact
+    def __call__(self, x, wide=False, learn=False):
+        return nn.Dense(4 if wide else 2)(nn.BatchNorm(use_running_average=not learn)(x))
+
+
+class Freezes(nn.Module):
+    @nn.compact
+    def __call__(self, x, frozen=True):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=frozen)(x))
+
+
+class ByName(nn.Module):
+    @nn.compact
+    def __call__(self, x, stage="eval"):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average={"eval": True, "train": False}[stage])(x))
+
+
 class FieldDropout(nn.Module):
     deterministic: bool = True
 
@@ -333,6 +353,25 @@ class FieldDropout(nn.Module):
             "If `use_ra` is true in evaluation, rename this parameter of `ShortName.__call__` to `deterministic`.",
         ),
         (
+            Learns(),
+            "nn.BatchNorm",
+            "use_running_average",
+            "If `learn` is true in training, pass `fluxcb.models.linen(module, 'learn')` as the model, or rename this "
+            "parameter to one of train, training, is_training, is_train.",
+        ),
+        (
+            Freezes(),
+            "nn.BatchNorm",
+            "use_running_average",
+            "If `frozen` is true in evaluation, rename this parameter of `Freezes.__call__` to `deterministic`.",
+        ),
+        (
+            ByName(),
+            "nn.BatchNorm",
+            "use_running_average",
+            "Add a parameter `train` to `ByName.__call__`, and write `use_running_average=not train`.",
+        ),
+        (
             FieldDropout(),
             "nn.Dropout",
             "deterministic",
@@ -359,7 +398,7 @@ class Deterministic(nn.Module):
 
 
 def test_suggested_fixes_turn_the_layers_on():
-    for model in (linen(Deterministic()), linen(LearningNorm(), "is_training_mode")):
+    for model in (linen(Deterministic()), linen(LearningNorm(), "is_training_mode"), linen(Learns(), "learn")):
         params, state = model.init(KEY, XS)
         trained, _ = model.apply(params, state, XS, train=True, key=KEY)
         evaluated, _ = model.apply(params, state, XS, train=False, key=KEY)

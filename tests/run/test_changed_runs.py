@@ -118,6 +118,18 @@ def test_rate_that_program_assigns_before_it_resumes_is_its_rate(tmp_path):
     assert rows_of(warned) == {"hyperparams.learning_rate": ("0.25", "0.5", "saved")}
 
 
+def test_reported_numbers_differ_if_the_numbers_do(tmp_path):
+    """Some neighbors in float32 have the same 8 digits."""
+    rate = np.float32(0.11270241)
+    after = np.nextafter(rate, np.float32(1))
+    assert f"{rate:.8g}" == f"{after:.8g}"
+    falling(Checkpointer(tmp_path), optimizer=rates(float(rate))).fit(1)
+    learner = falling(Checkpointer(tmp_path), optimizer=rates(float(after)))
+    (warned,) = warned_by(lambda: learner.fit(2, resume=True))
+    (saved, program, _) = rows_of(warned)["hyperparams.learning_rate"]
+    assert (np.float32(saved), np.float32(program)) == (rate, after)
+
+
 def test_rates_of_groups_are_compared_one_by_one(tmp_path):
     def program(first, second):
         parts = optax.named_chain(("first", rates(first)), ("second", rates(second)))

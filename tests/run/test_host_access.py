@@ -3,6 +3,7 @@
 import collections
 import operator
 import os
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -502,3 +503,11 @@ def test_views_cannot_be_bypassed(change):
     view = read_only(held, refuse)
     assert [list(values) for values in view["nested"].values()] == [[1]]
     assert list(view["queue"]) == [1, 2]
+
+
+@pytest.mark.parametrize("held", [{"a": [1]}, [1, 2], {1, 2}, collections.deque([1, 2])])
+def test_pickled_view_is_a_copy_of_its_object(held):
+    view = read_only(held, lambda: AccessError("no"))
+    copied = pickle.loads(pickle.dumps(view))
+    assert type(copied) is type(held)
+    assert copied == held
