@@ -193,6 +193,7 @@ class LearnerCore:
             # Without the shape of a batch there are no parameters, which `init` may read. The graph has been checked;
             # `ensure_built` does the rest at the first batch.
             self.graph = graph
+            self.snapshots.unsaved_fields.watch(graph)
             self._waiting_for_batch = True
             return
         backends = {d.position: self.engine.emitter.backend(d, self._services) for d in graph.declared}
@@ -216,6 +217,7 @@ class LearnerCore:
             # `object.__setattr__` is needed for callbacks that are frozen dataclasses.
             object.__setattr__(unwrap(declared.callback), "_fluxcb_owner", weakref.ref(self))
         self.graph = graph
+        self.snapshots.unsaved_fields.watch(graph)
         self._waiting_for_batch = False
         self._mark_positions()
 

@@ -12,7 +12,6 @@ from fluxcb._run.fit_record import FitRecord
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.run_changes import DIFFERENCES, Change, allows, check_allowed, explained, reordered
 from fluxcb._run.switches import restored_switches, set_disabled
-from fluxcb._run.unsaved_fields import fields_that_begin_again
 from fluxcb._terminal import escape_line
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
@@ -320,7 +319,7 @@ def _put_back(
     owned = isinstance(checkpoint, FolderCheckpoint)
     lines = core.snapshots.restore(snapshot, staying, adopt=owned, changed_hyperparams=changed, changed_key=key)
     if not core.state.fit.begun:  # a fit in this process has changed the fields
-        again = fields_that_begin_again(core.graph, snapshot.about, core.snapshots.about())
+        again = core.snapshots.unsaved_fields.that_begin_again(snapshot.about.get("unsaved_fields", {}))
         lines += [f"callbacks.{name}: {clause}" for name, clause in again]
     core.initialize_again({*snapshot.trees["cbstate"], *snapshot.host["cbstate"]})
     if switches is not None:

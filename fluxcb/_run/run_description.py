@@ -16,7 +16,6 @@ from fluxcb._declare.described import Description
 from fluxcb._declare.phases import Phase
 from fluxcb._run.batch_stream import BatchStream
 from fluxcb._run.state import HostState
-from fluxcb._run.unsaved_fields import unsaved_fields
 from fluxcb.data.sources import length_of, order_of
 
 __all__ = ["SnapshotSource", "describe_run"]
@@ -46,12 +45,15 @@ class SnapshotSource(Protocol):
         ...
 
 
-def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]:
+def describe_run(
+    core: SnapshotSource, optimizer: Description, unsaved_fields: Mapping[str, Mapping[str, str]]
+) -> dict[str, Any]:
     """Return a description of the run: callbacks, optimizer, data, phases, programs, versions, and devices.
 
     Args:
         core: The core of the Learner.
         optimizer: The description of the optimizer.
+        unsaved_fields: The fields of callbacks that the checkpoint does not contain; see `UnsavedFields.changed`.
     """
     declared, train = core.graph.declared, core.state.train
     arguments = {d.name: getattr(d.callback, "_fluxcb_arguments", None) for d in declared}
@@ -60,7 +62,7 @@ def describe_run(core: SnapshotSource, optimizer: Description) -> dict[str, Any]
         "layouts": {d.name: f"({text})" for d in declared if (text := unwrap(d.callback).carried_layout)},
         # Copies of callbacks do not know the arguments with which the original was constructed.
         "arguments": {name: found for name, found in arguments.items() if found is not None},
-        "unsaved_fields": {d.name: fields for d in declared if (fields := unsaved_fields(d.callback))},
+        "unsaved_fields": unsaved_fields,
         "optimizer": optimizer,
         "hyperparams": dict(train.given_hyperparams),
         "key": train.given_key_text,  # the program may have assigned another key since

@@ -24,6 +24,7 @@ from fluxcb._run.run_changes import Change, allows, check_allowed_names, find_ch
 from fluxcb._run.run_description import SnapshotSource, describe_run
 from fluxcb._run.snapshot_arrays import host_copies, placed_like
 from fluxcb._run.train_state import key_text
+from fluxcb._run.unsaved_fields import UnsavedFields
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.snapshot import Snapshot, text_of
 
@@ -55,6 +56,7 @@ class Snapshots:
         self._core = core
         self._between_steps = between_steps
         self._requests: dict[Saver, _Request] = {}
+        self.unsaved_fields = UnsavedFields()
 
     def request(self, save: Saver, is_saved: IsSaved | None = None, prepare: Callable[[], None] | None = None) -> None:
         """Request a snapshot after all handlers of the moment: between two steps, or two epochs.
@@ -174,7 +176,7 @@ class Snapshots:
 
     def about(self) -> dict[str, Any]:
         """Return a description of the run; see `describe_run`."""
-        return describe_run(self._core, self._optimizer)
+        return describe_run(self._core, self._optimizer, self.unsaved_fields.changed())
 
     @functools.cached_property
     def _optimizer(self) -> Description:

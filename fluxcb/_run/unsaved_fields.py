@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from fluxcb._compile.arrays import is_key
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb.checkpoints.savers import RunSaver
 
-__all__ = ["fields_that_begin_again", "unsaved_fields"]
+__all__ = ["UnsavedFields", "unsaved_fields"]
 
 # Limits of the work for one field, because each checkpoint contains a description of all fields.
 _MAX_BYTES = 1 << 20
@@ -33,7 +32,6 @@ def unsaved_fields(callback: Callback) -> dict[str, str]:
     that they need, and savers hold the checkpoints. Fields with values other than numbers, strings, arrays, random
     generators, and containers of these are left out.
     """
-    callback = unwrap(callback)
     cls = type(callback)
     if cls.state_dict is not Callback.state_dict or cls.__module__.startswith("fluxcb.") or issubclass(cls, RunSaver):
         return {}
@@ -42,41 +40,52 @@ def unsaved_fields(callback: Callback) -> dict[str, str]:
     return {name: text for name, text in texts.items() if text is not None}
 
 
-def fields_that_begin_again(
-    graph: CallbackGraph, about: Mapping[str, Any], program: Mapping[str, Any]
-) -> Iterator[tuple[str, str]]:
-    """Yield the name of each callback whose unsaved fields had other values in a saved run, with a clause about them.
+class _Known(NamedTuple):
+    callback: Callback
+    initial: dict[str, str]
 
-    Args:
-        graph: The graph of this run, whose callbacks have not been trained yet.
-        about: The description of the saved run; see `describe_run`.
-        program: The description of this run.
-    """
-    for declared in graph.declared:
-        name = declared.name
-        # A field that holds a changed argument is reported as the argument.
-        arguments = _changed_arguments(about["arguments"].get(name, {}), program["arguments"].get(name, {}))
-        then, now = about.get("unsaved_fields", {}).get(name, {}), program["unsaved_fields"].get(name, {})
-        changed = [
-            f"`{field}`"
-            for field in then
+
+class UnsavedFields:
+    """The fields of the callbacks of a Learner that training changes and that a checkpoint does not contain."""
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, _Known] = {}
+
+    def watch(self, graph: CallbackGraph) -> None:
+        """Take the present values of the fields as the initial ones, except for callbacks that are known already."""
+        known, self._callbacks = self._callbacks, {}
+        for declared in graph.declared:
+            before, callback = known.get(declared.name), unwrap(declared.callback)
+            if before is None or before.callback is not callback:
+                before = _Known(callback, unsaved_fields(callback))
+            self._callbacks[declared.name] = before
+
+    def changed(self) -> dict[str, dict[str, str]]:
+        """Return a text of each field that has another value than initially, by callback and field."""
+        found = {
+            name: {field: text for field, text in unsaved_fields(callback).items() if initial.get(field) != text}
+            for name, (callback, initial) in self._callbacks.items()
+        }
+        return {name: fields for name, fields in found.items() if fields}
+
+    def that_begin_again(self, saved: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+        """Yield the name of each callback whose fields start from other values than a saved run had, with a clause.
+
+        Args:
+            saved: What `changed` returned in the saved run. The callbacks of this run have not been trained yet.
+        """
+        for name, (callback, _) in self._callbacks.items():
+            then, now = saved.get(name, {}), unsaved_fields(callback)
             # A field that training has created does not exist yet.
-            if then[field] != now.get(field, then[field]) and field.removeprefix("_") not in arguments
-        ]
-        if changed:
-            several = len(changed) > 1
-            yield (
-                name,
-                f"the {'fields' if several else 'field'} {', '.join(changed)} {'start' if several else 'starts'} from "
-                f"{'their initial values' if several else 'the initial value'}, because "
-                f"`{type(unwrap(declared.callback)).__name__}` has no `state_dict`",
-            )
-
-
-def _changed_arguments(then: Mapping[str, str], now: Mapping[str, str]) -> set[str]:
-    """Return the names of arguments of a callback whose descriptions differ; see `describe_arguments`."""
-    paths = {path for path in (*then, *now) if then.get(path) != now.get(path)}
-    return {re.split(r"[.\[]", path)[0] for path in paths}
+            changed = [f"`{field}`" for field in then if then[field] != now.get(field, then[field])]
+            if changed:
+                several = len(changed) > 1
+                yield (
+                    name,
+                    f"the {'fields' if several else 'field'} {', '.join(changed)} {'start' if several else 'starts'} "
+                    f"from {'their initial values' if several else 'the initial value'}, because "
+                    f"`{type(callback).__name__}` has no `state_dict`",
+                )
 
 
 def _text(value: Any, depth: int = 0) -> str | None:

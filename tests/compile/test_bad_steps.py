@@ -227,11 +227,12 @@ def test_branching_error_names_line():
                 pass
 
     text = fails(TraceError, Branches())
+    file, first = os.path.relpath(__file__), Branches.branch.__code__.co_firstlineno
     assert text == (
         "The traced handler Branches().branch needs a value in Python: "
         "Attempted boolean conversion of traced array with shape bool[].\n"
         f"  where: Branches.branch  {at(Branches.branch)}\n"
-        f"         line {Branches.branch.__code__.co_firstlineno + 2}\n"
+        f"         branch  {file}:{first + 2}\n"
         "  why:   BackwardBegin handlers run while the step is traced, when values are not known yet\n"
         "  fix:   use only jax.numpy: write `jnp.where(condition, a, b)` instead of `if`, and do not call float() "
         "or format values\n"

@@ -44,6 +44,9 @@ class Journal(Callback):
     def __init__(self, phase=TrainingPhase):
         self.phase, self.noted = phase, []
 
+    def state_dict(self):
+        return {}  # a resumed run records from its start
+
     def stateaccess(self):
         return {"step": {"batch": Read()}}
 

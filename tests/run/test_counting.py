@@ -26,6 +26,9 @@ class Count(Callback):
         self.steps: list[int] = []
         self.epochs: list[tuple[str, int]] = []
 
+    def state_dict(self) -> dict[str, Any]:
+        return {}  # a resumed run records from its start
+
     @on(StepEnd, TrainingPhase)
     def step(self, event, phase, learner):
         self.steps.append(learner.progress.step)

@@ -34,6 +34,9 @@ class Watches(Callback):
     def __init__(self):
         self.norms = []
 
+    def state_dict(self):
+        return {}  # a resumed run records from its start
+
     def stateaccess(self):
         return {"step": {"grads": Read()}}
 
@@ -225,6 +228,9 @@ class Log(Callback):
 
     def __init__(self):
         self.events = []
+
+    def state_dict(self):
+        return {}  # a resumed run records from its start
 
     @on
     def log(

@@ -136,6 +136,20 @@ def test_field_of_changed_argument_is_reported_once(tmp_path):
     assert re.search(r"callbacks\.Changing\.unit.*'s'.*'ms'", change)
 
 
+class Twice(Changing):
+    """A field depends on an argument, and training does not change it."""
+
+    def __init__(self, count):
+        super().__init__(lambda value: value)
+        self.twice = [2 * count]
+
+
+def test_field_that_depends_on_changed_argument_is_not_named(tmp_path):
+    [note] = notes_after(tmp_path, lambda: Twice(1), lambda: Twice(2))
+    assert "starts from" not in note
+    assert re.search(r"callbacks\.Twice\.count +1 +2", note)
+
+
 def test_run_that_continues_in_its_process_keeps_its_fields(tmp_path):
     callback = Changing(more, 0)
     continued = learner(tmp_path, callback)
