@@ -45,6 +45,8 @@ class Callback(Constructed):
         main_thread: Whether the callback's host handlers always run alone, on the thread that called `fit`, even with a
             `ThreadExecutor`. Set it for signal handlers, desktop windows, and handlers that run an epoch.
         chief_only: Whether host handlers run on process 0 only, under `jax.distributed`. `init` runs on all processes.
+        needs_every_step: Whether the callback would lose values if a wrapper such as `every` skipped its handlers at
+            some steps. Such a wrapper is then an error.
         validates_with: Name of a `cbstate` entry, or None. The callback replaces `params` with the `params` of this
             entry in each epoch whose EpochBegin it handles. Checkpoints record the name, and `learner.predict` uses
             the same parameters.
@@ -79,6 +81,7 @@ class Callback(Constructed):
     name: str | None = None
     main_thread: bool = False
     chief_only: bool = False
+    needs_every_step: bool = False
     validates_with: str | None = None
     parameter_average: str | None = None
     measured_with: Mapping[str, str | None] = MappingProxyType({})

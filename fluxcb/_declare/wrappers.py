@@ -9,7 +9,7 @@ from typing import Any
 
 from fluxcb._calls import entry_point
 from fluxcb._declare.access import dotted, normalise, writes
-from fluxcb._declare.callback import Callback
+from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.dispatch import handler_at
 from fluxcb._declare.events import (
     BUILTIN_EVENTS,
@@ -40,6 +40,7 @@ __all__ = [
     "Switchable",
     "check_event",
     "every",
+    "refuse_gaps",
     "refuse_ineffective",
     "refuse_traced_only",
     "switchable",
@@ -210,7 +211,8 @@ def every(
 
     Raises:
         DeclarationError: Not exactly one period is given, the period is not positive, the callback has only traced
-            handlers and `traced=True` is missing, or none of its handlers gets the schedule.
+            handlers and `traced=True` is missing, none of its handlers gets the schedule, or the callback, such as
+            `Metrics`, needs every step.
 
     Warns:
         UserWarning: A traced handler that changes the training still runs at every step.
@@ -229,6 +231,8 @@ def every(
     else:
         schedule = EverySeconds(periods["seconds"])
     wrapped = OnSchedule(callback, schedule, traced=traced)
+    if epochs is None:
+        refuse_gaps("every", callback)
     if not traced:
         refuse_traced_only("every", callback)
         warn_about_traced("every", callback, "To schedule it as well, write `traced=True` with `steps=` or `epochs=`.")
@@ -250,8 +254,8 @@ def throttle(
         seconds: Period (seconds).
 
     Raises:
-        DeclarationError: `event` is not an event class, not exactly one period is given, the period is not positive, or
-            the callback has no handler of the event.
+        DeclarationError: `event` is not an event class, not exactly one period is given, the period is not positive,
+            the callback has no handler of the event, or the callback needs every step.
     """
     example = "throttle(Recorder(), StepEnd, freq=10)"
     check_event(event, example)
@@ -259,6 +263,8 @@ def throttle(
         raise DeclarationError("`throttle` takes exactly one of freq and seconds.", fix=f"write e.g. `{example}`")
     schedule = EverySeconds(seconds or 0.0) if freq is None else throttled_by(freq, event)
     wrapped = OnSchedule(callback, schedule, event=event)
+    if not issubclass(event, EpochBegin | EpochEnd | Trigger):
+        refuse_gaps("throttle", callback)
     if not issubclass(event, TracedEvent):
         refuse_traced_only("throttle", callback)
     refuse_ineffective("throttle", wrapped)
@@ -298,12 +304,13 @@ def when(callback: Callback, predicate: Callable[[Any], bool]) -> OnSchedule:
 
     Raises:
         DeclarationError: The predicate is not callable, or the callback has no host handlers except those of FitBegin,
-            FitStopping and FitEnd.
+            FitStopping and FitEnd, or the callback needs every step.
 
     Warns:
         UserWarning: A traced handler that changes the training still runs at every step.
     """
     wrapped = OnSchedule(callback, Predicate(predicate))
+    refuse_gaps("when", callback)
     refuse_traced_only("when", callback)
     warn_about_traced("when", callback, BY_SWITCHING)
     refuse_ineffective("when", wrapped)
@@ -341,6 +348,23 @@ def switchable(callback: Callback) -> Switchable:
             fix="pass e.g. `switchable(ClipGradients(1.0))`",
         )
     return Switchable(callback)
+
+
+def refuse_gaps(wrapper: str, callback: Callback) -> None:
+    """Raise an error for a callback that needs every step, because a wrapper would skip some.
+
+    Raises:
+        DeclarationError: The callback needs every step.
+    """
+    if unwrap(callback).needs_every_step:
+        raise DeclarationError(
+            f"`{wrapper}` would skip steps of {callback!r}.",
+            why="it stores a value of each step, and the values of skipped steps would be lost",
+            fix=[
+                f"pass the callback without `{wrapper}`",
+                "to skip whole epochs, write `every(callback, epochs=...)`",
+            ],
+        )
 
 
 def refuse_traced_only(wrapper: str, callback: Callback) -> None:

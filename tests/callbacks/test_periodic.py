@@ -5,11 +5,12 @@ import itertools
 import jax.numpy as jnp
 import pytest
 
-from fluxcb import Callback, DeclarationError, Read, Write, every, on, when
+from fluxcb import Callback, DeclarationError, Read, Write, every, on, throttle, when
 from fluxcb.callbacks import (
     CallbackFactory,
     EnableCallbackIf,
     LearningRate,
+    Metrics,
     PeriodicCallback,
     PeriodicTrigger,
     Scheduler,
@@ -430,3 +431,29 @@ def test_traced_handlers_that_change_training_and_have_no_schedule_give_warning(
     with pytest.raises(DeclarationError, match=r"^Scheduler\(learning_rate\) has no host handlers"):
         wrap(Scheduler({LearningRate: 0.5}))
     every(Scheduler({LearningRate: 0.5}), steps=2, traced=True)
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "wrap"),
+    [
+        ("every", lambda callback: every(callback, steps=2)),
+        ("every", lambda callback: every(callback, seconds=2)),
+        ("every", lambda callback: every(every(callback, epochs=2), steps=2, traced=True)),
+        ("throttle", lambda callback: throttle(callback, StepEnd, freq=2)),
+        ("when", lambda callback: when(callback, never)),
+        ("PeriodicCallback", lambda callback: PeriodicCallback(callback, 2)),
+        ("PeriodicCallback", lambda callback: PeriodicCallback(callback, every_k_epochs=2)),
+        ("EnableCallbackIf", lambda callback: EnableCallbackIf(callback, never)),
+    ],
+)
+def test_wrappers_do_not_skip_steps_of_metrics(wrapper, wrap):
+    with pytest.raises(DeclarationError, match=rf"`{wrapper}` would skip steps of Metrics\(\)"):
+        wrap(Metrics())
+
+
+def test_metrics_of_every_second_epoch():
+    plain, scheduled = (testlearner(metrics).fit(4) for metrics in (Metrics(), every(Metrics(), epochs=2)))
+    for phase in ("training", "validation"):
+        expected = plain.to_dict()["per_epoch"][phase]["loss"]
+        found = scheduled.to_dict()["per_epoch"][phase]["loss"]
+        assert found == {"epochs": [2, 4], "values": expected["values"][1::2]}

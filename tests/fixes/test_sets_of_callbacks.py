@@ -127,6 +127,12 @@ fit(when(Tick(), late))
         "callback = CustomCallback(print, EpochEnd); throttle(callback, EpochEnd, freq=10)",
         "CustomCallback(print, EpochEnd)",
     ),
+    row(
+        "`every` would skip steps of Metrics().",
+        "every(Metrics(), steps=10)",
+        "callback = Metrics(); fit(callback)",
+        "callback = Metrics(); fit(every(callback, epochs=2))",
+    ),
     row("`every` takes exactly one of", "every(Tick())", "every(Recorder(), steps=100)"),
     row("`throttle` takes an event class", "throttle(Tick(), 3, freq=10)", "throttle(Recorder(), StepEnd, freq=10)"),
     row("`throttle` takes exactly one of", "throttle(Tick(), StepEnd)", "throttle(Recorder(), StepEnd, freq=10)"),

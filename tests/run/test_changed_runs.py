@@ -21,6 +21,7 @@ from fluxcb.callbacks import (
     LearningRate,
     Metric,
     Metrics,
+    MetricsPrinter,
     ParameterEMA,
     Scheduler,
 )
@@ -300,8 +301,8 @@ CHANGES = {
         {"callbacks.Scheduler.schedules.LearningRate.decay_steps": ("30", "50", "program")},
     ),
     "schedule of a wrapper": (
-        lambda n: [every(Metrics(), steps=n)],
-        {"callbacks.Metrics.schedule.steps": ("3", "5", "program")},
+        lambda n: [Metrics(), every(MetricsPrinter(), steps=n)],
+        {"callbacks.MetricsPrinter.schedule.steps": ("3", "5", "program")},
     ),
     "argument in a wrapper": (
         lambda n: [every(ParameterEMA(n / 10), steps=2, traced=True)],

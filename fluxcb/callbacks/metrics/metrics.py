@@ -100,6 +100,8 @@ class Metrics(Callback):
         FluxTraining.jl, `Metrics`, `Metric` and `AbstractMetric`; tensorpack's `InferenceRunner`, for weighted means.
     """
 
+    needs_every_step = True  # a ring buffer holds the last values of steps, and is read before it is full
+
     def __init__(self, *metrics: Any) -> None:
         given = tuple(as_metric(metric) for metric in metrics)
         self._has_default_loss = not any(isinstance(metric, Loss) for metric in given)

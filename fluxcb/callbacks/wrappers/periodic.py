@@ -25,6 +25,7 @@ from fluxcb._declare.wrappers import (
     BY_SWITCHING,
     OnSchedule,
     Scheduled,
+    refuse_gaps,
     refuse_ineffective,
     refuse_traced_only,
     warn_about_traced,
@@ -183,8 +184,8 @@ class PeriodicCallback(_WithPeriods):
         `every(callback, epochs=k)`, it only does so in every k-th epoch.
 
     Raises:
-        DeclarationError: `callback` is not a callback or only has traced handlers, there is no period, or a period is
-            not a positive integer.
+        DeclarationError: `callback` is not a callback, only has traced handlers, or needs every step; there is no
+            period; or a period is not a positive integer.
 
     Warns:
         UserWarning: A traced handler that changes the training still runs at every step.
@@ -211,6 +212,7 @@ class PeriodicCallback(_WithPeriods):
                 "`PeriodicCallback` requires `every_k_steps` or `every_k_epochs`.",
                 fix="write e.g. `PeriodicCallback(callback, every_k_epochs=5)`",
             )
+        refuse_gaps("PeriodicCallback", callback)
         refuse_traced_only("PeriodicCallback", callback)
         warn_about_traced(
             "PeriodicCallback", callback, "To schedule it as well, write `every(callback, steps=..., traced=True)`."
@@ -253,7 +255,8 @@ class EnableCallbackIf(OnSchedule):
         at each step.
 
     Raises:
-        DeclarationError: `callback` is not a callback or only has traced handlers, or `pred` is not a function.
+        DeclarationError: `callback` is not a callback, only has traced handlers, or needs every step; or `pred` is not
+            a function.
 
     Warns:
         UserWarning: A traced handler that changes the training still runs at every step.
@@ -277,6 +280,7 @@ class EnableCallbackIf(OnSchedule):
         function_of(
             pred, "`pred` of `EnableCallbackIf`", "learner", example="lambda learner: learner.progress.epoch > 3"
         )
+        refuse_gaps("EnableCallbackIf", callback)
         refuse_traced_only("EnableCallbackIf", callback)
         warn_about_traced("EnableCallbackIf", callback, BY_SWITCHING)
         super().__init__(callback, Predicate(pred))
