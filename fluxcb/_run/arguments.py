@@ -364,7 +364,10 @@ def check_params(params: PyTree) -> None:
     """
     leaves = jax.tree_util.tree_flatten_with_path(params)[0]
     if not leaves:
-        raise DeclarationError("The model has no parameters.", fix="check what its `init` returns")
+        raise DeclarationError(
+            "The model has no parameters.",
+            fix=["check what its `init` returns", "in a module of Flax NNX, put its arrays into `nnx.Param(...)`"],
+        )
     for path, leaf in leaves:
         # Complex parameters are allowed, because they have gradients.
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):

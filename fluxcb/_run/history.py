@@ -18,6 +18,17 @@ Series = dict[str, dict[str, list[tuple[int, Any]]]]
 """Pairs of an epoch (or step) and a value, by phase and metric."""
 
 
+class _ByName(dict[str, Any]):
+    """A dict whose error for a missing name suggests a name that exists."""
+
+    def __missing__(self, name: Any) -> Any:
+        raise KeyError(f"{name!r} is not among {list(self)}.{did_you_mean(str(name), self)}")
+
+
+def _by_name(series: Mapping[str, Mapping[str, Any]]) -> Series:
+    return _ByName({phase: _ByName(metrics) for phase, metrics in series.items()})
+
+
 class History(Constructed, Mapping[str, list[Any]]):
     """The metrics of a training run and the reason it ended, as returned by `Learner.fit`.
 
@@ -72,7 +83,7 @@ class History(Constructed, Mapping[str, list[Any]]):
         stop_reason: str | None = None,
         commands: Iterable[Mapping[str, Any]] = (),
     ) -> None:
-        self.per_epoch = per_epoch
+        self.per_epoch = _by_name(per_epoch)
         self._step_columns = {
             phase: {name: ([n for n, _ in pairs], [value for _, value in pairs]) for name, pairs in metrics.items()}
             for phase, metrics in per_step.items()
@@ -114,10 +125,12 @@ class History(Constructed, Mapping[str, list[Any]]):
     @functools.cached_property
     def per_step(self) -> Series:
         """`per_step[phase][metric]` is a list of `(step, value)`."""
-        return {
-            phase: {name: list(zip(steps, values, strict=True)) for name, (steps, values) in metrics.items()}
-            for phase, metrics in self._step_columns.items()
-        }
+        return _by_name(
+            {
+                phase: {name: list(zip(steps, values, strict=True)) for name, (steps, values) in metrics.items()}
+                for phase, metrics in self._step_columns.items()
+            }
+        )
 
     if not TYPE_CHECKING:  # type checkers must report unknown attributes
 

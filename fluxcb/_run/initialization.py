@@ -9,9 +9,11 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.arrays import own_copy
 from fluxcb._compile.placement import Placement
 from fluxcb._compile.plan import Plan
+from fluxcb._declare.access import Write
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
-from fluxcb._errors import FluxcbError
+from fluxcb._declare.signatures import method_place
+from fluxcb._errors import DeclarationError, FluxcbError
 from fluxcb._run.new_state import in_place
 from fluxcb._run.state import HostState
 from fluxcb._run.validate_callbacks import carried_entries
@@ -44,7 +46,8 @@ def initialize(
             continue
         # Whether this Learner has called its `init` before.
         is_known = getattr(unwrap(one.callback), "_fluxcb_owner", None) is not None
-        existing = dict(state.cbstate) if is_known and not one.is_shipped else {}
+        before_init = dict(state.cbstate)
+        existing = before_init if is_known and not one.is_shipped else {}
         try:
             one.callback.init(plan.proxy(one, one.access, in_init=True))
         except FluxcbError:  # already names the callback
@@ -54,6 +57,11 @@ def initialize(
             raise
         # A change of a container that `init` has received as a copy would be lost without notice.
         state.moment.lent.verify()
+        # A subclass of a callback of fluxcb creates the entries of its base class.
+        if not any(base.__module__.startswith("fluxcb.callbacks.") for base in one.cls.__mro__):
+            _refuse_taken_names(
+                graph, one, [n for n, value in state.cbstate.items() if value is not before_init.get(n)]
+            )
         for name, value in existing.items():
             if name in state.cbstate and state.cbstate[name] is not value:
                 warn_user(
@@ -65,6 +73,25 @@ def initialize(
     moved = {name: own_copy(state.cbstate.pop(name)) for name in carried_entries(graph, state.cbstate)}
     train.carry = in_place(placement, {**train.carry, "cbstate": moved})
     return moved
+
+
+def _refuse_taken_names(graph: CallbackGraph, one: Declared, assigned: Collection[str]) -> None:
+    """Raise an error if the `init` of a user's callback has assigned an entry that a callback of fluxcb creates.
+
+    Raises:
+        DeclarationError: It has.
+    """
+    for name in assigned:
+        for other in graph.declared:
+            # `CustomCallback` and others use the entries that the user names.
+            own = other.is_shipped and other.cls.init is not Callback.init and other.cls.access_argument is None
+            if own and isinstance(other.access.get(("cbstate", name)), Write):
+                raise DeclarationError(
+                    f"The `init` of {one.label} assigns `cbstate.{name}`, which is an entry of {other.label}.",
+                    where=method_place(one.cls, "init"),
+                    why="an entry holds the values of one of them, and the other could not use it",
+                    fix=f"give the entry of {one.label} another name",
+                )
 
 
 def initialize_again(

@@ -12,6 +12,7 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.preflight import checked_graph
 from fluxcb._compile.arrays import spec_of
 from fluxcb._compile.hyperparams import HyperparamIndex
+from fluxcb._compile.initial_arrays import InitialArrays
 from fluxcb._compile.leaves import check_leaves
 from fluxcb._compile.lineage import LineageProbe
 from fluxcb._compile.named_optimizers import refuse_unused
@@ -141,6 +142,7 @@ class LearnerCore:
         state, train = self.state, self.state.train
         # Parameters that the user has passed need no batch.
         if self.adapter is None:
+            self.engine.programs.initial = InitialArrays(self._params, of_model=False)
             params, model_state = params_of_user(self.placement, self._params, self._model_state)
             self._params, self._model_state = None, {}  # release the caller's arrays, of which there are copies now
         else:
@@ -361,6 +363,8 @@ class LearnerCore:
 
     def _release(self, model: Any, adapter: ModelAdapter) -> None:
         """Store a model without its initial arrays, because the carry has copies of them, which are trained."""
+        held = getattr(adapter, "held", None)
+        self.engine.programs.initial = InitialArrays(held[0] if held is not None else None)
         released = getattr(adapter, "released", None)
         self.adapter, self.state.model = (adapter, model) if released is None else released(model)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from fluxcb._compile.arrays import batch_differences, batch_spec, nbytes_of, signature_of
+from fluxcb._compile.initial_arrays import InitialArrays
 from fluxcb._compile.leaves import check_examples, check_leaves
 from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._compile.program import Program, ProgramKind, compile_program
@@ -86,6 +87,7 @@ class Programs:
         meter: Records when steps are traced and compiled.
 
     Attributes:
+        initial: The initial parameters, which a step must not use as constants.
         plan: Its host handlers decide what is fetched.
         setup: Returns the inputs of the trace for a phase.
         requested_kind: The kind of program that the user requested, or None.
@@ -129,6 +131,7 @@ class Programs:
         self._windows: dict[TracedStep, tuple[PhasePlan, WindowPlan]] = {}
         self._compiled: dict[_Key, Program] = {}
         self._fields: dict[TracedStep, list[TracedField]] = {}
+        self.initial = InitialArrays()
         self._first: dict[Phase, PyTree] = {}  # specs of the first batch, which later ones must have
         self._in_vectors: bool | None = None
         self.chosen: dict[str, ProgramKind] = {}
@@ -179,6 +182,7 @@ class Programs:
             step = trace_step(setup, phase, train.carry, batch)
         self.traces += 1
         warn_of_loss_counters(variables)
+        self.initial.warn_if_used(step)
         # A value that the step itself changes, such as a cache, is left out.
         self._fields[step] = [*traced_fields(step.touched), *unchanged_fields(before)]
         self._compare_inputs(phase, setup, step.batch_spec)

@@ -35,8 +35,13 @@ def unsaved_fields(callback: Callback) -> dict[str, str]:
     cls = type(callback)
     if cls.state_dict is not Callback.state_dict or cls.__module__.startswith("fluxcb.") or issubclass(cls, RunSaver):
         return {}
-    # Names with this prefix are attributes of the engine, such as the Learner that owns the callback.
-    texts = {name: _text(value) for name, value in vars(callback).items() if not name.startswith("_fluxcb_")}
+    fields: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if not base.__module__.startswith("fluxcb."):
+            fields |= vars(base)  # a field may have its initial value in the class
+    fields |= vars(callback)
+    # Names with these prefixes are attributes of Python and of the engine, such as the Learner that owns the callback.
+    texts = {name: _text(value) for name, value in fields.items() if not name.startswith(("__", "_abc_", "_fluxcb_"))}
     return {name: text for name, text in texts.items() if text is not None}
 
 

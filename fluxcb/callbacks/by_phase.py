@@ -103,9 +103,10 @@ class ByPhase(Constructed, Generic[T]):
 def _meant(name: str, known: set[str]) -> str:
     """Return the entry that a name such as `validaton`, `validation/loss` or `val_loss` means, or an empty string."""
     phase, _, entry = name.partition("/")
-    if not entry and "_" in name:  # the names of Keras
+    if not entry:  # the names of Keras
         prefix, _, entry = name.partition("_")
-        phase = {"val": "validation", "valid": "validation", "train": "training"}.get(prefix, name)
+        short = {"val": "validation", "valid": "validation", "eval": "validation", "train": "training"}
+        phase, entry = (short[prefix], entry) if prefix in short else (name, "")
     meant = phase if phase in known else nearest(phase, known)
     if not meant:
         return ""

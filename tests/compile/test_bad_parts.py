@@ -336,7 +336,11 @@ def test_integer_parameter_raises():
 def test_missing_parameters_raise():
     with pytest.raises(DeclarationError) as raised:
         Learner.from_loss({}, lambda p, b, k: 0.0, optax.sgd(0.1))
-    assert str(raised.value) == "The model has no parameters.\n  fix:   check what its `init` returns"
+    assert str(raised.value) == (
+        "The model has no parameters.\n"
+        "  fix:   check what its `init` returns\n"
+        "     or: in a module of Flax NNX, put its arrays into `nnx.Param(...)`"
+    )
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------

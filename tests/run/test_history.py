@@ -52,6 +52,15 @@ def test_history_is_mapping():
     )
 
 
+@pytest.mark.parametrize("series", ["per_epoch", "per_step"])
+def test_missing_name_of_series_suggests_another(series):
+    values = getattr(testlearner(Metrics()).fit(1), series)
+    with pytest.raises(KeyError, match=r"'trainig' is not among \['training'.*\]\. Did you mean `training`\?"):
+        values["trainig"]
+    with pytest.raises(KeyError, match=r"'los' is not among \['loss'\]\. Did you mean `loss`\?"):
+        values["training"]["los"]
+
+
 def test_history_does_not_change_later():
     learner = testlearner(Metrics())
     before, first = learner.history, learner.fit(1)

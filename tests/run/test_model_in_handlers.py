@@ -202,6 +202,8 @@ def test_names_of_metrics_of_other_libraries(name):
     text = f'`{name}` has no entry yet. Did you mean `["validation"]["loss"]`?'
     with pytest.raises(KeyError, match=re.escape(text)):
         fitted(access, lambda learner: learner.cbstate.metrics_epoch[name])
+    with pytest.raises(KeyError, match=r"`val` has no entry yet\. Did you mean `validation`\?"):
+        fitted(access, lambda learner: learner.cbstate.metrics_epoch["val"]["loss"])
     with pytest.raises(KeyError, match=r"-1 is not the name of a metric\. Recorded so far: 'loss'\."):
         fitted(access, lambda learner: learner.cbstate.metrics_epoch["validation"][-1])
     seen = []

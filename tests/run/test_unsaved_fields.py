@@ -3,6 +3,7 @@
 import random
 import re
 import warnings
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -100,6 +101,30 @@ def test_changed_field_is_named(tmp_path, change, first):
     made = notes_after(tmp_path, lambda: Changing(change, first()))
     assert made == [
         "callbacks.Changing: the field `value` starts from the initial value, because `Changing` has no `state_dict`"
+    ]
+
+
+class OfClass(Callback):
+    """The initial values of the fields are in the class."""
+
+    count = 0
+    seen: ClassVar[list[int]] = []
+    limit = 10
+
+    @on
+    def end(self, event: StepEnd, phase: TrainingPhase, learner):
+        self.count += 1
+        self.seen.append(self.count)
+
+
+def test_changed_fields_of_the_class_are_named(tmp_path):
+    def make():
+        OfClass.seen.clear()  # as in a new process
+        return OfClass()
+
+    assert notes_after(tmp_path, make) == [
+        "callbacks.OfClass: the fields `count`, `seen` start from their initial values, because `OfClass` has no "
+        "`state_dict`"
     ]
 
 
