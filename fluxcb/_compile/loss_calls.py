@@ -94,6 +94,8 @@ def call_model_loss(
             fix="write `def loss_fn(model, batch, *, key, train, model_state):`, and return `loss, new_model_state` "
             "or `loss, aux, new_model_state`",
         )
+    if not train and _key_means_training(loss_fn):
+        key = None
     args, kwargs = batch_arguments(loss_fn, bound.model, batch, key=key, train=train, model_state=bound.state)
     advice = functools.partial(batch_loss_advice, model=bound.model)
     with warn_of_random_numbers("The loss function"), noting("the loss function", batch, advice=advice):
@@ -122,7 +124,6 @@ def _call_params_loss(
         TraceError: The loss function returned a value of another form.
     """
     if not train and _key_means_training(loss_fn):
-        # With a key, a function that uses dropout "if key is not None" would use it in evaluation.
         key = None
     args, kwargs = batch_arguments(loss_fn, params, batch, key=key, train=train, model_state=model_state)
     advice = functools.partial(batch_loss_advice, model=params)
@@ -134,7 +135,10 @@ def _call_params_loss(
 
 
 def _key_means_training(loss_fn: Callable[..., Any]) -> bool:
-    """Return whether the parameter for the random key may be None, and there is no parameter `train`."""
+    """Return whether the parameter for the random key may be None, and there is no parameter `train`.
+
+    With a key, such a function, which uses dropout "if key is not None", would use it in evaluation.
+    """
     # A unique object, to find the parameter for which `batch_arguments` passes the key.
     key = object()
     args, kwargs = batch_arguments(loss_fn, None, None, key=key)

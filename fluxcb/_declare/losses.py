@@ -70,17 +70,23 @@ def warn_about_unused(loss_fn: Callable[..., Any], form: str) -> None:
         form: The form in which it is called.
     """
     if form == OUTPUTS_FORM:
-        passed, instead = frozenset(), f"To get it from fluxcb, write `def {MODEL_FORM}:`."
+        passed = frozenset[str]()
+        advice = dict.fromkeys(("key", "flag", "inverted"), f"To get it from fluxcb, write `def {MODEL_FORM}:`.")
     else:
         args, kwargs = batch_arguments(loss_fn, None, None, key=None, train=True)
         passed = frozenset(parameter_names(loss_fn)[: len(args)]) | kwargs.keys()
-        instead = "Call it `{}`, and fluxcb passes it."
+        advice = {
+            "key": "Call it `key`, and fluxcb passes it.",
+            "flag": "Call it `train`, and fluxcb passes it.",
+            "inverted": "Replace it by a parameter `train`, which fluxcb passes, and by `not train` in its uses.",
+        }
     for parameter in _optional(loss_fn):
-        name, is_flag = parameter.name, parameter.name in TRAIN_FLAGS
-        if name not in passed and (is_flag or names_a_key(name)):
+        name = parameter.name
+        if name not in passed and (name in TRAIN_FLAGS or names_a_key(name)):
+            kind = ("inverted" if TRAIN_FLAGS[name] else "flag") if name in TRAIN_FLAGS else "key"
             warn_user(
                 f"The loss function is called as `{form}`, so its parameter `{name}` is always {parameter.default!r}. "
-                f"{instead.format('train' if is_flag else 'key')}",
+                f"{advice[kind]}",
                 UserWarning,
             )
 

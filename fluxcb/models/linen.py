@@ -272,15 +272,20 @@ class BoundLinen(_Callable):
 
         number, self._calls = self._calls, self._calls + 1
         own = {name: jax.random.fold_in(key, number) if number else key for name, key in self._rngs.items()}
-        with naming_streams(self._module, self._streams, self._flag, self._train, in_loss=True):
-            outputs, changed = self._module.apply(
-                {"params": self.params, **self.model_state},
-                *args,
-                rngs={**own, **(rngs or {})},
-                mutable=core.DenyList(("params",) if self._train else ("params", *self.model_state)),
-                method=method,
-                **self._keywords(method, args, kwargs),
-            )
+        apply = functools.partial(
+            self._module.apply,
+            {"params": self.params, **self.model_state},
+            *args,
+            rngs={**own, **(rngs or {})},
+            mutable=core.DenyList(("params",) if self._train else ("params", *self.model_state)),
+            method=method,
+            **self._keywords(method, args, kwargs),
+        )
+        # With keywords, the loss function may choose the mode itself.
+        unset = self._train and self._flag is None and method is None and not kwargs
+        noticing = noticing_inactive_layers(self._module, apply) if unset else contextlib.nullcontext()
+        with naming_streams(self._module, self._streams, self._flag, self._train, in_loss=True), noticing:
+            outputs, changed = apply()
         changed = core.unfreeze(changed)
         state = {name: changed.get(name, value) for name, value in self.model_state.items()}
         if get_opaque_trace_state() != self._level:

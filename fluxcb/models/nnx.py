@@ -12,7 +12,8 @@ from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
-from fluxcb.models._keywords import accepted_keywords, boolean_options, train_flag
+from fluxcb.models._keywords import accepted_keywords, boolean_options, mode_options, train_flag
+from fluxcb.models._nnx_flag import add_flag
 from fluxcb.models._shapes import shape_of
 
 __all__ = ["NNXAdapter", "as_dict", "filled", "leaf_at", "nnx"]
@@ -41,8 +42,9 @@ def nnx(module: Any, train_argument: str | None = None) -> "NNXAdapter":
 
     If the module's call has a parameter named `rngs`, the adapter passes an `nnx.Rngs`.
 
-    A loss function `loss_fn(model, batch)` receives a module of your class, and passes the flags and `rngs` of the call
-    itself. After the call, it can read variables that the call created, such as those of `sow`: `nnx.pop(model, Loss)`.
+    A loss function `loss_fn(model, batch)` receives a module of your class. A call of the module may omit the train
+    flag, but passes `rngs` itself. After the call, the loss function can read variables that the call created, such as
+    those of `sow`: `nnx.pop(model, Loss)`.
 
     Args:
         module: The module, with initialized variables.
@@ -93,9 +95,8 @@ class NNXAdapter:
         self._evaluating = evaluating_layer(module)
         state = flax_nnx.state(module)
         trained, evaluated = _clone(module, train=True), _clone(module, train=False)
-        self._training = flax_nnx.graphdef(trained)
         self._modes = record_modes(trained) if self._flag is None else None
-        self._recording = flax_nnx.graphdef(trained)
+        self._training = flax_nnx.graphdef(trained)
         self._rebuilt = flax_nnx.graphdef(evaluated)
         options = tuple(boolean_options(module.__call__).items())
         # The fixes in the messages about layers in training mode depend on what calls the module.
@@ -153,7 +154,7 @@ class NNXAdapter:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
-        module = self._merge(self._recording if train else self._applied, params, model_state, key)
+        module = self._merge(self._training if train else self._applied, params, model_state, key)
         keywords: dict[str, Any] = {**self._flag.keywords(train)} if self._flag else {}
         if self._takes_rngs and key is not None:
             keywords["rngs"] = flax_nnx.Rngs(_stream_key(key, "call"))
@@ -172,8 +173,15 @@ class NNXAdapter:
         from flax import nnx as flax_nnx
 
         module = self._merge(self._training if train else self._in_loss, params, model_state, key)
+        if self._flag is not None:
+            add_flag(module, *next(iter(self._flag.keywords(train).items())))
+        if self._modes is not None:
+            self._modes.clear()
 
         def new_state(_: Any) -> PyTree:
+            # Without options, only the loss function itself can have changed the mode, with `model.eval()`.
+            if train and self._modes is not None and mode_options(self._kind.__call__):
+                self._modes.warn(self._kind)
             after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
             # A variable that the loss function removed with `nnx.pop` keeps its value.
             return as_dict({p: after.get(p, filled(leaf, leaf_at(model_state, p))) for p, leaf in self._state.items()})

@@ -125,6 +125,9 @@ class Begins(Callback):
     def __init__(self):
         self.complete = []
 
+    def state_dict(self):
+        return {}  # a resumed run records from its start
+
     @on
     def begin_fit(self, event: FitBegin, phase: TrainingPhase, learner):
         self.complete.append(event.complete)

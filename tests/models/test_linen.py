@@ -391,6 +391,17 @@ def test_layers_that_are_in_evaluation_mode_in_training_are_a_warning(module, la
     model.apply(params, state, XS, train=False, key=KEY)
 
 
+@pytest.mark.parametrize("module", [InferenceDropout(), Learns(), FieldDropout()])
+def test_bound_module_warns_about_layers_in_evaluation_mode(module):
+    model = linen(module)
+    arrays = model.init(KEY, XS)
+    with pytest.warns(UserWarning, match=r"In training, .* because fluxcb knows no train flag"):
+        model.bind(*arrays, train=True, key=KEY).model(XS)
+    model.bind(*arrays, train=False, key=KEY).model(XS)
+    if isinstance(module, Learns):
+        model.bind(*arrays, train=True, key=KEY).model(XS, learn=True)
+
+
 class Deterministic(nn.Module):
     @nn.compact
     def __call__(self, x, deterministic=True):

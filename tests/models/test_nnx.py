@@ -545,6 +545,25 @@ def test_layers_that_are_in_evaluation_mode_in_training_are_a_warning(module, la
     model.apply(params, state, XS, train=False, key=KEY)
 
 
+@pytest.mark.parametrize("module", [InferenceNet(), LearningNorm()])
+def test_bound_module_warns_about_layers_in_evaluation_mode(module):
+    model = nnx(module)
+    bound = model.bind(*model.init(None, None), train=True, key=KEY)
+    bound.model(XS)
+    with pytest.warns(UserWarning, match=r"In training, .* because fluxcb knows no train flag"):
+        bound.new_state(None)
+    option = "inference" if type(module) is InferenceNet else "is_training_mode"
+    for calls in ({option: option != "inference"}, {}):  # the second one is in evaluation
+        bound = model.bind(*model.init(None, None), train=bool(calls), key=KEY)
+        bound.model(XS, **calls)
+        bound.new_state(None)
+
+
+class Flagged(InferenceNet):
+    def __call__(self, x, train=False):
+        return super().__call__(x, inference=not train)
+
+
 class Deterministic(InferenceNet):
     def __call__(self, x, deterministic=True):
         return super().__call__(x, inference=deterministic)
@@ -563,6 +582,34 @@ def test_suggested_fixes_turn_the_layers_on():
         trained, _ = model.apply(params, state, XS, train=True, key=KEY)
         evaluated, _ = model.apply(params, state, XS, train=False, key=KEY)
         assert not np.allclose(trained, evaluated)
+
+
+@pytest.mark.parametrize(
+    ("module", "argument", "passed"),
+    [
+        (Flagged(), None, {"train": True}),
+        (Deterministic(), None, {"deterministic": False}),
+        (LearningNorm(), "is_training_mode", {"is_training_mode": True}),
+    ],
+)
+def test_bound_module_adds_the_train_flag(module, argument, passed):
+    model = nnx(module, argument)
+    arrays = model.init(None, None)
+
+    def called(training, /, *args, **kwargs):
+        bound = model.bind(*arrays, train=training, key=KEY)
+        assert isinstance(bound.model, type(module))
+        outputs = bound.model(XS, *args, **kwargs)
+        return outputs, bound.new_state(None)
+
+    applied = {train: model.apply(*arrays, XS, train=train, key=KEY) for train in (True, False)}
+    jax.tree.map(np.testing.assert_array_equal, called(True), applied[True])
+    jax.tree.map(np.testing.assert_array_equal, called(False), applied[False])
+    # The loss function may pass the flag itself, also by position.
+    jax.tree.map(np.testing.assert_array_equal, called(True, **passed), applied[True])
+    jax.tree.map(np.testing.assert_array_equal, called(True, *passed.values()), applied[True])
+    outputs, _ = called(True, **{name: not value for name, value in passed.items()})
+    np.testing.assert_array_equal(outputs, applied[False][0])
 
 
 def test_frozen_batch_normalization_is_no_warning():

@@ -583,6 +583,23 @@ def test_from_loss_with_an_optional_key_validates_without_it(name):
     assert not np.array_equal(trained.params["w"], exact.params["w"])
 
 
+@pytest.mark.parametrize("name", ["key", "rng"])
+def test_loss_of_model_with_an_optional_key_validates_without_it(name):
+    def dropout_loss(model, batch, key):
+        xs = batch["image"] if key is None else batch["image"] * jax.random.bernoulli(key, 0.5, batch["image"].shape)
+        return cross_entropy(model(xs), batch["label"])
+
+    named_key = lambda model, batch, key=None: dropout_loss(model, batch, key)  # noqa: E731
+    named_rng = lambda model, batch, rng=None: dropout_loss(model, batch, rng)  # noqa: E731
+    trained = learner(pair(), named_key if name == "key" else named_rng)
+    trained.fit(1)
+    expected = float(cross_entropy(trained.model(BATCH["image"]), BATCH["label"]))
+    assert evaluated(trained) == pytest.approx(expected, rel=1e-6)
+    exact = learner(pair(), lambda model, batch: dropout_loss(model, batch, None))
+    exact.fit(1)
+    assert not np.array_equal(trained.params["w"], exact.params["w"])
+
+
 def test_key_without_a_value_in_evaluation_raises_an_error_with_the_fix():
     def noisy(params, batch, key=None):
         return jax.random.normal(key) + params["w"].sum()
@@ -744,6 +761,13 @@ def test_functions_that_take_the_targets_first_are_a_warning():
             "training",
             False,
             "Call it `train`, and fluxcb passes it.",
+        ),
+        (
+            lambda: learner(pair(), lambda model, batch, deterministic=True: named_model(model, batch)),
+            "model, batch, *, key, train",
+            "deterministic",
+            True,
+            "Replace it by a parameter `train`, which fluxcb passes, and by `not train` in its uses.",
         ),
         (
             lambda: from_loss(lambda params, batch, *, rng=None: jnp.mean(batch["image"] @ params["w"])),
