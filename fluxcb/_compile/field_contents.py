@@ -87,6 +87,8 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         if len(value) > _MAX_PARTS:
             return _Long(len(value))
         return {repr(key): content_of(part, names, depth + 1) for key, part in value.items()}
+    if isinstance(value, type | ModuleType):
+        return _constants_of(value, names) or UNKNOWN
     if isinstance(value, FunctionType):
         variables = variables_of(value)
         # Names of the called function, because the code that calls it does not name what this function reads.
@@ -147,6 +149,15 @@ def has_changed(before: Any, after: Any) -> bool:
 
 def _copied(value: Any) -> tuple[Any, ...]:
     return value.shape, str(value.dtype), np.asarray(value).tobytes()
+
+
+def _constants_of(value: type | ModuleType, names: Collection[str]) -> dict[str, Any]:
+    """Return the attributes of a class or module of the user that are numbers or texts, such as `Config.rate`."""
+    module = value.__name__ if isinstance(value, ModuleType) else value.__module__
+    if module.partition(".")[0] in _LIBRARIES:
+        return {}
+    sources = [vars(value)] if isinstance(value, ModuleType) else [vars(base) for base in reversed(value.__mro__)]
+    return {name: source[name] for source in sources for name in names if isinstance(source.get(name, ...), _ATOMS)}
 
 
 def _lost(value: Any) -> bool:

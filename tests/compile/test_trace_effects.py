@@ -6,6 +6,7 @@ import math
 import random
 import re
 import time
+import types
 import warnings
 from time import perf_counter
 from typing import ClassVar
@@ -528,6 +529,26 @@ def attribute_of_object(monkeypatch):
     return loss, lambda: setattr(settings, "weight", 0.0), "The variable `settings`", None
 
 
+def attribute_of_class(monkeypatch):
+    class Inherits(LossOptions):
+        pass
+
+    def loss(outputs, ys):
+        return Inherits.weight * jnp.mean((outputs - ys) ** 2)
+
+    return loss, lambda: monkeypatch.setattr(LossOptions, "weight", 0.0), "The variable `Inherits`", None
+
+
+def attribute_of_module(monkeypatch):
+    settings = types.ModuleType("settings")
+    settings.weight = 1.0
+
+    def loss(outputs, ys):
+        return settings.weight * jnp.mean((outputs - ys) ** 2)
+
+    return loss, lambda: setattr(settings, "weight", 0.0), "The variable `settings`", None
+
+
 class Agent:
     def __init__(self):
         self.weight, self.unused = 1.0, 1.0
@@ -561,6 +582,8 @@ def attribute_of_called_object(monkeypatch):
     "make",
     [
         attribute_of_called_object,
+        attribute_of_class,
+        attribute_of_module,
         global_variable,
         variable_of_called_function,
         variable_of_enclosing_function,
