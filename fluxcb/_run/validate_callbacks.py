@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
+from fluxcb._declare.signatures import assigns
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
@@ -136,8 +138,9 @@ def refuse_useless(graph: CallbackGraph) -> None:
 
 
 def warn_ineffective(graph: CallbackGraph) -> None:
-    """Warn about callbacks, handlers, orders, logs and flags that have no effect."""
+    """Warn about what has no effect, and about an entry of `cbstate` that two callbacks create."""
     _warn_empty_log(graph)
+    _warn_shared_entries(graph)
     _warn_inert(graph)
     _warn_uncalled(graph)
     _warn_unused_stop(graph)
@@ -220,6 +223,38 @@ def _refuse_lost_state(graph: CallbackGraph) -> None:
                 why="checkpoints would save nothing of it, so a resumed run would begin with another state",
                 fix="define `state_dict(self)`, which returns what `load_state_dict(self, state)` restores",
             )
+
+
+def _warn_shared_entries(graph: CallbackGraph) -> None:
+    """Warn about an entry of `cbstate` that two callbacks create and write at different moments.
+
+    If they wrote it at the same moment, they would conflict. So only the second use of a name can have gone unnoticed.
+    """
+    creators: dict[str, list[Declared]] = {}
+    for declared in graph.declared:
+        for path in declared.access:
+            own_entry = len(path) == 2 and path[0] == "cbstate" and not declared.is_shipped
+            if own_entry and _writes(declared, path) and assigns(declared.cls.init, path[1]):
+                creators.setdefault(path[1], []).append(declared)
+    for name, found in creators.items():
+        for one, other in itertools.combinations(found, 2):
+            if one.cls is not other.cls and not _are_related(graph, one, other, ("cbstate", name)):
+                _warn(
+                    f"{one.label} and {other.label} both create and write `cbstate.{name}`, and share its value. If "
+                    f"that is intended, return `({one.cls.__name__},)` from `{other.cls.__name__}.runafter()`. "
+                    "Otherwise, give one of the entries another name."
+                )
+
+
+def _are_related(graph: CallbackGraph, one: Declared, other: Declared, path: StatePath) -> bool:
+    """Return whether one of two callbacks names the other, or both write a path at some moment in a known order."""
+    if isinstance(unwrap(one.callback), other.runafter) or isinstance(unwrap(other.callback), one.runafter):
+        return True
+    writers = (
+        {handler.declared for handler in handlers if lookup(handler.access, path) is not None}
+        for handlers in graph.orders.values()
+    )
+    return any({one, other} <= together for together in writers)
 
 
 def _warn_unused_stop(graph: CallbackGraph) -> None:
