@@ -58,7 +58,7 @@ def initialize(
         # A change of a container that `init` has received as a copy would be lost without notice.
         state.moment.lent.verify()
         # A subclass of a callback of fluxcb creates the entries of its base class.
-        if not any(base.__module__.startswith("fluxcb.callbacks.") for base in one.cls.__mro__):
+        if not one.is_shipped and not any(b.__module__.startswith("fluxcb.callbacks.") for b in one.cls.__mro__):
             _refuse_taken_names(
                 graph, one, [n for n, value in state.cbstate.items() if value is not before_init.get(n)]
             )

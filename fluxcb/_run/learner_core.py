@@ -142,8 +142,8 @@ class LearnerCore:
         state, train = self.state, self.state.train
         # Parameters that the user has passed need no batch.
         if self.adapter is None:
-            self.engine.programs.initial = InitialArrays(self._params, of_model=False)
             params, model_state = params_of_user(self.placement, self._params, self._model_state)
+            self.engine.programs.initial = InitialArrays(self._params, of_model=False)
             self._params, self._model_state = None, {}  # release the caller's arrays, of which there are copies now
         else:
             batch = batch if batch is not None else self.example()

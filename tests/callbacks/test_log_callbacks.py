@@ -1,5 +1,6 @@
 """LogMetrics, LogHyperParams, LogHistograms and LogVisualization: names, steps and numbers."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -41,7 +42,7 @@ FUSING = pytest.mark.parametrize("steps_per_call", [1, 7, "auto"])
 
 def still(params, *callbacks, gradient=None, batches=4, **kwargs):
     """Build a Learner whose parameters stay, with these gradients."""
-    gradient = params if gradient is None else gradient
+    gradient = jax.tree.map(jnp.copy, params if gradient is None else gradient)
 
     def loss(params, batch, key):
         terms = [jnp.sum(params[name] * gradient[name]) for name in gradient]
