@@ -96,8 +96,34 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
         contents = {name: content_of(variable, inner, depth + 1) for name, variable in variables.items()}
         return {name: content for name, content in contents.items() if content is not UNKNOWN} or UNKNOWN
     fields = _fields(value)
-    found = {name: content_of(fields[name], names, depth + 1) for name in names if name in fields}
+    names = _names_reached(type(value), frozenset(names)) if fields else names
+    found: dict[Any, Any] = {name: content_of(fields[name], names, depth + 1) for name in names if name in fields}
+    found = {name: content for name, content in found.items() if content is not UNKNOWN}
+    # The arrays of a module of Flax NNX are in its variables.
+    leaves = jax.tree.leaves(value) if fields else [value]
+    if leaves and leaves[0] is not value:
+        found[None] = [_Array(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
     return found or UNKNOWN
+
+
+@functools.lru_cache(maxsize=512)
+def _names_reached(cls: type, names: frozenset[str]) -> frozenset[str]:
+    """Return names with those in the code of the methods and properties of a class that they name, or that calls it."""
+    found, codes = set(names), list[CodeType]()
+    members = {
+        name: member for base in reversed(cls.__mro__) if base is not object for name, member in vars(base).items()
+    }
+    todo = [*names, "__call__"]
+    for name in todo:  # grows in the loop
+        member = members.get(name)
+        function = member.fget if isinstance(member, property) else member
+        code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+        if isinstance(code, CodeType) and code not in codes:
+            codes.append(code)
+            inner = names_in(code) - found
+            found |= inner
+            todo += inner
+    return frozenset(found)
 
 
 def variables_of(function: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, is_of_library, variables_of
+from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import names_in
@@ -27,6 +28,7 @@ from fluxcb._tracebacks import warn_user
 
 __all__ = [
     "TracedField",
+    "input_variables",
     "loss_variables",
     "phase_fields",
     "traced_fields",
@@ -229,6 +231,17 @@ def loss_variables(loss_fn: Any) -> list[TracedField]:
     ]
 
 
+def input_variables(model: Any, split: BatchParts) -> list[TracedField]:
+    """Return the variables that the `apply` of a model pair, `inputs=` and `targets=` read, before they are traced."""
+    advice = "To change the value during training, keep it in the state of the model, or in the batch."
+    functions = {
+        "`apply` of the model": getattr(model, "function", None),
+        "`inputs=`": split.inputs,
+        "`targets=`": split.targets,
+    }
+    return [field for reader, function in functions.items() for field in _variables(function, reader, advice)]
+
+
 def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
     variables = variables_of(function)
     if not variables:
@@ -275,8 +288,9 @@ def _functions_within(owner: Any) -> Iterator[tuple[FunctionType, bool]]:
     if not is_of_library(owner):
         return
     level, seen = [(owner, False)], set()
-    # A function of a metric is three levels below `Metrics`: the tuple of metrics, the metric, the function.
-    for _ in range(4):
+    # The function of a metric is three levels below `Metrics`: the tuple of metrics, the metric, the function. The
+    # function for its weights is in another object.
+    for _ in range(5):
         inner: list[tuple[Any, bool]] = []
         for value, of_part in level:
             seen.add(id(value))
@@ -325,7 +339,8 @@ def _uses(cls: type, code: CodeType) -> _Uses:
         own = set(attributes_of(method, method.co_varnames[:1]))
         fields |= own
         names |= names_in(method)
-        functions = (getattr(cls, name, None) for name in own)
+        members = (getattr(cls, name, None) for name in own)
+        functions = (member.fget if isinstance(member, property) else member for member in members)
         called = [inspect.unwrap(function).__code__ for function in functions if inspect.isfunction(function)]
         # Without repetitions, because methods can call each other.
         codes += [inner for inner in dict.fromkeys(called) if inner not in codes]

@@ -17,6 +17,7 @@ from fluxcb._compile.step import TracedStep, trace_step
 from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.trace_effects import (
     TracedField,
+    input_variables,
     loss_variables,
     phase_fields,
     traced_fields,
@@ -135,9 +136,8 @@ class Programs:
         self._first: dict[Phase, PyTree] = {}  # specs of the first batch, which later ones must have
         self._in_vectors: bool | None = None
         self.chosen: dict[str, ProgramKind] = {}
-        self.traces = 0
         self.compiled: list[Program] = []
-        self.compiles = 0
+        self.traces = self.compiles = 0
 
     def use(self, plan: Plan, setup: Callable[[Phase], StepSetup]) -> Callable[[], None]:
         """Use another plan.
@@ -169,15 +169,15 @@ class Programs:
         shape = signature(batch)
         if checked:
             self._check_batch(phase, batch)
-        # All programs evaluate this one trace, so the dry run at construction already covers the code that will run.
-        # Fetching other values compiles again but runs no handler again.
+        # All programs evaluate this trace, so the dry run covers the code that will run. Fetching other values compiles
+        # again but runs no handler again.
         setup, plan, train = self.setup(phase), self.plan, self._train
         content = setup.model, _traced_content(plan, phase), train.signature
         known = self._steps.get((phase, shape))
         if known is not None and known[0] == content:
             return known[1]
-        variables = loss_variables(setup.loss_fn)
-        before = [*phase_fields(phase), *variables]
+        variables, inputs = loss_variables(setup.loss_fn), input_variables(setup.model, setup.split)
+        before = [*phase_fields(phase), *variables, *inputs]
         with self._meter.span(f"trace the step of {type(phase).__name__}", "compile"), self.mesh():
             step = trace_step(setup, phase, train.carry, batch)
         self.traces += 1

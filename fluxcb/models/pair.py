@@ -126,6 +126,11 @@ class PairAdapter:
         self._stateful = stateful
         self._key_means_training = key_means_training(apply)
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The `apply` of the pair."""
+        return self._apply
+
     def init(self, key: Any, xs: PyTree) -> tuple[PyTree, PyTree]:
         """Return `(params, model_state)` for inputs like `xs`. The state of a stateless pair is `{}`."""
         if self.held is not None:

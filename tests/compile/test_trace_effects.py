@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import ClassVar
 
 import flax.linen
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -549,6 +550,75 @@ def attribute_of_module(monkeypatch):
     return loss, lambda: setattr(settings, "weight", 0.0), "The variable `settings`", None
 
 
+class Teacher:
+    def __init__(self):
+        self.rate = 1.0
+
+    def __call__(self, value):
+        return self.scaled(value)
+
+    def scaled(self, value):
+        return self.factor * value
+
+    @property
+    def factor(self):
+        return 2 * self.rate
+
+    def decay(self):
+        self.rate = 0.0
+
+
+def field_of_called_object(monkeypatch):
+    teacher = Teacher()
+
+    def loss(outputs, ys):
+        return jnp.mean((outputs - teacher(ys)) ** 2)
+
+    return loss, teacher.decay, "The variable `teacher`", None
+
+
+def field_of_method_of_object(monkeypatch):
+    teacher = Teacher()
+
+    def loss(outputs, ys):
+        return jnp.mean((outputs - teacher.scaled(ys)) ** 2)
+
+    return loss, teacher.decay, "The variable `teacher`", None
+
+
+def field_of_property_of_object(monkeypatch):
+    teacher = Teacher()
+
+    def loss(outputs, ys):
+        return teacher.factor * jnp.mean((outputs - ys) ** 2)
+
+    return loss, teacher.decay, "The variable `teacher`", None
+
+
+def variable_of_nnx(monkeypatch):
+    variable = flax.nnx.Variable(jnp.ones(()))
+
+    def loss(outputs, ys):
+        return variable[...] * jnp.mean((outputs - ys) ** 2)
+
+    def change():
+        variable[...] = jnp.zeros(())
+
+    return loss, change, "The variable `variable`", None
+
+
+def array_of_nnx_module(monkeypatch):
+    teacher = flax.nnx.Linear(1, 1, rngs=flax.nnx.Rngs(0))
+
+    def loss(outputs, ys):
+        return jnp.mean((outputs - teacher(ys[:, None])[:, 0]) ** 2)
+
+    def change():
+        flax.nnx.update(teacher, {"bias": jnp.ones(1)})
+
+    return loss, change, "The variable `teacher`", None
+
+
 class Agent:
     def __init__(self):
         self.weight, self.unused = 1.0, 1.0
@@ -583,6 +653,11 @@ def attribute_of_called_object(monkeypatch):
     [
         attribute_of_called_object,
         attribute_of_class,
+        field_of_called_object,
+        field_of_method_of_object,
+        field_of_property_of_object,
+        variable_of_nnx,
+        array_of_nnx_module,
         attribute_of_module,
         global_variable,
         variable_of_called_function,

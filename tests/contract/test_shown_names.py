@@ -41,7 +41,7 @@ def test_check_of_public_callback_shows_only_public_names(name, monkeypatch):
 def test_learner_and_replay_show_only_public_names(tmp_path, capsys, refused):
     def make():
         wrapped = (
-            every(library.Metrics(), steps=2),
+            every(library.Metrics(), epochs=2),
             when(Shows(), lambda learner: True),
             throttle(Shows(), StepEnd, freq=2),
             switchable(library.ClipGradients(1.0)),
