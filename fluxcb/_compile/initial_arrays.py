@@ -1,4 +1,4 @@
-"""A warning about a step that uses the initial parameters, which are constants, in place of the trained ones."""
+"""Warnings about steps that use the initial parameters as constants, and about a module that is edited later."""
 
 from __future__ import annotations
 
@@ -19,17 +19,21 @@ class InitialArrays:
 
     Args:
         params: The parameters.
-        of_model: Whether they belong to a model, and not to a loss function.
+        model: The model that they belong to, or None for those of a loss function.
     """
 
-    def __init__(self, params: PyTree = None, *, of_model: bool = True) -> None:
+    def __init__(self, params: PyTree = None, model: Any = None) -> None:
         # Weak references, because the carry has copies, and the originals may take as much memory.
         self._paths = {
             id(leaf): (weakref.ref(leaf), jax.tree_util.keystr(path, simple=True, separator="."))
             for path, leaf in jax.tree_util.tree_leaves_with_path(params)
             if isinstance(leaf, jax.Array)
         }
-        self._of_model = of_model
+        self._of_model = model is not None
+        # Only the arrays of a module of Flax NNX can be replaced by others.
+        is_module = bool(self._paths) and self._paths.keys() <= {id(leaf) for leaf in jax.tree.leaves(model)}
+        self._module = weakref.ref(model) if is_module and hasattr(model, "__weakref__") else None
+        self._arrays = [array for array, _ in self._paths.values()]
 
     def warn_if_used(self, step: TracedStep) -> None:
         """Warn once if a step uses some of the arrays: its loss function, a metric, or a traced handler does."""
@@ -47,6 +51,19 @@ class InitialArrays:
             "gradient and never change, because fluxcb trains copies of them. The loss function, a metric, or a traced "
             f"handler finds them in a variable. To use the trained parameters, {trained}. If the initial ones are "
             f"intended, use copies: `jax.tree.map(jnp.copy, {'module' if self._of_model else 'params'})`.",
+            UserWarning,
+        )
+
+    def warn_if_edited(self) -> None:
+        """Warn once if the module has other arrays now, because the Learner does not use them."""
+        module = self._module() if self._module is not None else None
+        now = {id(leaf) for leaf in jax.tree.leaves(module)}
+        if module is None or all(id(array()) in now for array in self._arrays):
+            return
+        self._module = None
+        warn_user(
+            f"The module `{type(module).__qualname__}` has other parameters than when it was passed to the Learner, "
+            "and the Learner trains a copy without them. To train them, assign the module: `learner.model = module`.",
             UserWarning,
         )
 

@@ -109,6 +109,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
         progress.last_step = fit.step + length.steps
     # A single object serves all attempts, because it remembers the checkpoint that did not help.
     rewinding = Rewinding(core, phases)
+    core.engine.programs.initial.warn_if_edited()
     while True:
         target, reason = _run(core, phases, length, rewinding, resumes=resumes, ended=ended)
         if target is None:

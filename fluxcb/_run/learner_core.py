@@ -143,7 +143,7 @@ class LearnerCore:
         # Parameters that the user has passed need no batch.
         if self.adapter is None:
             params, model_state = params_of_user(self.placement, self._params, self._model_state)
-            self.engine.programs.initial = InitialArrays(self._params, of_model=False)
+            self.engine.programs.initial = InitialArrays(self._params)
             self._params, self._model_state = None, {}  # release the caller's arrays, of which there are copies now
         else:
             batch = batch if batch is not None else self.example()
@@ -364,7 +364,7 @@ class LearnerCore:
     def _release(self, model: Any, adapter: ModelAdapter) -> None:
         """Store a model without its initial arrays, because the carry has copies of them, which are trained."""
         held = getattr(adapter, "held", None)
-        self.engine.programs.initial = InitialArrays(held[0] if held is not None else None)
+        self.engine.programs.initial = InitialArrays(held[0] if held is not None else None, model)
         released = getattr(adapter, "released", None)
         self.adapter, self.state.model = (adapter, model) if released is None else released(model)
 

@@ -124,3 +124,39 @@ def test_initial_parameters_of_loss_function_are_a_warning():
         assert fitted(lambda given: 0.5 * given["w"] ** 2) == 1 - 0.5 * (0.25 + 1)
         copies = jax.tree.map(jnp.copy, params)
         assert fitted(lambda _: 0.5 * copies["w"] ** 2) == 1 - 0.5 * 0.25
+
+
+def test_edited_module_is_a_warning_once():
+    model = module()
+    learner = trained(model, mse)
+    nnx.update(model, {"kernel": jnp.full((4, 2), 7.0)})
+    with pytest.warns(UserWarning, match="has other parameters") as caught:
+        learner.fit(1)
+    assert [str(warning.message) for warning in caught] == [
+        "The module `Linear` has other parameters than when it was passed to the Learner, and the Learner trains a "
+        "copy without them. To train them, assign the module: `learner.model = module`."
+    ]
+    learner.fit(1)
+    # The fix.
+    learner.model = model
+    np.testing.assert_array_equal(learner.params["kernel"], np.full((4, 2), 7.0, np.float32))
+    learner.fit(1)
+
+
+class Normalizing(nnx.Module):
+    def __init__(self):
+        self.linear, self.norm = module(), nnx.BatchNorm(2, rngs=nnx.Rngs(1))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(2))
+
+    def __call__(self, xs):
+        return self.dropout(self.norm(self.linear(xs)))
+
+
+def test_calls_of_module_are_no_warning():
+    """They change its running averages and its random streams."""
+    model = Normalizing()
+    learner = trained(model, mse)
+    before = np.asarray(model.norm.mean[...])
+    model(XS)
+    assert not np.array_equal(before, model.norm.mean[...])
+    learner.fit(1)

@@ -21,7 +21,7 @@ import pytest
 
 import fluxcb
 from fluxcb import Callback, Read, TraceError, Write, on
-from fluxcb.callbacks import ClipGradients, LearningRate, Metrics, Scheduler
+from fluxcb.callbacks import ClipGradients, LearningRate, Metric, Metrics, Scheduler
 from fluxcb.events import BackwardBegin, BackwardEnd, ComputeEnd, EpochEnd, ForwardBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import testlearner
@@ -701,6 +701,75 @@ def test_variable_that_changes_after_loss_function_used_it_is_a_warning_once(mak
     assert moves(passed)
     weight = 0.0
     assert not moves(passed)
+
+
+def changed_apply(setting):
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: setting["weight"] * params["w"] * xs)
+    return {"model": model}, "`apply` of the model"
+
+
+def changed_inputs(setting):
+    return {"inputs": lambda batch: setting["weight"] * batch[0], "targets": lambda batch: batch[1]}, "`inputs=`"
+
+
+def changed_targets(setting):
+    return {"inputs": lambda batch: batch[0], "targets": lambda batch: setting["weight"] * batch[1]}, "`targets=`"
+
+
+def changed_weights(setting):
+    def weights(batch):
+        return setting["weight"] * jnp.ones_like(batch[1])
+
+    metric = Metric(lambda outputs, ys: outputs - ys, name="bias", weight=weights)
+    return {"callbacks": [Metrics(metric)]}, "the function `weights` of Metrics(bias)"
+
+
+@pytest.mark.parametrize("make", [changed_apply, changed_inputs, changed_targets, changed_weights])
+def test_variable_of_other_functions_that_changes_is_a_warning_once(make):
+    setting = {"weight": 1.0}
+    options, reader = make(setting)
+    xs = np.linspace(-1, 1, 8, dtype=np.float32)
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+    learner = fluxcb.Learner(
+        options.pop("model", model),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        data=[(xs, 3 * xs)],
+        default_callbacks=False,
+        **options,
+    )
+    learner.fit(1)
+    setting["weight"] = 0.5
+    text = f"^The variable `setting` has changed, but {re.escape(reader)} still"
+    with pytest.warns(UserWarning, match=text) as caught:
+        learner.fit(1)
+    assert len(caught) == 1
+    learner.fit(1)
+
+
+class ScalesByProperty(Callback):
+    def __init__(self):
+        self.epoch = 0
+
+    @property
+    def scale(self):
+        return 2.0**self.epoch
+
+    def stateaccess(self):
+        return {"step": {"grads": Write()}}
+
+    @on
+    def multiply(self, event: BackwardEnd, phase: TrainingPhase, learner):
+        learner.step.grads = jax.tree.map(lambda leaf: self.scale * leaf, learner.step.grads)
+
+    @on
+    def count(self, event: EpochEnd, phase: TrainingPhase, learner):
+        self.epoch += 1
+
+
+def test_field_behind_a_property_of_a_traced_handler_is_a_warning():
+    with pytest.warns(UserWarning, match=r"^`self\.epoch` of ScalesByProperty\(\) has changed from 0 to 1"):
+        testlearner(ScalesByProperty()).fit(2)
 
 
 def test_variable_that_changes_in_a_loop_of_single_steps_is_a_warning_once():
