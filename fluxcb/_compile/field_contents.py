@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import pickle
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ _ATOMS = (bool, int, float, complex, str, bytes, type(None))
 _MAX_BYTES = 1 << 20
 _MAX_PARTS = 1000
 _MAX_DEPTH = 4
+_CALLBACKS = frozenset({"callback", "io_callback", "pure_callback"})  # of JAX
 _LIBRARIES = frozenset({"fluxcb", "jax", "jaxlib", "numpy", "optax"})
 
 
@@ -52,16 +54,19 @@ class _Array:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
+def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bool = True) -> Any:
     """Return a copy of what is known of a value: numbers, texts and arrays, also inside containers and objects.
 
     Args:
         value: Any value.
         names: The attributes of objects to look at. A handler uses only those that its code names.
         depth: How many containers and objects are around the value.
+        follow: Whether to look at the attributes that the methods and properties of objects use, too.
     """
     if isinstance(value, _ATOMS):
         return value
+    # A method that such a function calls on the host runs at each step, and may count its calls.
+    follow = follow and _CALLBACKS.isdisjoint(names)
     # Objects can refer to each other in cycles, which end at this depth.
     if isinstance(value, jax.core.Tracer) or depth == _MAX_DEPTH:
         return UNKNOWN
@@ -78,7 +83,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > _MAX_PARTS:
             return _Long(len(value))
-        parts = [content_of(part, names, depth + 1) for part in value]
+        parts = [content_of(part, names, depth + 1, follow=follow) for part in value]
         if isinstance(value, set | frozenset):
             # The content of an entry, such as a dict of its fields, may not be hashable.
             return set(map(repr, parts))
@@ -86,23 +91,27 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
     if isinstance(value, Mapping):
         if len(value) > _MAX_PARTS:
             return _Long(len(value))
-        return {repr(key): content_of(part, names, depth + 1) for key, part in value.items()}
+        return {repr(key): content_of(part, names, depth + 1, follow=follow) for key, part in value.items()}
     if isinstance(value, type | ModuleType):
         return _constants_of(value, names) or UNKNOWN
     if isinstance(value, FunctionType):
         variables = variables_of(value)
         # Names of the called function, because the code that calls it does not name what this function reads.
         inner = names_in(value.__code__) if variables else ()
-        contents = {name: content_of(variable, inner, depth + 1) for name, variable in variables.items()}
+        contents = {name: content_of(variable, inner, depth + 1, follow=follow) for name, variable in variables.items()}
         return {name: content for name, content in contents.items() if content is not UNKNOWN} or UNKNOWN
     fields = _fields(value)
-    names = _names_reached(type(value), frozenset(names)) if fields else names
-    found: dict[Any, Any] = {name: content_of(fields[name], names, depth + 1) for name in names if name in fields}
+    if fields and follow:
+        names = _names_reached(type(value), frozenset(names))
+    found: dict[Any, Any] = {
+        name: content_of(fields[name], names, depth + 1, follow=follow) for name in names if name in fields
+    }
     found = {name: content for name, content in found.items() if content is not UNKNOWN}
     # The arrays of a module of Flax NNX are in its variables.
     leaves = jax.tree.leaves(value) if fields else [value]
     if leaves and leaves[0] is not value:
-        found[None] = [_Array(leaf) for leaf in leaves if isinstance(leaf, jax.Array)]
+        arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer)]
+        found[None] = [_Array(leaf) for leaf in arrays]
     return found or UNKNOWN
 
 
@@ -110,9 +119,10 @@ def content_of(value: Any, names: Collection[str], depth: int = 0) -> Any:
 def _names_reached(cls: type, names: frozenset[str]) -> frozenset[str]:
     """Return names with those in the code of the methods and properties of a class that they name, or that calls it."""
     found, codes = set(names), list[CodeType]()
-    members = {
-        name: member for base in reversed(cls.__mro__) if base is not object for name, member in vars(base).items()
-    }
+    # The methods of these libraries and of Python use internal fields, which change at any call.
+    others = {"flax", "equinox", *sys.stdlib_module_names}
+    own = [base for base in reversed(cls.__mro__) if base.__module__.partition(".")[0] not in others]
+    members = {name: member for base in own for name, member in vars(base).items()}
     todo = [*names, "__call__"]
     for name in todo:  # grows in the loop
         member = members.get(name)

@@ -703,6 +703,30 @@ def test_variable_that_changes_after_loss_function_used_it_is_a_warning_once(mak
     assert not moves(passed)
 
 
+class CallCounter:
+    def __init__(self):
+        self.count = 0
+
+    def add(self, value):
+        self.count += 1
+
+
+def test_object_whose_method_jax_calls_at_each_step_is_no_warning():
+    counter = CallCounter()
+
+    def loss(outputs, ys):
+        jax.debug.callback(counter.add, outputs[0])
+        return jnp.mean((outputs - ys) ** 2)
+
+    xs = np.linspace(-1, 1, 8, dtype=np.float32)
+    model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: params["w"] * xs)
+    learner = fluxcb.Learner(model, loss, optax.sgd(0.1), data=[(xs, 3 * xs)] * 2, default_callbacks=False)
+    for _ in range(2):
+        learner.fit(1)
+    jax.effects_barrier()
+    assert counter.count == 4
+
+
 def changed_apply(setting):
     model = (lambda key, xs: {"w": jnp.zeros(())}, lambda params, xs: setting["weight"] * params["w"] * xs)
     return {"model": model}, "`apply` of the model"
