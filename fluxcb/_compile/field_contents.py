@@ -65,7 +65,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
     """
     if isinstance(value, _ATOMS):
         return value
-    # A method that such a function calls on the host runs at each step, and may count its calls.
+    # Code that names such a function passes it methods, which run at each step and may count their calls.
     follow = follow and _CALLBACKS.isdisjoint(names)
     # Objects can refer to each other in cycles, which end at this depth.
     if isinstance(value, jax.core.Tracer) or depth == _MAX_DEPTH:
