@@ -41,6 +41,10 @@ class LayerModes:
         """Return whether a layer was called, and always in evaluation mode."""
         return self._modes[layer] == {True}
 
+    def training(self, layer: str) -> bool:
+        """Return whether a layer was called in training mode."""
+        return False in self._modes[layer]
+
     def warn(self, module: Any) -> bool:
         """Warn if the layers of a module without a train flag were in evaluation mode.
 

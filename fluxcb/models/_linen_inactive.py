@@ -51,7 +51,7 @@ def _trains(call: Callable[..., Any], name: str, default: Any) -> bool:
             if is_interruption(error):
                 raise
             continue  # the module does not know this value, or the call lacks what it needs with it
-        if not modes.evaluating("BatchNorm"):
+        if modes.training("BatchNorm"):
             return True
     return False
 

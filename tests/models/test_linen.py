@@ -321,6 +321,14 @@ class ByName(nn.Module):
         return nn.Dense(2)(nn.BatchNorm(use_running_average={"eval": True, "train": False}[stage])(x))
 
 
+class SkipsNorm(nn.Module):
+    """Batch normalization that is frozen on purpose, and an option that leaves it out."""
+
+    @nn.compact
+    def __call__(self, x, norm=True):
+        return nn.Dense(2)(nn.BatchNorm(use_running_average=True)(x) if norm else x)
+
+
 class FieldDropout(nn.Module):
     deterministic: bool = True
 
@@ -425,7 +433,8 @@ class Frozen(nn.Module):
         return x if features else nn.Dense(2)(nn.Dropout(0.0, deterministic=True)(x))
 
 
-def test_layers_in_evaluation_mode_on_purpose_give_no_warning():
-    model = linen(Frozen())
+@pytest.mark.parametrize("module", [Frozen(), SkipsNorm()])
+def test_layers_in_evaluation_mode_on_purpose_give_no_warning(module):
+    model = linen(module)
     params, state = model.init(KEY, XS)
     model.apply(params, state, XS, train=True, key=KEY)
