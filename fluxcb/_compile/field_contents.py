@@ -137,7 +137,7 @@ def _names_reached(cls: type, names: frozenset[str]) -> frozenset[str]:
 
 
 def variables_of(function: Any) -> dict[str, Any]:
-    """Return the variables outside of a function of the user that its code reads: of enclosing functions, and global.
+    """Return the variables outside of a function of the user that its code uses: of enclosing functions, and global.
 
     Returns:
         The current values, by name. Empty for functions of libraries, and for other objects.
@@ -159,9 +159,11 @@ def variables_of(function: Any) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
 def _globals_of(code: CodeType) -> frozenset[str]:
-    """Return the global variables that a function and the functions in it read."""
+    """Return the global variables that a function and the functions in it read or assign."""
     inner = (_globals_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL").union(*inner)
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")).union(
+        *inner
+    )
 
 
 def has_changed(before: Any, after: Any) -> bool:

@@ -29,6 +29,7 @@ from fluxcb._compile.trace_effects import warn_of_clock
 from fluxcb._compile.traced import TraceState
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import ComputeEnd, Event, UpdateEnd, is_concrete
+from fluxcb._declare.losses import takes_model
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import FluxcbError, TraceError
 from fluxcb._memory import garbage_collection_paused
@@ -166,7 +167,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     closed = traced.jaxpr
     if setup.loss_fn is not None:
         warn_of_clock(setup.loss_fn)
-        _refuse_kept_keys(setup.loss_fn)
+        _check_stored(setup)
     _warn_of_missing_events(setup, type(phase), emitted)
     if type(phase).trains:
         _warn_of_constant_keys(type(phase), closed.jaxpr)
@@ -318,22 +319,37 @@ def jaxprs_in(equation: Any) -> list[Any]:
     return [inner for inner in (getattr(value, "jaxpr", value) for value in values) if hasattr(inner, "eqns")]
 
 
-def _refuse_kept_keys(loss_fn: Any) -> None:
-    """Raise an error if a loss function has stored a random key of the trace in a variable, to split it again.
+def _check_stored(setup: StepSetup) -> None:
+    """Refuse random keys that a loss function has stored in a variable, to split them again. Warn of other tracers.
 
     Raises:
         TraceError: A variable of the loss function has a key that exists only while the step is traced.
     """
-    for name, value in variables_of(loss_fn).items():
-        for part in objects_within(value):
-            # The keys of `jax.random.PRNGKey` are plain arrays of two words.
-            if isinstance(part, jax.core.Tracer) and (is_key(part) or (part.shape, part.dtype) == ((2,), np.uint32)):
-                raise TraceError(
-                    f"The loss function has stored a random key of the traced step in the variable `{name}`.",
-                    why="the loss function runs once, while the step is traced, and the key exists only then",
-                    fix="take the key of the step as a parameter: `def loss_fn(model, batch, *, key):`, or "
-                    "`def loss_fn(params, batch, key):` for `Learner.from_loss`",
-                )
+    for name, value in variables_of(setup.loss_fn).items():
+        tracers = [part for part in objects_within(value) if isinstance(part, jax.core.Tracer)]
+        # The keys of `jax.random.PRNGKey` are plain arrays of two words.
+        if any(is_key(part) or (part.shape, part.dtype) == ((2,), np.uint32) for part in tracers):
+            raise TraceError(
+                f"The loss function has stored a random key of the traced step in the variable `{name}`.",
+                why="the loss function runs once, while the step is traced, and the key exists only then",
+                fix="take the key of the step as a parameter: `def loss_fn(model, batch, *, key):`, or "
+                "`def loss_fn(params, batch, key):` for `Learner.from_loss`",
+            )
+        if tracers:
+            # A loss function of the outputs returns no aux.
+            of_batch = setup.model is None or takes_model(setup.loss_fn)
+            advice = (
+                'Return the value as aux, `return loss, {"name": value}`, which callbacks read as `step.aux`.'
+                if of_batch
+                else 'To record the value, compute it in a metric: `Metrics(Metric(lambda outputs, ys: ..., "name"))`.'
+            )
+            # Not an error, because the loss function itself may use what the model has stored.
+            warn_user(
+                f"The loss function has stored a traced value in the variable `{name}`. The function runs once, while "
+                f"the step is traced, so `{name}` does not get the value of each step, and the stored object cannot be "
+                f"used after the trace. {advice}",
+                UserWarning,
+            )
 
 
 def _refuse_leaks(touched: Mapping[BoundHandler, Touched]) -> None:

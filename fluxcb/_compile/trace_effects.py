@@ -35,7 +35,7 @@ __all__ = [
     "unchanged_fields",
     "warn_about_changed",
     "warn_of_clock",
-    "warn_of_loss_counters",
+    "warn_of_loss_effects",
     "warn_of_random_numbers",
     "warn_once_only",
 ]
@@ -118,16 +118,30 @@ def warn_of_clock(function: Any) -> None:
         )
 
 
-def warn_of_loss_counters(variables: Iterable[TracedField]) -> None:
-    """Warn about numbers that the loss function has changed in its variables while it was traced.
+def warn_of_loss_effects(variables: Iterable[TracedField]) -> None:
+    """Warn about numbers that the loss function has changed while it was traced.
 
     Args:
-        variables: The variables before the trace; see `loss_variables`.
+        variables: What the loss function reads, before the trace; see `loss_variables`.
     """
     for variable in variables:
-        # The list also has fields of objects, for which `_counters_of` returns nothing.
-        before = {variable.name: variable.content} if isinstance(variable.content, int | float) else {}
-        _warn_of_counters("The loss function", before, _counters_of(variable.owner))
+        if _number_changed(variable.content, variable.now):
+            what = variable.label[0].lower() + variable.label[1:]
+            warn_user(
+                f"The loss function changed {what}. The change happens once, while the step is traced, and not at each "
+                "step. Change it in a host handler, for example of StepEnd.",
+                UserWarning,
+            )
+
+
+def _number_changed(before: Any, after: Any) -> bool:
+    """Return whether a number has changed, or a number in a dict or an object."""
+    if isinstance(before, int | float) and isinstance(after, int | float):
+        return has_changed(before, after)
+    # A list or a new entry of a dict may be a cache, which is filled once on purpose.
+    if isinstance(before, dict) and isinstance(after, dict):
+        return any(_number_changed(before[key], after[key]) for key in before.keys() & after.keys())
+    return False
 
 
 def _counters_of(function: Any) -> dict[str, float]:

@@ -23,7 +23,7 @@ from fluxcb._compile.trace_effects import (
     traced_fields,
     unchanged_fields,
     warn_about_changed,
-    warn_of_loss_counters,
+    warn_of_loss_effects,
 )
 from fluxcb._compile.windows import WindowPlan, plan_windows
 from fluxcb._declare.events import TracedEvent
@@ -181,7 +181,7 @@ class Programs:
         with self._meter.span(f"trace the step of {type(phase).__name__}", "compile"), self.mesh():
             step = trace_step(setup, phase, train.carry, batch)
         self.traces += 1
-        warn_of_loss_counters(variables)
+        warn_of_loss_effects(variables)
         self.initial.warn_if_used(step)
         # A value that the step itself changes, such as a cache, is left out.
         self._fields[step] = [*traced_fields(step.touched), *unchanged_fields(before)]

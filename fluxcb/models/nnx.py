@@ -154,15 +154,20 @@ class NNXAdapter:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
+        from fluxcb.models._nnx_effects import numbers_of, warn_of_changed
+
         module = self._merge(self._training if train else self._applied, params, model_state, key)
         keywords: dict[str, Any] = {**self._flag.keywords(train)} if self._flag else {}
         if self._takes_rngs and key is not None:
             keywords["rngs"] = flax_nnx.Rngs(_stream_key(key, "call"))
         if self._modes is not None:
             self._modes.clear()
+        numbers = numbers_of(module)
         outputs = module(xs, **keywords)
-        if train and self._modes is not None:
-            self._modes.warn(self._kind)
+        if train:
+            warn_of_changed(self._name, module, numbers)
+            if self._modes is not None:
+                self._modes.warn(self._kind)
         if not (train and self._state):
             return outputs, model_state
         after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
@@ -172,13 +177,18 @@ class NNXAdapter:
         """Return a new module with these arrays, in training or evaluation mode, for a loss function to call."""
         from flax import nnx as flax_nnx
 
+        from fluxcb.models._nnx_effects import numbers_of, warn_of_changed
+
         module = self._merge(self._training if train else self._in_loss, params, model_state, key)
         if self._flag is not None:
             add_flag(module, *next(iter(self._flag.keywords(train).items())))
         if self._modes is not None:
             self._modes.clear()
+        numbers = numbers_of(module)
 
         def new_state(_: Any) -> PyTree:
+            if train:
+                warn_of_changed(self._name, module, numbers)
             # Without options, only the loss function itself can have changed the mode, with `model.eval()`.
             if train and self._modes is not None and mode_options(self._kind.__call__):
                 self._modes.warn(self._kind)

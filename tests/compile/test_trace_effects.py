@@ -865,10 +865,10 @@ def test_changed_field_of_a_callback_of_fluxcb_is_a_warning_whose_fix_works():
 
 
 def test_variables_that_stay_or_that_tracing_changes_give_no_warning():
-    cache, large = {"traces": 0}, np.zeros(1 << 19, np.float32)
+    cache, large = {}, np.zeros(1 << 19, np.float32)
 
     def loss(outputs, ys):
-        cache["traces"] += 1
+        cache[outputs.shape] = "traced"
         return jnp.mean((outputs - ys) ** 2) + large[0]
 
     xs = np.linspace(-1, 1, 8, dtype=np.float32)
@@ -877,7 +877,7 @@ def test_variables_that_stay_or_that_tracing_changes_give_no_warning():
     assert moves(learner)
     learner.data = [(xs[:4], 3 * xs[:4])]
     assert moves(learner)
-    assert cache["traces"] > 1
+    assert len(cache) > 1
 
 
 # -- the loss function and the model -------------------------------------------------------------
