@@ -1,4 +1,4 @@
-"""Warnings about loss functions of the model and the batch that broadcast outputs and targets to all pairs."""
+"""Warnings about loss functions of a batch that broadcast outputs and targets to all pairs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ __all__ = ["warn_of_pairs_in_batch"]
 
 
 def warn_of_pairs_in_batch(setup: StepSetup, carry: Mapping[str, Any], batch: PyTree, shapes: set[Any]) -> None:
-    """Warn if `loss_fn(model, batch)` broadcasts outputs `[N, 1]` and a part `[N]` of the batch, or the reverse.
+    """Warn if a loss function broadcasts outputs `[N, 1]` and a part `[N]` of the batch, or the reverse.
 
-    `loss_fn(params, batch)` is not checked. It has no model, so a column that the function creates on purpose,
-    `scores[:, None] - scores`, could not be told from the outputs of a model.
+    The form is `loss_fn(model, batch)` or `loss_fn(params, batch)`. In the second one, the outputs are what the
+    function computes from the other parts of the batch. All pairs of the same part, as in `scores[:, None] - scores`,
+    give no warning.
 
     Args:
         setup: The fixed inputs of the step.
@@ -30,7 +31,7 @@ def warn_of_pairs_in_batch(setup: StepSetup, carry: Mapping[str, Any], batch: Py
         batch: The specs of the batch.
         shapes: The shapes `[N, N]` of all values in the step that are computed from N values.
     """
-    if setup.model is None or not takes_model(setup.loss_fn):
+    if setup.model is not None and not takes_model(setup.loss_fn):
         return
     leaves = [leaf for leaf in jax.tree.leaves(batch) if leaf.shape]
     count = leaves[0].shape[0] if leaves else 0
@@ -39,11 +40,13 @@ def warn_of_pairs_in_batch(setup: StepSetup, carry: Mapping[str, Any], batch: Py
         return
     for part, outputs in (((count,), (count, 1)), ((count, 1), (count,))):
         if any(leaf.shape == part for leaf in leaves) and _promotes(setup, carry, batch, part, outputs):
+            combined = f"outputs {list(outputs)} of the model and values {list(part)} of the batch"
+            if setup.model is None:  # what has which shape is not known
+                combined = f"values of shapes [{count}, 1] and [{count}]"
             warn_user(
-                f"The loss function combines outputs {list(outputs)} of the model and values {list(part)} of the "
-                f"batch, which NumPy broadcasts to [{count}, {count}]: each output is compared with every target. "
-                f"Write `[:, 0]` after the value of shape [{count}, 1]. If all pairs are intended, write `[None, :]` "
-                f"after the other.",
+                f"The loss function combines {combined}, which NumPy broadcasts to [{count}, {count}]: each output is "
+                f"compared with every target. Write `[:, 0]` after the value of shape [{count}, 1]. If all pairs are "
+                "intended, write `[None, :]` after the other.",
                 UserWarning,
             )
             return
@@ -68,10 +71,12 @@ def _promotes(
     def loss(params: PyTree, model_state: PyTree, batch: PyTree) -> None:
         # Only shapes are computed, so any key will do.
         key: Any = jax.random.key(0)
-        bound = bound_model(setup.model, params, model_state, train=True, key=key)  # pyright: ignore[reportArgumentType]
-        model = _Recorded(bound.model, recorded)
+        first, state = params, model_state
+        if setup.model is not None:
+            bound = bound_model(setup.model, params, model_state, train=True, key=key)
+            first, state = _Recorded(bound.model, recorded), bound.state
         loss_fn: Any = setup.loss_fn
-        args, kwargs = batch_arguments(loss_fn, model, batch, key=key, train=True, model_state=bound.state)
+        args, kwargs = batch_arguments(loss_fn, first, batch, key=key, train=True, model_state=state)
         loss_fn(*args, **kwargs)
 
     first, second = (rf"\({size}," for size in sizes)
@@ -85,6 +90,8 @@ def _promotes(
             jax.eval_shape(loss, carry["params"], carry["model_state"], jax.tree.map(resized, batch))
         except Exception as error:  # also one of the loss function, for example if it depends on the batch size
             found = re.match(promotion, str(error)) is not None
+    if setup.model is None:
+        return found
     # A model that is mapped over the batch, such as an Equinox module, returns one example.
     expected = {(sizes[0], *outputs[1:]), outputs[1:]}
     return found and not expected.isdisjoint(recorded)

@@ -82,7 +82,10 @@ def _fix(name: str) -> str:
     if name in _METHODS:
         return f"write `{_METHODS[name]}` instead"
     event, phase = _MOMENTS[name]
-    return f"write `@on({event}, {phase})` above `def {name}(self, event, phase, learner):`"
+    return (
+        f"write `@on({event}, {phase})` above `def {name}(self, event, phase, learner):`, after "
+        f"`from fluxcb import on`, `from fluxcb.events import {event}` and `from fluxcb.phases import {phase}`"
+    )
 
 
 # -- handlers without `@on` ----------------------------------------------------------------------

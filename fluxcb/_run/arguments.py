@@ -243,6 +243,13 @@ def _renamed_flags(loss_fn: LossFn, form: str) -> list[str]:
 def _refuse_other_names(loss_fn: LossFn, form: str) -> None:
     """Raise an error if the names of the parameters say that a loss function was written for another form."""
     names = parameter_names(loss_fn)
+    if names[1:2] == ["model"] or (form == PARAMS_FORM and names[1:2] == ["params"]):
+        raise DeclarationError(
+            f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as "
+            f"`{form if form == PARAMS_FORM else MODEL_FORM}`.",
+            why=f"the {'model is' if names[1] == 'model' else 'parameters are'} the first argument, as in `jax.grad`",
+            fix=f"write `def loss_fn({names[1]}, {names[0]}):`",
+        )
     if form == OUTPUTS_FORM and names[:1] == ["params"]:
         raise DeclarationError(
             f"`loss_fn` takes {inspect.signature(loss_fn)}, and is called as `{form}`.",

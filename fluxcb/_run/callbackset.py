@@ -57,7 +57,7 @@ class CallbackSet(Uncopied):
             error = DeclarationError(f"`learner.callbacks` has no attribute `{name}`.", fix=_CALLS[name])
             raise AttributeError(str(error), name=name)  # with `obj`, Python would add a suggestion of its own
 
-    if not TYPE_CHECKING:  # type checkers must report indexing
+    if not TYPE_CHECKING:  # type checkers must report indexing and addition
 
         @entry_point
         def __getitem__(self, key: Any) -> Any:
@@ -70,6 +70,17 @@ class CallbackSet(Uncopied):
                         fix=f"write `learner.callbacks.get({key.__name__})`"
                         if is_class
                         else ["write e.g. `learner.callbacks.get(Recorder)`", "write `list(learner.callbacks)[0]`"],
+                    )
+                )
+            )
+
+        @entry_point
+        def __add__(self, other: Any) -> Any:
+            # Also for `+=`. The assignment that follows could not replace the set.
+            raise TypeError(
+                str(
+                    DeclarationError(
+                        "`learner.callbacks` is not a list, so `+` does not add to it.", fix=_CALLS["extend"]
                     )
                 )
             )

@@ -57,31 +57,13 @@ def lock_run(core: LearnerCore) -> None:
     Raises:
         CheckpointError: Another run writes to one of the directories, or it cannot be written to.
     """
-    locks = _callbacks_of(core, RunLock)
-    _check_separate(locks)
     try:
-        for locked in locks:
+        for locked in _callbacks_of(core, RunLock):
             locked.lock()
     except BaseException:
         # Some of the locks may have been taken. Releasing one that is not held does nothing.
         unlock_run(core)
         raise
-
-
-def _check_separate(savers: list[RunLock]) -> None:
-    """Raise an error for two savers of one directory. Their locks would exclude each other, as if of two runs."""
-    folders: dict[str, RunLock] = {}
-    for saver in savers:
-        folder = getattr(saver, "folder", None)  # the protocol does not require it
-        if folder is None:
-            continue
-        other = folders.setdefault(os.path.realpath(str(folder)), saver)  # one directory can have several paths
-        if other is not saver:
-            raise CheckpointError(
-                f"{other!r} and {saver!r} write checkpoints to the same directory.",
-                why="their checkpoints would replace each other",
-                fix=["use a separate directory for each of them", "remove one of them"],
-            )
 
 
 def unlock_run(core: LearnerCore) -> None:

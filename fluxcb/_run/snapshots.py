@@ -206,7 +206,14 @@ class Snapshots:
         """
         current = self.about()
         check_allowed_names(allow, about, current)
-        then, now = ({name: data["batches"] for name, data in of["data"].items()} for of in (about, current))
+        # The length of a generator is None.
+        then, now = (
+            {
+                name: "of unknown length" if data["batches"] is None else f"{data['batches']} batches"
+                for name, data in d.items()
+            }
+            for d in (about["data"], current["data"])
+        )
         different = _changes("callbacks", about["callbacks"], current["callbacks"], allow)
         layouts = {name: text for name, text in about.get("layouts", {}).items() if name in current["layouts"]}
         different += _changes("callbacks", layouts, {name: current["layouts"][name] for name in layouts}, allow)

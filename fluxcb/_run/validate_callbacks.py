@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -22,11 +23,12 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import assigns
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS
 from fluxcb._declare.uncalled_methods import unmarked
-from fluxcb._errors import CheckError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._errors import CheckError, CheckpointError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.refused_access import flag_written_late
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks import Checkpointer, Monitors, StopOnNaNLoss
+from fluxcb.checkpoints.savers import RunLock
 
 __all__ = [
     "carried_entries",
@@ -43,11 +45,13 @@ __all__ = [
 
 
 def refuse_shared(graph: CallbackGraph, owner: object) -> None:
-    """Check that no callback belongs to another Learner than `owner`.
+    """Check that no callback belongs to another Learner than `owner`, and that no two savers have one directory.
 
     Raises:
         DeclarationError: A callback belongs to another Learner.
+        CheckpointError: Two savers have the same directory.
     """
+    _refuse_shared_folders(graph)
     for declared in graph.declared:
         # A weak reference, so that a callback does not keep its old Learner alive.
         reference = getattr(unwrap(declared.callback), "_fluxcb_owner", None)
@@ -61,6 +65,22 @@ def refuse_shared(graph: CallbackGraph, owner: object) -> None:
                     "construct a new instance for each Learner",
                     "free it first: `other.callbacks.remove(callback)`",
                 ],
+            )
+
+
+def _refuse_shared_folders(graph: CallbackGraph) -> None:
+    # The locks of two savers of one directory would exclude each other, as if of two runs.
+    folders: dict[str, RunLock] = {}
+    for saver in (unwrap(declared.callback) for declared in graph.declared):
+        folder = getattr(saver, "folder", None)  # `RunLock` does not require it
+        if not isinstance(saver, RunLock) or folder is None:
+            continue
+        other = folders.setdefault(os.path.realpath(str(folder)), saver)  # one directory can have several paths
+        if other is not saver:
+            raise CheckpointError(
+                f"{other!r} and {saver!r} write checkpoints to the same directory.",
+                why="their checkpoints would replace each other",
+                fix=["use a separate directory for each of them", "remove one of them"],
             )
 
 

@@ -18,6 +18,7 @@ from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import (
     accepted_keywords,
     boolean_options,
+    defaults_of,
     fits_call,
     key_means_training,
     step_keywords,
@@ -27,6 +28,7 @@ __all__ = ["PairAdapter", "PairModel", "pair"]
 
 _MODE = re.compile(r"(^|_)(train|training|dropout|eval|evaluate|evaluation|infer|inference|test|testing)($|_)")
 _EVALUATION = "deterministic", "evaluation"
+_TEXT_MODES = frozenset({"train", "training", "eval", "evaluation", "valid", "validation", "test", "inference"})
 
 
 @entry_point
@@ -284,6 +286,16 @@ def _warn_about_flags(apply: Callable[..., Any]) -> None:
             UserWarning,
         )
         return
+    for name, default in defaults_of(apply).items():
+        if isinstance(default, str) and default.lower() in _TEXT_MODES and name not in fixed:
+            warn_user(
+                f"`apply` of the model pair has a parameter `{name}`, which fluxcb does not pass, so it is always "
+                f"{default!r}. If it says whether the model is being trained, replace it by a parameter `train`, which "
+                "is True in training and False in evaluation. Otherwise, pass "
+                f"`functools.partial(apply, {name}={default!r})` to make the value explicit.",
+                UserWarning,
+            )
+            return
 
 
 def _refuse_collections(params: PyTree, init: Callable[..., Any]) -> None:

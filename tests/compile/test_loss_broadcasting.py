@@ -195,3 +195,41 @@ def test_fixes_and_losses_of_pairs_do_not_warn(loss_fn):
 
 def _ranking(scores, ys):
     return ((scores[:, None] - scores) * (ys[:, None] - ys)).mean()
+
+
+# -- loss_fn(params, batch) ------------------------------------------------------------------------
+
+
+def _from_loss(loss_fn, ys):
+    data = [(np.ones((8, 4), np.float32), ys)]
+    params = {"w": jnp.ones((4, 1))}
+    return fluxcb.Learner.from_loss(params, loss_fn, optax.sgd(0.1), data=data, default_callbacks=False)
+
+
+@pytest.mark.parametrize("ys", [_YS, _YS[:, None]])
+def test_loss_of_params_and_batch_that_compares_all_pairs_warns(ys):
+    def loss_fn(params, batch):
+        computed = batch[0] @ params["w"]
+        computed = computed if ys.ndim == 1 else computed[:, 0]
+        return ((computed - batch[1]) ** 2).mean(), {"outputs": computed, "ys": batch[1]}
+
+    with pytest.warns(UserWarning, match="broadcasts") as caught:
+        _from_loss(loss_fn, ys)
+    assert [str(warning.message) for warning in caught] == [
+        "The loss function combines values of shapes [8, 1] and [8], which NumPy broadcasts to [8, 8]: each output is "
+        "compared with every target. Write `[:, 0]` after the value of shape [8, 1]. If all pairs are intended, write "
+        "`[None, :]` after the other."
+    ]
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda params, batch: (((batch[0] @ params["w"])[:, 0] - batch[1]) ** 2).mean(),
+        lambda params, batch: ((batch[0] @ params["w"] - batch[1][None, :]) ** 2).mean(),
+        lambda params, batch: _ranking((batch[0] @ params["w"])[:, 0], batch[1]),
+        lambda params, batch: jnp.mean(jax.nn.relu(batch[1][:, None] - batch[1]) * params["w"][0]),
+    ],
+)
+def test_fixes_and_losses_of_pairs_with_params_do_not_warn(loss_fn):
+    _from_loss(loss_fn, _YS)

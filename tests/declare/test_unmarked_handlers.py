@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import fluxcb
 from fluxcb import Callback, DeclarationError, Read, Write, every, on
 from fluxcb.callbacks import ProxyCallback
 from fluxcb.events import EpochEnd, Event, HostEvent, StepBegin, StepEnd
@@ -290,13 +289,16 @@ def test_hook_of_another_library_raises(name: str, refused: Any) -> None:
         f"`Printer.{name}` has the name of a hook of other libraries, but fluxcb does not call it.\n"
         f"  where: Printer.{name}  <@hook>\n"
         "  why:   the engine calls the methods that are marked with `@on`, regardless of their names\n"
-        f"  fix:   write `@on({event}, {phase})` above `def {name}(self, event, phase, learner):`\n"
+        f"  fix:   write `@on({event}, {phase})` above `def {name}(self, event, phase, learner):`, after "
+        f"`from fluxcb import on`, `from fluxcb.events import {event}` and `from fluxcb.phases import {phase}`\n"
         "     or: rename it if other code of yours calls it",
     ):
         type("Printer", (Callback,), {name: hook})
-    names: dict[str, Any] = {**vars(fluxcb.events), **vars(fluxcb.phases), "on": on, "Callback": Callback}
+    names: dict[str, Any] = {"Callback": Callback}
     exec(
-        f"class Fixed(Callback):\n    @on({event}, {phase})\n    def {name}(self, event, phase, learner): ...\n", names
+        f"from fluxcb import on\nfrom fluxcb.events import {event}\nfrom fluxcb.phases import {phase}\n"
+        f"class Fixed(Callback):\n    @on({event}, {phase})\n    def {name}(self, event, phase, learner): ...\n",
+        names,
     )
     (entry,) = names["Fixed"]().handlers()
     assert entry.title() == f"({event}, {phase})"

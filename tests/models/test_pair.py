@@ -207,6 +207,22 @@ def test_parameter_for_a_key_with_another_name_is_a_warning():
         pair(init, lambda params, xs, dropout_rng=None: xs)
 
 
+def test_mode_that_is_a_text_is_a_warning_whose_fixes_work():
+    def apply(params, xs, mode="eval", padding="same"):
+        return xs, mode
+
+    text = (
+        "`apply` of the model pair has a parameter `mode`, which fluxcb does not pass, so it is always 'eval'. If it "
+        "says whether the model is being trained, replace it by a parameter `train`, which is True in training and "
+        "False in evaluation. Otherwise, pass `functools.partial(apply, mode='eval')` to make the value explicit."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        pair(init, apply)
+    assert pair(init, functools.partial(apply, mode="eval")).apply({}, {}, XS, train=True, key=None)[0][1] == "eval"
+    replaced = pair(init, lambda params, xs, train: (xs, train))
+    assert [replaced.apply({}, {}, XS, train=train, key=None)[0][1] for train in (True, False)] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("apply", "flag", "default", "when", "meant"),
     [

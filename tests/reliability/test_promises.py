@@ -202,7 +202,11 @@ def test_run_restored_at_earlier_step_renames_later_checkpoints(tmp_path):
             "callbacks",
             "callbacks: Recorder (fluxcb.callbacks.Recorder) is new",
         ),
-        (lambda folder: counting(Checkpointer(folder), batches=5), "data", "data: training was 4, and is 5 now"),
+        (
+            lambda folder: counting(Checkpointer(folder), batches=5),
+            "data",
+            "data: training was 4 batches, and is 5 batches now",
+        ),
         (
             lambda folder: counting(Checkpointer(folder), first=np.zeros(3)),
             None,

@@ -404,6 +404,17 @@ def test_subscript_names_what_to_write(refused):
     assert callbacks.get(Recorder) in list(callbacks)
 
 
+def test_addition_names_what_to_write(refused):
+    learner = testlearner()
+    text = "`learner.callbacks` is not a list, so `+` does not add to it.\n  fix:   write "
+    text += "`learner.callbacks.add(*callbacks)`"
+    with refused(TypeError, text):
+        learner.callbacks += [Recorder()]  # pyright: ignore
+    callbacks = [Recorder()]
+    learner.callbacks.add(*callbacks)
+    assert learner.callbacks.get(Recorder) is callbacks[0]
+
+
 _CELL = """
 from fluxcb import Callback, on
 from fluxcb.events import EpochEnd

@@ -359,7 +359,7 @@ def test_allow_names_single_callbacks_and_data(tmp_path):
     changed = [Metrics(), Checkpointer(tmp_path)]
     with pytest.raises(fluxcb.ResumeError) as raised:
         falling(*changed, optimizer=rates(0.5), batches=6).fit(2, resume=True, allow=("callbacks.Metrics",))
-    assert raised.value.where == ("data: training was 4, and is 6 now",)
+    assert raised.value.where == ("data: training was 4 batches, and is 6 batches now",)
     learner = falling(Metrics(), Checkpointer(tmp_path), optimizer=rates(0.5), batches=6)
     learner.fit(2, resume=True, allow=("callbacks.Metrics", "data.training"))
     assert (learner.step, float(learner.params["w"])) == (4 + 6, -10 * 0.5)

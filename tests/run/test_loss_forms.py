@@ -844,6 +844,26 @@ def test_model_and_targets_is_an_error_whose_fixes_work():
     learner(pair(), lambda model, batch: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
 
 
+def test_swapped_parameters_are_an_error_whose_fix_works():
+    module, data = nn.Dense(3), [(XS, YS)]
+    params = module.init(jax.random.key(0), XS)["params"]
+    with pytest.raises(DeclarationError) as caught:
+        learner(module, lambda batch, model: cross_entropy(model(batch[0]), batch[1]), data=data)
+    assert str(caught.value) == (
+        "`loss_fn` takes (batch, model), and is called as `loss_fn(model, batch, *, key, train)`.\n"
+        "  why:   the model is the first argument, as in `jax.grad`\n"
+        "  fix:   write `def loss_fn(model, batch):`"
+    )
+    learner(module, lambda model, batch: cross_entropy(model(batch[0]), batch[1]), data=data).fit(1)
+    with pytest.raises(DeclarationError) as caught:
+        Learner.from_loss(params, lambda batch, params: 0.0, optax.sgd(RATE), data=data)
+    assert str(caught.value) == (
+        "`loss_fn` takes (batch, params), and is called as `loss_fn(params, batch, key)`.\n"
+        "  why:   the parameters are the first argument, as in `jax.grad`\n"
+        "  fix:   write `def loss_fn(params, batch):`"
+    )
+
+
 def test_function_of_params_for_a_learner_with_model_is_an_error_whose_fixes_work():
     module, data = nn.Dense(3), [(XS, YS)]
 

@@ -249,24 +249,22 @@ def test_allow_is_suggested_in_the_form_of_the_call_that_resumes(tmp_path):
 
 
 def test_two_savers_of_one_learner_are_not_called_another_run(tmp_path):
-    learner = testlearner(Checkpointer(tmp_path), Checkpointer(tmp_path, steps=2))
     refuses(
         CheckpointError,
         f"Checkpointer({str(tmp_path)!r}) and Checkpointer({str(tmp_path)!r}) write checkpoints to the same directory.",
         ("use a separate directory for each of them", "remove one of them"),
-        lambda: learner.fit(1),
+        lambda: testlearner(Checkpointer(tmp_path), Checkpointer(tmp_path, steps=2)),
     )
     testlearner(Checkpointer(tmp_path / "one"), Checkpointer(tmp_path / "two", steps=2)).fit(1)
 
 
 def test_two_paths_of_one_directory_are_the_same_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    learner = testlearner(Checkpointer("runs"), Checkpointer("runs/../runs", steps=2))
     refuses(
         CheckpointError,
         "Checkpointer('runs') and Checkpointer('runs/../runs') write checkpoints to the same directory.",
         ("use a separate directory for each of them", "remove one of them"),
-        lambda: learner.fit(1),
+        lambda: testlearner(Checkpointer("runs"), Checkpointer("runs/../runs", steps=2)),
     )
     testlearner(Checkpointer("runs"), Checkpointer("others", steps=2)).fit(1)
 

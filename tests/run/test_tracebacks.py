@@ -390,8 +390,10 @@ def test_other_calls_show_user_line(call, kind):
 
 
 def test_checkpointers_in_same_folder_raise_without_context(tmp_path):
-    learner = testlearner(fluxcb.callbacks.Checkpointer(tmp_path), fluxcb.callbacks.Checkpointer(tmp_path))
-    error = raised(lambda: learner.fit(1), fluxcb.CheckpointError)
+    def build():
+        return testlearner(fluxcb.callbacks.Checkpointer(tmp_path), fluxcb.callbacks.Checkpointer(tmp_path))
+
+    error = raised(build, fluxcb.CheckpointError)
     saver = f"Checkpointer('{tmp_path}')"
     assert error.what == f"{saver} and {saver} write checkpoints to the same directory."
     assert (error.__cause__, error.__context__) == (None, None)
