@@ -23,6 +23,7 @@ from fluxcb._compile.batch_loss_broadcasting import warn_of_pairs_in_batch
 from fluxcb._compile.call_errors import HANDLER_NOTE
 from fluxcb._compile.field_contents import objects_within, variables_of
 from fluxcb._compile.handler_backend import Touched
+from fluxcb._compile.padded_state import warn_of_padded_state
 from fluxcb._compile.step_learner import TracedLearner
 from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.trace_effects import warn_of_clock
@@ -172,6 +173,7 @@ def trace_step(setup: StepSetup, phase: Phase, carry: PyTree, batch: Batch) -> T
     if type(phase).trains:
         _warn_of_constant_keys(type(phase), closed.jaxpr)
         warn_of_pairs_in_batch(setup, carry_spec, spec, _shapes_of_pairs(closed.jaxpr))
+        warn_of_padded_state(setup, carry_spec, spec)
         _warn_of_no_update(type(phase), closed.jaxpr, carry_spec)
     step_specs = {name: spec_of(value) for name, value in traced.out_info[1].items()}
     return TracedStep(

@@ -18,7 +18,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import TraceError
 from fluxcb._tracebacks import warn_user
-from fluxcb.callbacks.metrics.recorder import leading_axis
+from fluxcb.callbacks.metrics.padding import examples_in
 
 __all__ = ["AccumulateGradients"]
 
@@ -123,7 +123,7 @@ class AccumulateGradients(Callback):
                 fix="in the step of the phase, assign the sum or the mean of the gradients to `learner.step.grads`, "
                 "and emit BackwardEnd once",
             )
-        size = leading_axis(learner.step.batch)
+        size = examples_in(learner.step.batch)
         new = {
             "grads": jax.tree.map(lambda s, g: s + size * g.astype(s.dtype), old["grads"], grads),
             "examples": old["examples"] + size,

@@ -12,7 +12,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import DeclarationError
 from fluxcb._traced_values import describe
 from fluxcb.callbacks.arguments import finite_number, require
-from fluxcb.callbacks.metrics.padding import masked_mean
+from fluxcb.callbacks.metrics.padding import held, masked_mean, reads_mask, warn_of_unmasked
 from fluxcb.callbacks.metrics.step_functions import (
     needs_of,
     options_shown,
@@ -245,11 +245,17 @@ class Metric(AbstractMetric):
         """Add the mean of one batch, weighted by the number of samples or by `weight`."""
         import jax.numpy as jnp
 
-        value = self.batch_value(step)
         if self.weight is None:
             total, error, count = state
-            return *compensated(total, error, value * samples), count + jnp.float32(samples)
-        term, weight = self._weighted(value, weights_of(self.weight, step, self.name))
+            return *compensated(total, error, self.batch_value(step) * samples), count + jnp.float32(samples)
+        given, step = self.weight, held(step, self.needs)
+        value, masked = reads_mask(step, self.batch_value)
+        weights, masked_weight = reads_mask(step, lambda step: weights_of(given, step, self.name))
+        if not masked and value.shape == self.shape:
+            warn_of_unmasked("The function", self.name)
+        if not masked_weight and not weights.shape:
+            warn_of_unmasked("`weight`", self.name)
+        term, weight = self._weighted(value, weights)
         total, error, count, count_error = state
         return *compensated(total, error, term), *compensated(count, count_error, weight)
 
@@ -275,7 +281,7 @@ class Metric(AbstractMetric):
         if value.shape != self.shape:
             raise self._wrong_shape(value.shape)
         mask = mask_of(getattr(step, "batch", None))
-        return value if mask is None else masked_mean(value, self._function, step, mask)
+        return value if mask is None else masked_mean(value, self._function, step, mask, self.name)
 
     def _wrong_shape(self, shape: tuple[int, ...]) -> DeclarationError:
         if self.shape == ():

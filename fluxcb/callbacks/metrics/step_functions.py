@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fluxcb._declare.broadcasting import compares_all_pairs
+from fluxcb._declare.padded_batch import mask_of
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import accepts
 from fluxcb._errors import DeclarationError
@@ -130,6 +131,8 @@ def weight_function(weight: Any, needs: Any, metric: str, owner: str) -> StepFun
 def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
     """Return the weights of one batch as float32, with NaN in place of negative ones; see `warn_about_weights`.
 
+    Examples that were added to the batch have weight 0.
+
     Args:
         weight: The function that computes them.
         step: The values of the step.
@@ -148,6 +151,9 @@ def weights_of(weight: StepFunction, step: Any, metric: str) -> Any:
             fix='return a number or an array, e.g. `batch["mask"]`',
         )
     weights = jnp.asarray(weights, jnp.float32)
+    mask = mask_of(getattr(step, "batch", None))
+    if mask is not None and weights.shape[:1] == mask.shape:
+        weights = jnp.where(mask.reshape(*mask.shape, *(1 for _ in weights.shape[1:])) > 0, weights, 0)
     # A compiled step cannot raise an error that depends on a value. A sum that contains NaN stays NaN.
     return jnp.where(weights < 0, jnp.nan, weights)
 
