@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -46,6 +47,7 @@ __all__ = [
     "colocate_carry",
     "copy_params",
     "refuse_collections",
+    "refuse_nnx_state",
     "zeros_of_batch",
 ]
 
@@ -287,6 +289,28 @@ def refuse_collections(params: PyTree) -> None:
             fix='pass `variables["params"]`, and `model_state={"batch_stats": variables["batch_stats"]}` to '
             "`Learner.from_loss`. The loss function takes `model_state`, and returns `loss, new_model_state`",
         )
+
+
+def refuse_nnx_state(params: PyTree) -> None:
+    """Raise an error for a Flax NNX module, or its state, with running averages or random streams, as parameters.
+
+    Raises:
+        DeclarationError: `params` has such a variable.
+    """
+    nnx = sys.modules.get("flax.nnx")  # without importing Flax
+    if nnx is None:
+        return
+    kinds = (nnx.BatchStat, nnx.RngState, nnx.Cache, nnx.Intermediate)
+    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))[0]
+    for path, leaf in leaves:
+        if isinstance(leaf, kinds):
+            where, kind = jax.tree_util.keystr(path), type(leaf).__name__
+            raise DeclarationError(
+                f"`params{where}` is a `{kind}` of Flax NNX, which is not trained by gradients.",
+                why="`Learner.from_loss` passes all of `params` to the optimizer",
+                fix="pass the module as a model: `Learner(model, loss_fn, optimizer)` with "
+                "`def loss_fn(model, batch):`",
+            )
 
 
 def as_parts(inputs: Any, targets: Any) -> BatchParts:

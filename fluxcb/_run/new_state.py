@@ -14,7 +14,7 @@ from fluxcb._compile.placement import Placement
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._errors import DeclarationError
 from fluxcb._interruptions import is_interruption
-from fluxcb._run.arguments import colocate_carry, refuse_collections
+from fluxcb._run.arguments import colocate_carry, refuse_collections, refuse_nnx_state
 from fluxcb._run.distributed_state import distributed_model, distributed_opt_state, distributed_params, placed_carry
 from fluxcb._run.initial_state import initial_opt_state, initial_params, initialized
 from fluxcb._typing import Batch, LossFn, ModelAdapter, PyTree
@@ -29,6 +29,7 @@ def params_of_user(placement: Placement | None, params: PyTree, model_state: PyT
         DeclarationError: They are not made of arrays, or contain running averages.
     """
     refuse_collections(params)
+    refuse_nnx_state(params)
     if placement is None:
         params, model_state = initial_params(params), own_copy(model_state)
     else:

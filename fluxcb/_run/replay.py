@@ -38,8 +38,9 @@ from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.host_file import read_host
 from fluxcb.checkpoints.naming import named
 from fluxcb.checkpoints.reading import FolderCheckpoint
-from fluxcb.checkpoints.run_folder import ResumeWarning, entries_of, verify_checkpoint
+from fluxcb.checkpoints.run_folder import ResumeWarning, entries_of
 from fluxcb.checkpoints.snapshot import Snapshot
+from fluxcb.checkpoints.verification import verify_checkpoint
 
 if TYPE_CHECKING:
     from fluxcb._run.learner import Learner

@@ -118,10 +118,16 @@ def _restore_newest(core: LearnerCore, allow: Collection[str], of_hook: bool) ->
     if newest is not None:
         # Before the restore, which replaces the counters that this function reads.
         discarded = [] if of_hook else _discarded(core, newest)
+        fit = core.state.fit
+        # A fit that failed before its first checkpoint continues from the last checkpoint of an earlier fit.
+        failed = (fit.epoch, fit.step) if fit.begun and not fit.finished and fit.step == newest.step else None
         # `callbacks_as_hook` has no `allow`.
         restore_checkpoint(core, newest, allow=allow, allowing=None if of_hook else _in_fit)
         # Tells the saver which checkpoint the run continues from, so that it can retire later ones.
         savers[0].resumed_from(newest)
+        if failed is not None and not of_hook:
+            fit.epoch, fit.step = failed
+            fit.ended = None
         if discarded:
             warn_user(
                 f"`fit(resume=True)` has restored {newest} and discarded {' and '.join(discarded)}. {_TO_KEEP}",

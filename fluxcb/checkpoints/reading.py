@@ -22,9 +22,10 @@ from fluxcb.checkpoints.headers import check_headers, check_json, check_sizes, i
 from fluxcb.checkpoints.host_file import read_host
 from fluxcb.checkpoints.manifest import Manifest
 from fluxcb.checkpoints.naming import Name, flat, named, nested, shown_name
-from fluxcb.checkpoints.run_folder import entries_of, is_checkpoint, newest_good, verify_checkpoint
+from fluxcb.checkpoints.run_folder import entries_of, is_checkpoint, is_run
 from fluxcb.checkpoints.savers import StoredCheckpoint
 from fluxcb.checkpoints.snapshot import Snapshot, is_key, text_of
+from fluxcb.checkpoints.verification import newest_good, verify_checkpoint
 
 __all__ = [
     "FolderCheckpoint",
@@ -87,6 +88,13 @@ def resolve_checkpoint(path: str | os.PathLike[str], *, together: bool = False) 
             fix="use the directory that was passed to `Checkpointer`"
             if parent is None
             else f"use the directory of the checkpoint: {str(parent)!r}",
+        )
+    if found is None and is_run(folder):
+        raise CheckpointError(
+            f"There is no checkpoint in {folder}: the saver of this directory has not saved any.",
+            why="a `Checkpointer` saves when a fit begins, and a `MinSaver` or `MaxSaver` after an epoch in which its "
+            "metric is finite and better than before",
+            fix=["train until it has saved a checkpoint", "use the directory of another saver"],
         )
     if found is None:
         children = sorted(folder.iterdir()) if folder.is_dir() else []

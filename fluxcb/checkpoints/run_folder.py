@@ -10,15 +10,11 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError
-from fluxcb._terminal import escape_line
-from fluxcb._tracebacks import warn_user
-from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.failures import fix_of
 from fluxcb.checkpoints.manifest import HOST_JSON, MANIFEST, Manifest
 
@@ -28,11 +24,11 @@ __all__ = [
     "RunFolder",
     "entries_of",
     "is_checkpoint",
+    "is_run",
     "name_of",
-    "newest_good",
     "read_manifest",
+    "refuse_runs",
     "sync",
-    "verify_checkpoint",
 ]
 
 LOCK = "fluxcb.lock"
@@ -279,7 +275,8 @@ def entries_of(folder: Path) -> list[Entry]:
     try:
         for path in folder.iterdir():
             match = _NAME.fullmatch(path.name)
-            if match is not None and path.is_dir():
+            # A run can have a number as its name, too, as in `runs/1`.
+            if match is not None and path.is_dir() and not is_run(path):
                 entries.append(Entry(int(match[1]), int(match[2] or 0), path))
     except (FileNotFoundError, NotADirectoryError):
         return []
@@ -289,84 +286,6 @@ def entries_of(folder: Path) -> list[Entry]:
             fix="use a directory that is readable",
         ) from error
     return sorted(entries)
-
-
-def newest_good(
-    folder: Path, *, together: bool = False, damaged: set[Path] | None = None
-) -> tuple[Entry, Manifest] | None:
-    """Return the newest undamaged checkpoint, and warn about newer ones that are damaged, which are not changed.
-
-    Args:
-        folder: The directory of the run.
-        together: Whether all processes call the function. They then use the checkpoint that process 0 finds, because a
-            shared file system may be out of date on another host. Each of them verifies a part of the files.
-        damaged: A set to which the folders of damaged checkpoints are added.
-
-    Returns:
-        The checkpoint and its verified manifest, or None if there are no checkpoints.
-
-    Raises:
-        CheckpointError: There are checkpoints, but all are damaged.
-    """
-    of_first = Agreement().of_first if together else _called
-    skipped: list[str] = []
-    fixes: dict[str, None] = {}
-    for step, number in of_first(lambda: [(entry.step, entry.number) for entry in reversed(entries_of(folder))]):
-        entry = Entry(step, number, folder / name_of(step, number))
-        try:
-            manifest = verify_checkpoint(entry.path, together=together)
-        except CheckpointCorruptError as error:
-            if not of_first(entry.path.is_dir):  # deleted by a running fit, which has written a newer one before that
-                return newest_good(folder, together=together, damaged=damaged)
-            skipped.append(f"{entry.path.name}: {error.what}")
-            fixes.update(dict.fromkeys(error.fix))
-            if damaged is not None:
-                damaged.add(entry.path)
-            continue
-        if skipped:
-            warn_user(
-                f"Using the checkpoint {entry.path.name} in {folder}, because newer ones are damaged: "
-                + escape_line("; ".join(skipped)),
-                ResumeWarning,
-            )
-        return entry, manifest
-    if not skipped:
-        return None
-    raise CheckpointError(
-        f"All checkpoints in {folder} are damaged ({len(skipped)} in total). No files were deleted.",
-        where=skipped,
-        why="starting a new run instead would silently discard the earlier training",
-        fix=[*fixes, "restore valid checkpoints from a copy", "start a new run in another directory"],
-    )
-
-
-def verify_checkpoint(path: Path, *, together: bool = False) -> Manifest:
-    """Compare every file of a checkpoint with its manifest, and return the manifest.
-
-    Args:
-        path: The folder of the checkpoint.
-        together: Whether all processes call the function. Each of them verifies a part of the files.
-
-    Raises:
-        CheckpointCorruptError: A file is missing, was added, or differs.
-    """
-
-    def verified() -> Manifest:
-        manifest = read_manifest(path)
-        manifest.verify(path, *share)
-        return manifest
-
-    share = (0, 1)
-    if not together:
-        return verified()
-    import jax
-
-    share = jax.process_index(), jax.process_count()
-    return Agreement().on_all(verified)
-
-
-def _called(function: Callable[[], Any]) -> Any:
-    return function()
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -385,9 +304,31 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def refuse_runs(folder: Path) -> None:
+    """Check that a directory does not contain runs whose names could be those of checkpoints.
+
+    Raises:
+        CheckpointError: It does.
+    """
+    names = [path.name for path in folder.glob("[0-9]*") if is_run(path) and _NAME.fullmatch(path.name)]
+    runs = sorted(names, key=float, reverse=True)[:3]
+    if runs:
+        raise CheckpointError(
+            f"{folder} is not the directory of a run, because it contains the run{'s' if len(runs) > 1 else ''} "
+            f"{' and '.join(map(repr, runs))}.",
+            why="the checkpoints in the directory of a run have numbers as their names, too",
+            fix=[f"use the directory of a run: {str(folder / run)!r}" for run in runs],
+        )
+
+
+def is_run(path: Path) -> bool:
+    """Return whether a path is that of a run, which may have no checkpoint yet."""
+    return os.path.lexists(path / LOCK)
+
+
 def is_checkpoint(path: Path) -> bool:
     """Return whether a path is that of a single checkpoint, which may be damaged, instead of a run."""
-    if os.path.lexists(path / LOCK):
+    if is_run(path):
         return False
     if os.path.lexists(path / MANIFEST) or os.path.lexists(path / HOST_JSON):
         return True

@@ -15,8 +15,9 @@ import pytest
 from fluxcb import Append, Callback, CancelFitting, CheckpointError, Learner, on
 from fluxcb.callbacks import Checkpointer, CustomCallback, Metrics, MinSaver
 from fluxcb.checkpoints.failures import fix_of, quiet_orbax
-from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
+from fluxcb.checkpoints.run_folder import entries_of
 from fluxcb.checkpoints.saving import make_manifest
+from fluxcb.checkpoints.verification import verify_checkpoint
 from fluxcb.events import FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 

@@ -297,6 +297,24 @@ def test_next_fit_begins_next_epoch_as_announced(file, error):
     assert (learner.epoch, learner.step) == (2, 2 + 4)  # the other two batches of epoch 1 were skipped
 
 
+@pytest.mark.parametrize("stops_earlier", [False, True])
+def test_failed_second_fit_continues_as_announced(file, tmp_path, stops_earlier):
+    # The newest checkpoint is that of the first fit, which may have stopped early.
+    stop = raising(CancelFitting("enough"), EpochEnd, lambda learner: stops_earlier and learner.progress.step == 8)
+    fails = raising(ValueError("boom"), StepEnd, lambda learner: learner.progress.step == 10)
+    learner = testlearner(Checkpointer(tmp_path), stop, fails, FitSummary(file))
+    learner.fit(2)
+    learner.callbacks.remove(stop)
+    with pytest.raises(ValueError, match="boom"):
+        learner.fit(1)
+    assert lines(file)[-1] == "Next: `learner.fit(..., resume=True)` continues from the last checkpoint."
+    learner.callbacks.remove(fails)
+    learner.fit(1, resume=True, allow=("callbacks",))
+    assert (learner.epoch, learner.step) == (3, 12)
+    learner.fit(1, resume=True, allow=("callbacks",))  # the fit is complete
+    assert learner.step == 12
+
+
 @pytest.mark.parametrize(("length_is_known", "event"), [(True, EpochEnd), (False, StepEnd)])
 def test_next_fit_after_all_batches_or_an_unknown_number(file, length_is_known, event):
     batch = np.ones(2, np.float32)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fluxcb import Callback, CheckpointCorruptError, DeclarationError, Learner, MissingStateError, Write, every, on
 from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver
 from fluxcb.checkpoints import ResumeWarning, load_params
-from fluxcb.checkpoints.run_folder import Entry, entries_of, verify_checkpoint
+from fluxcb.checkpoints.run_folder import Entry, entries_of
+from fluxcb.checkpoints.verification import verify_checkpoint
 from fluxcb.events import EpochEnd, StepEnd
 from fluxcb.phases import TrainingPhase, ValidationPhase
 

@@ -13,7 +13,7 @@ import optax
 import pytest
 
 from fluxcb import CheckpointError, DeclarationError, Learner, every, throttle, when
-from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metrics, MinSaver, PeriodicTrigger
+from fluxcb.callbacks import Checkpointer, CustomCallback, MaxSaver, Metric, Metrics, MinSaver, PeriodicTrigger
 from fluxcb.checkpoints import load_params
 from fluxcb.checkpoints.run_folder import entries_of
 from fluxcb.events import StepEnd, Trigger
@@ -244,3 +244,45 @@ def test_wrappers_set_the_schedule_but_the_beginning_and_the_end_are_always_save
     again.fit(3, resume=True)
     assert again.step == 12
     assert steps_in(tmp_path)[-1] == 12
+
+
+# --- a directory without checkpoints ----------------------------------------------------------------------------------
+
+
+def test_directory_that_contains_runs_is_an_error_that_names_them(tmp_path, refused):
+    for number in (1, 2, 10):
+        training(Checkpointer(tmp_path / str(number))).fit(1)
+    newest = [str(tmp_path / number) for number in ("10", "2", "1")]
+    text = (
+        f"{tmp_path} is not the directory of a run, because it contains the runs '10' and '2' and '1'.\n"
+        "  why:   the checkpoints in the directory of a run have numbers as their names, too\n"
+        f"  fix:   use the directory of a run: {newest[0]!r}\n"
+        f"     or: use the directory of a run: {newest[1]!r}\n"
+        f"     or: use the directory of a run: {newest[2]!r}"
+    )
+    for call in (
+        lambda: load_params(tmp_path),
+        lambda: training().restore(tmp_path),
+        lambda: training(Checkpointer(tmp_path)).fit(2, resume=True),
+        lambda: training(Checkpointer(tmp_path)).fit(1),
+    ):
+        with refused(CheckpointError, text):
+            call()
+    for path in newest:
+        load_params(path)
+
+
+def test_saver_that_has_saved_nothing_is_named_in_the_error(tmp_path, refused):
+    nan = Metric(lambda loss: loss * jnp.nan, "never", needs=("loss",))
+    learner = training(MinSaver(tmp_path, "training/never"), Metrics(nan))
+    learner.fit(1)
+    folder = tmp_path / "min-training-never"
+    text = (
+        f"There is no checkpoint in {folder}: the saver of this directory has not saved any.\n"
+        "  why:   a `Checkpointer` saves when a fit begins, and a `MinSaver` or `MaxSaver` after an epoch in which its "
+        "metric is finite and better than before\n"
+        "  fix:   train until it has saved a checkpoint\n"
+        "     or: use the directory of another saver"
+    )
+    with refused(CheckpointError, text):
+        learner.restore(folder)

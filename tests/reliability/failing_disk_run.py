@@ -22,7 +22,8 @@ from fluxcb import Learner
 from fluxcb._errors import CheckpointError
 from fluxcb.callbacks import Checkpointer, CustomCallback
 from fluxcb.checkpoints import load_params
-from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
+from fluxcb.checkpoints.run_folder import entries_of
+from fluxcb.checkpoints.verification import verify_checkpoint
 from fluxcb.events import FitEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 

@@ -26,7 +26,7 @@ from fluxcb._declare.events import FitStopping
 from fluxcb._errors import CheckpointError
 from fluxcb.callbacks import Checkpointer, Metrics
 from fluxcb.checkpoints.reading import resolve_checkpoint
-from fluxcb.checkpoints.run_folder import newest_good
+from fluxcb.checkpoints.verification import newest_good
 from fluxcb.phases import AbstractTrainingPhase
 
 pytestmark = pytest.mark.long

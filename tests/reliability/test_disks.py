@@ -15,7 +15,8 @@ import pytest
 
 from fluxcb import CheckpointError, Learner
 from fluxcb.callbacks import Checkpointer
-from fluxcb.checkpoints.run_folder import RunFolder, entries_of, verify_checkpoint
+from fluxcb.checkpoints.run_folder import RunFolder, entries_of
+from fluxcb.checkpoints.verification import verify_checkpoint
 
 HERE = Path(__file__).resolve().parent
 PROGRAM = str(HERE / "failing_disk_run.py")

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fluxcb.callbacks import Checkpointer, CustomCallback
-from fluxcb.checkpoints.run_folder import entries_of, verify_checkpoint
+from fluxcb.checkpoints.run_folder import entries_of
+from fluxcb.checkpoints.verification import verify_checkpoint
 from fluxcb.events import FitBegin, FitEnd, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner

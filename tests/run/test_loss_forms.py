@@ -919,6 +919,36 @@ def test_running_averages_among_params_are_an_error_whose_fix_works():
     np.testing.assert_allclose(mean, 0.01 * XS.mean(0), rtol=1e-5)
 
 
+class NormalizedNNX(nnx.Module):
+    def __init__(self):
+        self.norm = nnx.BatchNorm(XS.shape[1], rngs=nnx.Rngs(0))
+        self.linear = nnx.Linear(XS.shape[1], 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, xs):
+        return self.linear(self.norm(xs))
+
+
+def test_nnx_module_with_running_averages_as_params_is_an_error_whose_fix_works():
+    data = [(XS, YS)]
+
+    def of_module(model, batch):
+        return cross_entropy(model(batch[0]), batch[1])
+
+    for params in (NormalizedNNX(), {"net": NormalizedNNX()}, nnx.state(NormalizedNNX())):
+        with pytest.raises(DeclarationError) as caught:
+            Learner.from_loss(params, of_module, optax.sgd(RATE), data=data)
+        assert re.fullmatch(
+            r"`params\S*norm\S*mean\S*` is a `BatchStat` of Flax NNX, which is not trained by gradients.\n"
+            r"  why:   `Learner.from_loss` passes all of `params` to the optimizer\n"
+            r"  fix:   pass the module as a model: `Learner\(model, loss_fn, optimizer\)` with "
+            r"`def loss_fn\(model, batch\):`",
+            str(caught.value),
+        )
+    Learner(NormalizedNNX(), of_module, optax.sgd(RATE), data=data).fit(1)
+    # A module without such variables is a pytree of parameters.
+    Learner.from_loss(nnx.Linear(XS.shape[1], 3, rngs=nnx.Rngs(0)), of_module, optax.sgd(RATE), data=data).fit(1)
+
+
 def test_loss_function_that_ignores_the_mask_is_a_warning_whose_fix_works():
     data = [(XS, YS), (XS[:5], YS[:5])]
 

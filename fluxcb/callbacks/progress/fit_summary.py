@@ -107,6 +107,7 @@ class FitSummary(Callback):
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = text_file(file, "FitSummary")
         self._began: _Beginning | None = None
+        self._is_first_fit = True
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the declared access; see the class docstring."""
@@ -142,7 +143,8 @@ class FitSummary(Callback):
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
             locations = list(_locations(learner.callbacks)) if trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
-            lines.append(f"Next: {_advice(event, learner)}.")
+            lines.append(f"Next: {_advice(event, learner, is_first=self._is_first_fit)}.")
+            self._is_first_fit = False
         show_block(console_for(self.file), lines)
         if event.outcome in ("finished", "stopped"):
             for name, text in not_finite:
@@ -215,14 +217,16 @@ def _locations(callbacks: Any) -> Iterator[str]:
                 yield f"{shown} ({type(unwrap(callback)).__name__})"
 
 
-def _advice(event: FitEnd, learner: LearnerView) -> str:
+def _advice(event: FitEnd, learner: LearnerView, *, is_first: bool) -> str:
     """Return what to do next, as a clause without a period."""
     if event.advice:
         return event.advice
     saves = any(isinstance(unwrap(callback), RunSaver) for callback in learner.callbacks)
     if event.outcome in ("failed", "interrupted"):
         if saves:
-            return "`learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process"
+            # The program of a new process repeats the earlier fits, whose checkpoint would end this one.
+            also = ", also in a new process" if is_first else ""
+            return f"`learner.fit(..., resume=True)` continues from the last checkpoint{also}"
         return (
             f"{_next_fit(learner.progress)}; with a `Checkpointer` among the callbacks, "
             "`learner.fit(..., resume=True)` continues exactly, also in a new process"

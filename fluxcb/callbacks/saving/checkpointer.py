@@ -18,9 +18,10 @@ from fluxcb._errors import CheckpointCorruptError, DeclarationError
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better, is_chief
 from fluxcb.callbacks.watched import Watched, requested_mode, warn_if_contradictory
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.run_folder import Entry, newest_good, verify_checkpoint
+from fluxcb.checkpoints.run_folder import Entry
 from fluxcb.checkpoints.savers import RunSaver, StoredCheckpoint
 from fluxcb.checkpoints.snapshot import Snapshot
+from fluxcb.checkpoints.verification import newest_good, verify_checkpoint
 
 __all__ = ["Checkpointer", "ModelSaver"]
 

@@ -23,7 +23,7 @@ from fluxcb._paths import why_impossible
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.manifest import Manifest
-from fluxcb.checkpoints.run_folder import Entry, RunFolder
+from fluxcb.checkpoints.run_folder import Entry, RunFolder, refuse_runs
 from fluxcb.checkpoints.savers import RunLock
 from fluxcb.checkpoints.snapshot import Snapshot
 
@@ -157,6 +157,7 @@ class SnapshotSaver(Callback, RunLock):
             self._files.lock()
             self._files.clear_unfinished()  # not earlier, because a failed restore must not change the directory
         try:
+            refuse_runs(self.folder)
             kept, damaged = self._files.kept()  # on all processes, so that all of them save or none
             self._refuse_other_run(kept, damaged)
         except BaseException:
