@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluxcb._calls import entry_point
 from fluxcb._check.graph import CallbackGraph
@@ -14,12 +15,15 @@ from fluxcb._declare.turns import InTurn
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks import with_defaults
 
+if TYPE_CHECKING:
+    from fluxcb._run.learner import Learner
+
 __all__ = ["check"]
 
 
 @entry_point
 def check(
-    callbacks: Iterable[Any],
+    callbacks: Iterable[Any] | Learner,
     *,
     phases: Iterable[Phase | InTurn | type[Phase]] = (TrainingPhase, ValidationPhase),
     default_callbacks: bool = True,
@@ -27,7 +31,9 @@ def check(
     """Check a set of callbacks in the same way as a Learner, before anything is computed.
 
     Args:
-        callbacks: Callback instances, and `in_order(...)` groups of them.
+        callbacks: Callback instances, and `in_order(...)` groups of them. For a Learner, which has checked its
+            callbacks when it was built, the function returns
+            `learner.callbacks.graph`.
         phases: The phases in which they will run (classes, instances, or `InTurn`).
         default_callbacks: Whether to add the default callbacks, as `Learner` does.
 
@@ -52,6 +58,9 @@ def check(
         >>> graph.order(EpochEnd, TrainingPhase)
         [Metrics(), CustomCallback(print, EpochEnd)]
     """
+    module = sys.modules.get("fluxcb._run.learner")  # a Learner needs JAX, which is not imported here
+    if module is not None and isinstance(callbacks, module.Learner):
+        return callbacks.callbacks.graph
     # The same functions that a Learner calls, so that both report the same problems.
     graph = checked_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)
     for _, text in uncalled_handlers(graph):

@@ -12,6 +12,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._errors import DataError
 from fluxcb._tracebacks import warn_user
 from fluxcb.data.loader import ArrayLoader
+from fluxcb.data.sources import is_inputs_and_targets
 
 __all__ = ["data_sources"]
 
@@ -55,7 +56,7 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                 ],
             )
         # A tuple of two arrays can be iterated, so training would take each array for a batch.
-        if any(_is_inputs_and_targets(source) for source in data):
+        if any(is_inputs_and_targets(source) for source in data):
             raise DataError(
                 "`data` contains a pair of arrays, which is not a data source.",
                 why="`data=(training, validation)` takes two things that yield batches",
@@ -102,19 +103,11 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
 
 def _may_be_training_and_validation(data: Any) -> bool:
     """Return whether data is a list of two pairs of arrays of different lengths that are long for a batch."""
-    if not isinstance(data, list) or len(data) != 2 or not all(map(_is_inputs_and_targets, data)):
+    if not isinstance(data, list) or len(data) != 2 or not all(map(is_inputs_and_targets, data)):
         return False
     first, second = (len(xs) for xs, _ in data)
     # Arrays of equal length are probably two batches.
     return first != second and first >= _LONG_BATCH
-
-
-def _is_inputs_and_targets(source: Any) -> bool:
-    """Return whether a source is a pair of arrays that cannot be two batches, because they differ in axes or dtypes."""
-    if not (isinstance(source, tuple) and len(source) == 2 and all(hasattr(part, "__array__") for part in source)):
-        return False
-    xs, ys = map(np.asarray, source)
-    return xs.shape[:1] == ys.shape[:1] and (xs.ndim != ys.ndim or xs.dtype.kind != ys.dtype.kind)
 
 
 def _is_list_of_inputs_and_targets(data: Any) -> bool:

@@ -63,11 +63,14 @@ def load(name: str, root: Path) -> Target:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute:
+        sets = [known for known in find_project(root).sets if known != name]
         module, _, last = name.rpartition(".")
+        literal = f"{module}:{last}" if module and last else ""
+        of_module = [known for known in sets if known.startswith(f"{name}:")]
+        instead = literal if literal in sets else next(iter(of_module), "") or nearest(name, sets) or literal
         raise DeclarationError(
-            f"{name!r} does not name a callback set."
-            + did_you_mean(name, [known for known in find_project(root).sets if known != name]),
-            fix=f"write `{module}:{last}`" if module and last else "write `module:name`, e.g. `pkg.train:callbacks`",
+            f"{name!r} does not name a callback set.",
+            fix=f"write `{instead}`" if instead else "write `module:name`, e.g. `pkg.train:callbacks`",
         )
     for folder in (root / "src", root):
         if folder.is_dir() and str(folder) not in sys.path:

@@ -13,7 +13,16 @@ from fluxcb._interruptions import is_interruption
 from fluxcb._typing import Batch
 from fluxcb.data.loader import ArrayLoader
 
-__all__ = ["FunctionSource", "MappedSource", "PlacedSource", "length_of", "map", "order_of", "place"]
+__all__ = [
+    "FunctionSource",
+    "MappedSource",
+    "PlacedSource",
+    "is_inputs_and_targets",
+    "length_of",
+    "map",
+    "order_of",
+    "place",
+]
 
 
 @entry_point
@@ -233,6 +242,14 @@ class _WrappedIterator:
         if name in ("get_state", "set_state"):
             return getattr(self._batches, name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+
+def is_inputs_and_targets(source: Any) -> bool:
+    """Return whether a source is a pair of arrays that cannot be two batches, because they differ in axes or dtypes."""
+    if not (isinstance(source, tuple) and len(source) == 2 and all(hasattr(part, "__array__") for part in source)):
+        return False
+    xs, ys = map(np.asarray, source)
+    return xs.shape[:1] == ys.shape[:1] and (xs.ndim != ys.ndim or xs.dtype.kind != ys.dtype.kind)
 
 
 def length_of(source: Any) -> int | None:

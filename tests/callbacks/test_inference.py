@@ -477,6 +477,18 @@ def test_data_without_batches_is_an_error():
     assert str(caught.value) == message
 
 
+def test_pair_of_arrays_is_an_error_whose_fix_works():
+    xs, ys = np.zeros((4, 1), np.float32), np.zeros(4, np.int32)
+    with pytest.raises(DeclarationError) as caught:
+        InferenceRunner((xs, ys), ScalarStats("loss"), name="test")
+    assert str(caught.value) == (
+        "The data of InferenceRunner('test') is a pair of arrays, which is not a data source.\n"
+        "  why:   a data source is something that yields batches\n"
+        "  fix:   for inputs and targets, write `fluxcb.data.ArrayLoader((xs, ys), batch_size=32, shuffle=False)`"
+    )
+    InferenceRunner(fluxcb.data.ArrayLoader((xs, ys), batch_size=32, shuffle=False), ScalarStats("loss"), name="test")
+
+
 @pytest.mark.parametrize(("data", "kind"), [(iter([1]), "is a one-shot iterator"), (3, "cannot be iterated")])
 def test_data_must_be_iterable_again(data, kind):
     with pytest.raises(DeclarationError) as caught:

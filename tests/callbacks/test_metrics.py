@@ -123,7 +123,10 @@ def test_learners_from_a_loss_have_only_the_loss():
     assert learner.cbstate["metrics_epoch"]["validation"].at(1) == {"loss": -0.5, "mean": 1.0}
     with pytest.raises(DeclarationError) as error:
         build(Metrics(accuracy))  # the loss could return the missing values in aux
-    assert error.value.what == "The metric `accuracy` needs `step.outputs`, which LossTrainingPhase does not compute."
+    assert (
+        error.value.what
+        == "The metric `accuracy` needs `step.outputs` and `step.ys`, which LossTrainingPhase does not compute."
+    )
 
 
 class Summing(AbstractValidationPhase):
@@ -139,9 +142,9 @@ def test_a_phase_without_a_needed_step_value_is_an_error(build, make_batches):
     with pytest.raises(DeclarationError) as error:
         build([Metrics(accuracy)], data=data, phases=(TrainingPhase(), Summing()))
     assert str(error.value) == (
-        "The metric `accuracy` needs `step.outputs`, which Summing does not compute.\n"
+        "The metric `accuracy` needs `step.outputs` and `step.ys`, which Summing does not compute.\n"
         "  why:   metrics are updated at the end of each step of every phase, from the step values in their `needs`\n"
-        "  fix:   assign `learner.step.outputs` in the phase's `step`\n"
+        "  fix:   assign `learner.step.outputs` and `learner.step.ys` in the phase's `step`\n"
         "     or: compute the metric only in other phases: `Metric(..., phase=...)`"
     )
     learner = build([Metrics()], data=data, phases=(TrainingPhase(), Summing()))  # no Loss() in Summing

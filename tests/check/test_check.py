@@ -4,6 +4,10 @@ import subprocess
 import sys
 from textwrap import dedent
 
+import fluxcb
+from fluxcb.events import StepEnd
+from fluxcb.phases import TrainingPhase
+
 
 def run(program: str) -> str:
     done = subprocess.run([sys.executable, "-c", dedent(program)], capture_output=True, text=True, timeout=120)
@@ -38,6 +42,13 @@ def test_check_does_not_import_jax() -> None:
         )
         == "True\nTrue\n[]\n"
     )
+
+
+def test_check_of_a_learner_returns_its_graph() -> None:
+    from fluxcb.testing import testlearner
+
+    learner = testlearner()
+    assert fluxcb.check(learner).order(StepEnd, TrainingPhase) == learner.callbacks.graph.order(StepEnd, TrainingPhase)
 
 
 def test_check_rejects_invalid_callbacks_without_importing_jax() -> None:

@@ -146,9 +146,9 @@ def test_aux_and_metrics_of_outputs():
 def test_metrics_of_missing_values_raise(refused):
     with refused(
         DeclarationError,
-        "The metric `accuracy` needs `step.outputs`, which LossTrainingPhase does not compute.\n"
+        "The metric `accuracy` needs `step.outputs` and `step.ys`, which LossTrainingPhase does not compute.\n"
         "  why:   metrics are updated at the end of each step of every phase, from the step values in their `needs`\n"
-        '  fix:   return it from the loss function: `return loss, {"outputs": ...}`\n'
+        '  fix:   return them from the loss function: `return loss, {"outputs": ..., "ys": ...}`\n'
         "     or: compute the metric only in other phases: `Metric(..., phase=...)`",
     ):
         learner(pair(), named_model, callbacks=[Metrics(accuracy)])

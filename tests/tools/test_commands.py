@@ -268,8 +268,7 @@ def test_set_name_without_module(sample, command):
         assert "  fix:   explain the order of all callbacks: `fluxcb explain kit.train:callbacks`\n" in run.stderr
     else:
         assert run.stderr == (
-            "DeclarationError: 'kit.train.callbacks' does not name a callback set. "
-            "Did you mean `kit.train:callbacks`?\n"
+            "DeclarationError: 'kit.train.callbacks' does not name a callback set.\n"
             "  fix:   write `kit.train:callbacks`\n"
         )
 

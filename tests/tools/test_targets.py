@@ -103,6 +103,13 @@ def test_invalid_names_raise(name, tmp_path):
     )
 
 
+def test_suggestion_for_a_module_is_its_declared_set(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["pkg.train:make_learner"]\n')
+    assert refusal("pkg.train", tmp_path) == (
+        "'pkg.train' does not name a callback set.\n  fix:   write `pkg.train:make_learner`"
+    )
+
+
 def test_suggestion_for_a_dot_in_place_of_the_colon_is_not_what_was_written(tmp_path):
     (tmp_path / "pyproject.toml").write_text('[tool.fluxcb]\ncallbacks = ["pkg.train.callbacks"]\n')
     assert refusal("pkg.train.callbacks", tmp_path) == (

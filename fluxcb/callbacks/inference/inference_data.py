@@ -7,7 +7,7 @@ from typing import Any
 
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb.data.loader import ArrayLoader
-from fluxcb.data.sources import MappedSource, PlacedSource, length_of
+from fluxcb.data.sources import MappedSource, PlacedSource, is_inputs_and_targets, length_of
 
 __all__ = ["InferenceData"]
 
@@ -39,6 +39,13 @@ class InferenceData:
                 f"The data of {owner} {kind} ({type(innermost).__name__}).",
                 why="each round iterates over the data again",
                 fix="pass a list of batches, an `ArrayLoader`, or a class with `__iter__`",
+            )
+        # A tuple of two arrays can be iterated, so each array would be taken for a batch.
+        if is_inputs_and_targets(source):
+            raise DeclarationError(
+                f"The data of {owner} is a pair of arrays, which is not a data source.",
+                why="a data source is something that yields batches",
+                fix="for inputs and targets, write `fluxcb.data.ArrayLoader((xs, ys), batch_size=32, shuffle=False)`",
             )
         self.shuffles = isinstance(innermost, ArrayLoader) and innermost.shuffle
         if self.length() == 0:

@@ -310,14 +310,16 @@ class Metrics(Callback):
             return True
         if self._has_default_loss and metric is self.metrics[0]:  # users did not ask for this metric
             return False
+        names = " and ".join(f"`step.{name}`" for name in missing)
+        aux = ", ".join(f'"{name}": ...' for name in missing)
         raise DeclarationError(
-            f"The metric `{metric.name}` needs `step.{missing[0]}`, which {type(phase).__name__} does not compute.",
+            f"The metric `{metric.name}` needs {names}, which {type(phase).__name__} does not compute.",
             why="metrics are updated at the end of each step of every phase, from the step values in their `needs`",
             fix=[
-                "return it from the loss function: "
-                + ("`return loss, aux`" if missing[0] == "aux" else f'`return loss, {{"{missing[0]}": ...}}`')
+                f"return {'it' if len(missing) == 1 else 'them'} from the loss function: "
+                + ("`return loss, aux`" if missing == ["aux"] else f"`return loss, {{{aux}}}`")
                 if isinstance(phase, LossTrainingPhase | LossValidationPhase)
-                else f"assign `learner.step.{missing[0]}` in the phase's `step`",
+                else f"assign {names.replace('step.', 'learner.step.')} in the phase's `step`",
                 "compute the metric only in other phases: `Metric(..., phase=...)`",
             ],
         )
