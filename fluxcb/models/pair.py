@@ -14,6 +14,7 @@ from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._step_arguments import TRAIN_FLAGS, names_a_key
 from fluxcb._tracebacks import warn_user
+from fluxcb._traced_values import describe
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import (
     accepted_keywords,
@@ -78,7 +79,7 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
     for name, function in (("init", init), ("apply", apply)):
         keywords = step_keywords(apply, key=None, train=True) if name == "apply" else ()
-        if not fits_call(function, len(arguments[name]), keywords) or _is_swapped(function, name):
+        if not fits_call(function, len(arguments[name]), keywords) or _is_swapped(function, arguments[name]):
             raise DeclarationError(
                 f"`{name}` of a model pair takes {inspect.signature(function)}, "
                 f"and is called as `{name}({', '.join(arguments[name])})`.",
@@ -98,13 +99,16 @@ def _renamed_key(function: Callable[..., Any], name: str) -> list[str]:
     return [f"rename `{parameters[-1]}` to `key`: `def apply({', '.join(parameters[:-1])}, key):`"]
 
 
-def _is_swapped(function: Callable[..., Any], name: str) -> bool:
-    """Return whether the names of the parameters say that the first argument is expected second."""
+def _is_swapped(function: Callable[..., Any], expected: tuple[str, ...]) -> bool:
+    """Return whether the names of the parameters say that an argument is expected after the next one."""
     try:
-        names = list(inspect.signature(function).parameters)[:2]
+        names = list(inspect.signature(function).parameters)[: len(expected)]
     except (TypeError, ValueError):  # no signature
         return False
-    return len(names) == 2 and (names_a_key(names[1]) if name == "init" else names[1] == "params")
+    if len(names) < len(expected):
+        return False
+    swapped = names_a_key(names[1]) if expected[0] == "key" else names[1] == "params"
+    return swapped or (len(names) == 3 and names[2] in ("state", "model_state"))
 
 
 class PairAdapter:
@@ -160,7 +164,7 @@ class PairAdapter:
         keywords = step_keywords(self._apply, key=key, train=train)
         if not self._stateful:
             return self._apply(params, xs, **keywords), model_state
-        outputs, new_model_state = self._apply(params, model_state, xs, **keywords)
+        outputs, new_model_state = _taken_apart(self._apply, self._apply(params, model_state, xs, **keywords))
         return outputs, new_model_state if train else model_state
 
     def bind(self, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:
@@ -215,7 +219,8 @@ class BoundPair:
         self._calls += 1
         if not self._stateful:
             return self._apply(self.params, *args, **keywords)
-        outputs, self.model_state = self._apply(self.params, self.model_state, *args, **keywords)
+        returned = self._apply(self.params, self.model_state, *args, **keywords)
+        outputs, self.model_state = _taken_apart(self._apply, returned)
         return outputs
 
 
@@ -233,6 +238,22 @@ class PairModel:
     def __call__(self, xs: PyTree, *, key: Any = None) -> PyTree:
         """Return the outputs for a batch of inputs. `key` is passed to `apply` if `apply` takes a key."""
         return self.adapter.called(self.params, self.model_state, xs, train=False, key=key)[0]
+
+
+def _taken_apart(apply: Callable[..., Any], returned: Any) -> tuple[PyTree, PyTree]:
+    """Return the outputs and the new state that `apply` of a stateful pair has returned.
+
+    Raises:
+        DeclarationError: It returned something else.
+    """
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    raise DeclarationError(
+        f"`apply` of a stateful pair must return `(outputs, new_model_state)`, but returned {describe(returned)}.",
+        where=_place(apply),
+        why="the next step starts from the new state",
+        fix=["return both", "leave out `stateful=True`, and write `def apply(params, xs):`"],
+    )
 
 
 def _linen_module(function: Callable[..., Any]) -> Any:

@@ -207,6 +207,36 @@ def test_parameter_for_a_key_with_another_name_is_a_warning():
         pair(init, lambda params, xs, dropout_rng=None: xs)
 
 
+def test_stateful_apply_without_new_state_is_an_error_whose_fix_works(refused):
+    def apply(params, model_state, xs):
+        return xs
+
+    text = (
+        "`apply` of a stateful pair must return `(outputs, new_model_state)`, but returned float32[{}].\n"
+        f"  where: {apply.__qualname__}  {__file__}:{apply.__code__.co_firstlineno}\n"
+        "  why:   the next step starts from the new state\n"
+        "  fix:   return both\n"
+        "     or: leave out `stateful=True`, and write `def apply(params, xs):`"
+    )
+    shape = ", ".join(map(str, XS.shape))
+    model = pair(init, apply, stateful=True)
+    with refused(DeclarationError, text.format(shape)):
+        model.apply({}, {}, XS, train=True, key=None)
+    with refused(DeclarationError, text.format(shape)):
+        model.bind({}, {}, train=True, key=None).model(XS)
+    fixed = pair(init, lambda params, model_state, xs: (xs, model_state), stateful=True)
+    assert fixed.apply({}, {"n": 1}, XS, train=True, key=None)[1] == {"n": 1}
+
+
+def test_stateful_apply_with_the_state_last_is_an_error(refused):
+    with pytest.raises(DeclarationError) as caught:
+        pair(init, lambda params, xs, state: (xs, state), stateful=True)
+    assert str(caught.value).startswith(
+        "`apply` of a model pair takes (params, xs, state), and is called as `apply(params, model_state, xs)`.\n"
+    )
+    assert str(caught.value).endswith("  fix:   write `def apply(params, model_state, xs):`")
+
+
 def test_mode_that_is_a_text_is_a_warning_whose_fixes_work():
     def apply(params, xs, mode="eval", padding="same"):
         return xs, mode

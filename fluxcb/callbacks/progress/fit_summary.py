@@ -46,12 +46,14 @@ class _Beginning(NamedTuple):
         step: Number of finished steps.
         epoch: The last epoch that has metrics.
         skipped: The number of steps that callbacks had skipped, by the callback's name.
+        is_first: Whether no other fit had trained before.
     """
 
     time: float
     step: int
     epoch: int
     skipped: Mapping[str, int]
+    is_first: bool
 
 
 class FitSummary(Callback):
@@ -107,7 +109,6 @@ class FitSummary(Callback):
     def __init__(self, file: IO[str] | None = None) -> None:
         self.file = text_file(file, "FitSummary")
         self._began: _Beginning | None = None
-        self._is_first_fit = True
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the declared access; see the class docstring."""
@@ -122,7 +123,9 @@ class FitSummary(Callback):
         """Record the time."""
         if self._began is None:  # FitBegin is emitted again when the run rewinds
             known = max((epoch for _, pairs in _metrics(learner) for epoch, _ in pairs[-1:]), default=0)
-            self._began = _Beginning(time.monotonic(), learner.progress.step, known, _skipped(learner))
+            step = learner.progress.step
+            is_first = step == 0 or event.resumes
+            self._began = _Beginning(time.monotonic(), step, known, _skipped(learner), is_first)
 
     @on(FitEnd, Phase)
     def end_fit(self, event: FitEnd, phase: Phase, learner: LearnerView) -> None:
@@ -143,8 +146,7 @@ class FitSummary(Callback):
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
             locations = list(_locations(learner.callbacks)) if trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
-            lines.append(f"Next: {_advice(event, learner, is_first=self._is_first_fit)}.")
-            self._is_first_fit = False
+            lines.append(f"Next: {_advice(event, learner, is_first=began is None or began.is_first)}.")
         show_block(console_for(self.file), lines)
         if event.outcome in ("finished", "stopped"):
             for name, text in not_finite:
