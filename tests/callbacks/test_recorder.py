@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from fluxcb import AccessError, Append, Callback, CancelEpoch, DeclarationError, Read, on
-from fluxcb.callbacks import ByPhase, PhaseHistory, Recorder
+from fluxcb.callbacks import ByPhase, CustomCallback, Metrics, PhaseHistory, Recorder
 from fluxcb.callbacks.metrics.metric_values import EpochValues
 from fluxcb.callbacks.metrics.recorder import leading_axis
-from fluxcb.events import StepEnd
+from fluxcb.events import EpochEnd, StepEnd, Trigger
 from fluxcb.phases import TrainingPhase, ValidationPhase
+from fluxcb.testing import testlearner
 
 
 class Watch(Callback):
@@ -129,3 +130,20 @@ def test_reading_by_phase_adds_no_entry_and_refuses_other_keys():
     assert str(error.value) == (
         "3 is not a phase.\n  fix:   use a phase instance, a phase class or a name such as 'training'"
     )
+
+
+def test_value_before_the_end_of_its_phase_names_the_event_to_handle():
+    def show(learner):
+        return learner.cbstate.metrics_epoch["validation"].last("loss")
+
+    def trained(event):
+        callback = CustomCallback(show, event, TrainingPhase, access={"cbstate": {"metrics_epoch": Read()}})
+        return testlearner(Metrics(), callback).fit(1)
+
+    with pytest.raises(
+        KeyError,
+        match="`loss` has no values yet. Recorded so far: nothing. A phase records its values at the end of its steps "
+        "and epochs. A validation runs after EpochEnd of the training, and before Trigger.",
+    ):
+        trained(EpochEnd)
+    trained(Trigger)
