@@ -27,16 +27,9 @@ class NamedValues(Constructed):
             known = ", ".join(map(repr, self.values)) or "nothing"
             if not isinstance(name, str):
                 raise KeyError(f"{name!r} is not the name of a metric. Recorded so far: {known}.")
-            hint = (
-                ""
-                if self.values
-                else (
-                    " A phase records its values at the end of its steps and epochs. A validation runs after EpochEnd of the "
-                    "training, and before Trigger."
-                )
-            )
+            hint = " Epoch values are recorded at EpochEnd of their phase. Trigger comes after the validation."
             raise KeyError(
-                f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}.{hint}"
+                f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}.{'' if self.values else hint}"
             )
         return self.values[name]
 
