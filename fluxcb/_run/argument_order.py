@@ -50,7 +50,8 @@ def _kind(value: Any, first: str) -> str | None:
         return "loss_fn"
     # Models are often callable, as loss functions are, so that only other values are certainly no loss function.
     is_module = any(base.__name__ == "Module" for base in type(value).__mro__)
-    return first if is_module or isinstance(value, tuple | list | Mapping) else None
+    # A single array can be the parameters.
+    return first if is_module or isinstance(value, tuple | list | Mapping) or hasattr(value, "__array__") else None
 
 
 def _described(value: Any, kind: str) -> str:

@@ -28,9 +28,8 @@ class NamedValues(Constructed):
             if not isinstance(name, str):
                 raise KeyError(f"{name!r} is not the name of a metric. Recorded so far: {known}.")
             hint = " Epoch values are recorded at EpochEnd of their phase. Trigger comes after the validation."
-            raise KeyError(
-                f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}.{'' if self.values else hint}"
-            )
+            text = f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}."
+            raise KeyError(text if self.values else text + hint)
         return self.values[name]
 
     def __contains__(self, name: object) -> bool:

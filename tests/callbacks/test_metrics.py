@@ -1,4 +1,5 @@
 import math
+import re
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -577,3 +578,18 @@ def test_metric_that_changes_a_field_is_a_warning():
     history = learner.fit(1)
     examples = sum(len(batch[0]) for batch in learner.data.training)
     assert history["training/seen"] == [examples]
+
+
+def test_number_of_correct_examples_is_a_warning_whose_fixes_work():
+    def correct(outputs, ys):
+        return jnp.sum(outputs > ys)
+
+    text = (
+        "The metric `correct` is an integer for each batch, such as a number of correct examples, and its values are "
+        "averaged over the batches. Return the mean over the batch, e.g. `jnp.mean(...)`. If the average of the "
+        "integers is intended, return `jnp.float32(...)`."
+    )
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        testlearner(Metrics(correct))
+    testlearner(Metrics(Metric(lambda outputs, ys: jnp.mean(outputs > ys), "share")))
+    testlearner(Metrics(Metric(lambda outputs, ys: jnp.float32(correct(outputs, ys)), "count")))

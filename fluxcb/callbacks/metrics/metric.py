@@ -18,6 +18,7 @@ from fluxcb.callbacks.metrics.step_functions import (
     options_shown,
     phase_classes,
     step_function,
+    warn_about_count,
     warn_about_pairs,
     warn_about_weights,
     weight_function,
@@ -185,16 +186,14 @@ class Metric(AbstractMetric):
             no name and `name` is missing; `phase` is not a phase; `shape` is not a shape.
 
     Warns:
-        UserWarning: `fn` broadcasts outputs and targets of shapes [N, 1] and [N] to all pairs (when the step is
-            traced).
+        UserWarning: `fn` broadcasts outputs and targets of shapes [N, 1] and [N] to all pairs, or returns an integer
+            (when the step is traced).
 
     Example:
         >>> from fluxcb.callbacks import accuracy
         >>> from fluxcb.phases import ValidationPhase
-        >>> Metric(accuracy), Metric(lambda aux: aux["kl"], name="kl", needs=("aux",))
-        (Metric(accuracy), Metric(kl))
-        >>> Metric(accuracy, phase=ValidationPhase)
-        Metric(accuracy, phase=ValidationPhase)
+        >>> Metric(accuracy, phase=ValidationPhase), Metric(lambda aux: aux["kl"], name="kl", needs=("aux",))
+        (Metric(accuracy, phase=ValidationPhase), Metric(kl))
         >>> def mask(batch):
         ...     return batch["mask"]
         >>> Metric(lambda outputs, ys: abs(outputs - ys), name="error", weight=mask)
@@ -275,9 +274,10 @@ class Metric(AbstractMetric):
                 fix="return a number, e.g. `jnp.mean(...)`",
             )
         warn_about_pairs(self._function, step, self.name)
-        value = jnp.asarray(value, jnp.float32)
         if self.weight is not None:
-            return value
+            return jnp.asarray(value, jnp.float32)
+        warn_about_count(value, self.name)
+        value = jnp.asarray(value, jnp.float32)
         if value.shape != self.shape:
             raise self._wrong_shape(value.shape)
         mask = mask_of(getattr(step, "batch", None))

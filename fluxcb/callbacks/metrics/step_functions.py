@@ -22,6 +22,7 @@ __all__ = [
     "options_shown",
     "phase_classes",
     "step_function",
+    "warn_about_count",
     "warn_about_pairs",
     "warn_about_weights",
     "weight_function",
@@ -105,6 +106,24 @@ def warn_about_pairs(function: StepFunction, step: Any, metric: str) -> None:
             f"The metric `{metric}` broadcasts outputs {describe(step.outputs)} and targets {describe(step.ys)} to "
             f"[{count}, {count}], so that each output is compared with every target. Write `[:, 0]` after the value "
             "whose last axis has size 1. If all pairs are intended, write `[None, :]` after the other one.",
+            UserWarning,
+        )
+
+
+def warn_about_count(value: Any, metric: str) -> None:
+    """Warn if the value of a metric for a batch is an integer, whose average over batches is hardly intended.
+
+    Args:
+        value: What the function of the metric has returned for a batch.
+        metric: The name of the metric in the warning.
+    """
+    import jax.numpy as jnp
+
+    if hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.integer):
+        warn_user(
+            f"The metric `{metric}` is an integer for each batch, such as a number of correct examples, and its values "
+            "are averaged over the batches. Return the mean over the batch, e.g. `jnp.mean(...)`. If the average of "
+            "the integers is intended, return `jnp.float32(...)`.",
             UserWarning,
         )
 
