@@ -67,7 +67,7 @@ def rmse(outputs, ys):
 
 
 def count(outputs, ys):
-    return jnp.sum(outputs[:, 0] > 0)
+    return jnp.sum(jnp.float32(outputs[:, 0] > 0))
 
 
 def share_of_known(outputs, ys):
