@@ -47,7 +47,8 @@ def _best_saver(kwargs: Mapping[str, Any]) -> tuple[str, str]:
 def _keep_best(value: Any, kwargs: Mapping[str, Any]) -> str:
     """Return the fix for all arguments that decide which checkpoints are the best."""
     passed = [name for name in _BEST if name in kwargs]
-    instead = "instead of " + " and ".join(f"`{name}=...`" for name in passed)
+    theirs = " and ".join(f"`{name}=...`" for name in passed)
+    instead = f"instead of {theirs}"
     saver, folder = _best_saver(kwargs)
     count = kwargs.get("save_top_k", 1)
     without_mode = " and leave out `mode=...`" if "mode" in kwargs else ""
@@ -65,8 +66,9 @@ def _keep_best(value: Any, kwargs: Mapping[str, Any]) -> str:
         )
     keep = [] if "keep_best" in kwargs else [f"keep_best={shown_value(count, '1')}"]
     metric = [f'metric="{_watched(kwargs)}"'] if _names_metric(kwargs) else []
+    written = f"write `{', '.join(keep + metric)}` {instead}" if keep or metric else f"leave out {theirs}"
     return (
-        f"write `{', '.join(keep + metric)}` {instead}; to load the best model, which is often not the newest one, "
+        f"{written}; to load the best model, which is often not the newest one, "
         f'also add `{saver}`, and load `"{folder}"`'
     )
 

@@ -129,6 +129,14 @@ MONITORS = [
 SAVERS = [
     row("`save_top_k`", 'Checkpointer("runs/1", save_top_k=0)', "fit()"),
     row(
+        "`save_best_only`",
+        'Checkpointer("runs/1", keep_best=2, save_best_only=True)',
+        f"""
+        fit(Metrics(), Checkpointer("runs/1", keep_best=2), MinSaver("runs/1", "loss"), {PAIR_OF_DATA})
+        load_params("runs/1/min-validation-loss")
+        """,
+    ),
+    row(
         "`MinSaver` has no argument `mode`",
         'MinSaver("runs/1", "accuracy", mode="max")',
         f'fit(Metrics(accuracy), MaxSaver("runs/1", "accuracy"), {PAIR_OF_DATA})',
