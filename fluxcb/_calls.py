@@ -5,15 +5,14 @@ Decorate public functions and methods with `entry_point`, and derive public clas
 
 from __future__ import annotations
 
-import ast
-import difflib
 import functools
 import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from fluxcb._errors import DeclarationError
+from fluxcb._keyword_fixes import Fix, fix_of, own_fix
 from fluxcb._tracebacks import VARIABLE, remove_own_frames
 
 __all__ = ["Constructed", "entry_point"]
@@ -24,78 +23,12 @@ R = TypeVar("R")
 _MARK = "__fluxcb_entry_point__"
 _WRAPPED = "__fluxcb_constructors_wrapped__"
 
-_ELSEWHERE: Sequence[tuple[str, str, str]] = (
-    ("loss_fn", "loss_fn", "loss loss_function criterion objective"),
-    ("optimizer", "optax.adam(1e-3)", "optim opt tx"),
-    ("key", "0", "seed rng rngs random_state"),
-    ("seed", "0", "key rng rngs random_state"),
-    ("data", "training", "train_data training_data train_loader train_dataloader train_dataloaders train_dataset"),
-    ("data", "training", "train_ds dataset loader dataloader dataloaders"),
-    ("batch_size", "32", "bs"),
-    ("drop_last", "True", "drop_remainder"),
-    ("epochs", "10", "num_epochs max_epochs n_epochs nb_epoch"),
-    ("steps", "1000", "num_steps max_steps n_steps num_iter num_training"),
-    ("epochs", "1", "every_n_epochs every_k_epochs save_freq period"),
-    ("steps", "1000", "every_n_train_steps every_n_steps every_k_steps log_every_n_steps"),
-    ("steps", "100", "n every freq frequency interval"),
-    ("every_k_epochs", "1", "epochs every_n_epochs"),
-    ("every_k_steps", "100", "steps n every freq every_n_steps"),
-    ("freq", "100", "steps every every_n_steps period interval log_freq"),
-    ("period", "100", "steps every freq"),
-    ("period", "2000", "growth_interval"),
-    ("interval", "1.0", "seconds refresh_rate mininterval"),
-    ("every", "1", "epochs freq swa_freq every_n_epochs"),
-    ("start", "10", "swa_start swa_epoch_start start_epoch"),
-    ("seconds", "3600", "timeout time max_time time_limit limit"),
-    ("n", "3", "patience limit epochs"),
-    ("patience", "3", "n epochs"),
-    ("metric", '"validation/loss"', "monitor watch quantity"),
-    ("threshold", "1e-4", "min_delta epsilon"),
-    ("threshold", "6.0", "factor sigma n_sigma num_sigma"),
-    ("factor", "0.1", "gamma growth_factor scale_factor"),
-    ("min_lr", "1e-6", "min_learning_rate eta_min"),
-    ("low", "1e-6", "min_lr start_lr lr_min"),
-    ("high", "1.0", "max_lr end_lr lr_max"),
-    ("max_value", "1e-3", "max_lr lr learning_rate peak_value"),
-    ("warmup", "0.3", "pct_start warmup_steps"),
-    ("initial", "2.0**15", "init_scale initial_scale"),
-    ("minimum", "1.0", "min_scale"),
-    ("decay", "0.999", "momentum ema_decay decay_rate beta smoothing"),
-    ("beta", "0.98", "momentum decay smoothing"),
-    ("alpha", "0.1", "smoothing label_smoothing"),
-    ("eta", "0.01", "std sigma stddev noise scale"),
-    ("max_norm", "1.0", "clip clip_norm clipnorm global_clipnorm max_grad_norm gradient_clip_val"),
-    ("steps", "4", "accumulate_grad_batches accumulation_steps gradient_accumulation_steps every_k"),
-    ("window", "100", "n size window_size"),
-    ("limit", "10", "max_consecutive_errors max_skips patience"),
-    ("classes", "10", "num_classes n_classes"),
-    ("paths", '"encoder"', "layers params names modules"),
-    ("fn", "...", "func function metric_fn"),
-    (
-        "folder",
-        '"runs/1"',
-        "dirpath filepath directory dir path ckpt_dir checkpoint_dir save_dir log_dir logdir output_dir",
-    ),
-    ("path", "...", "file filename filepath directory folder log_dir logdir save_dir"),
-    ("project", '"my-project"', "project_name"),
-    ("project_name", '"my-project"', "project"),
-    ("experiment", '"my-experiment"', "experiment_name project"),
-    ("keep_last", "3", "max_to_keep save_total_limit keep"),
-    ("max_to_keep", "3", "keep_last keep save_total_limit save_top_k"),
-    ("keep", "10", "keep_last max_to_keep"),
-)
-"""fluxcb's name of an argument, an example of a value, and its names in other libraries. The first that fits counts."""
-
-
-_OTHER_UNITS = ("warmup_steps", "refresh_rate", "save_freq", "factor", "monitor", "watch", "quantity")
-"""Names in other libraries whose values mean something else, such as batches instead of epochs."""
-
 
 @overload
 def entry_point(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def entry_point(*, fixes: Mapping[str, str]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def entry_point(function: Callable[P, R] | None = None, /, *, fixes: Mapping[str, str] | None = None) -> Any:
+def entry_point(*, fixes: Mapping[str, Fix]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def entry_point(function: Callable[P, R] | None = None, /, *, fixes: Mapping[str, Fix] | None = None) -> Any:
     """Wrap a public function so that wrong arguments are explained and fluxcb's frames are removed from tracebacks.
 
     A call that does not match the signature raises a DeclarationError with a fix instead of Python's TypeError. All
@@ -106,7 +39,7 @@ def entry_point(function: Callable[P, R] | None = None, /, *, fixes: Mapping[str
         function: A function or method that users call.
         fixes: For each argument that is missing or that the function does not have, the fix to suggest. The key is the
             name of the argument, `*` for arguments that were passed by position, or `*numbers` if all of these are
-            numbers.
+            numbers. A fix is a text, or a function that returns it; see `Fix`.
 
     Returns:
         The wrapped function; a decorator if only `fixes` is given.
@@ -116,7 +49,7 @@ def entry_point(function: Callable[P, R] | None = None, /, *, fixes: Mapping[str
     return _wrapped(function, {})
 
 
-def _wrapped(function: Callable[P, R], fixes: Mapping[str, str]) -> Callable[P, R]:
+def _wrapped(function: Callable[P, R], fixes: Mapping[str, Fix]) -> Callable[P, R]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -206,7 +139,7 @@ def _without_arguments(cls: type) -> None:
 
 
 def _mismatch(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], fixes: Mapping[str, str]
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], fixes: Mapping[str, Fix]
 ) -> DeclarationError | None:
     """Return the error for a call that does not match a function's signature, or None if it matches."""
     parameters = list(inspect.signature(function).parameters.values())
@@ -226,15 +159,16 @@ def _mismatch(
     missing = [name for name in missing if name not in by_position[: len(given)]]
     why = f"it takes {', '.join(map(_shown, parameters)) or 'no arguments'}"
     only_numbers = all(isinstance(value, int | float) for value in given)
-    positional = fixes["*numbers"] if only_numbers and "*numbers" in fixes else fixes.get("*")
+    positional = own_fix("*numbers", kwargs, fixes) if only_numbers else None
+    positional = positional or own_fix("*", kwargs, fixes)
     if unknown:
         names = " and ".join(f"`{name}`" for name in unknown)
         what = f"`{owner}` has no argument{'s' if len(unknown) > 1 else ''} {names}."
         known = [name for name in by_name if name not in by_position[: len(given)]]
-        suggested = dict.fromkeys(_fix(name, kwargs[name], known, rest, fixes) for name in unknown)
+        suggested = dict.fromkeys(fix_of(name, kwargs, known, rest, fixes) for name in unknown)
         if all(fix.startswith("leave out") for fix in suggested):
             suggested |= dict.fromkeys(f"pass `{name}`" for name in missing)
-        return DeclarationError(what, why=why, fix=", and ".join(suggested))
+        return DeclarationError(what, why=why, fix=", and ".join(sorted(suggested, key=_has_explanation)))
     if twice:
         what = f"`{owner}` was given `{twice[0]}` twice: by position and by name."
         return DeclarationError(what, why=why, fix=positional or f"leave out one of the two `{twice[0]}`")
@@ -251,8 +185,12 @@ def _mismatch(
             f"{p.name}=..." if p.kind is p.KEYWORD_ONLY else _shown(p) for p in parameters if p.default is p.empty
         )
         what = f"`{owner}` was not given {' and '.join(f'`{name}`' for name in missing)}."
-        return DeclarationError(what, why=why, fix=fixes.get(missing[0], f"write `{owner}({call})`"))
+        return DeclarationError(what, why=why, fix=own_fix(missing[0], kwargs, fixes) or f"write `{owner}({call})`")
     return None
+
+
+def _has_explanation(fix: str) -> bool:
+    return "; " in fix
 
 
 def _shown(parameter: inspect.Parameter) -> str:
@@ -276,32 +214,3 @@ def _called(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
     owner = function.__qualname__.split(".")[-2]
     is_own = inspect.unwrap(getattr(cls, function.__name__)) is function  # otherwise a subclass called it
     return cls.__name__ if is_own else owner
-
-
-def _fix(name: str, value: Any, known: list[str], rest: str | None, fixes: Mapping[str, str]) -> str:
-    if name in fixes:
-        return fixes[name]
-    meant = [(ours, example) for ours, example, others in _ELSEWHERE if name in others.split()]
-    if name == rest or any(ours == rest for ours, _ in meant):
-        return f"pass the values by position, without `{name}=`"
-    for ours, example in meant:
-        if ours in known:
-            return f"write `{ours}={_as_given(name, value, example)}` instead of `{name}=...`"
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if rest is not None and callable(value) and not near:
-        return f"pass the value by position, without `{name}=`"
-    return f"write `{near[0]}=...` instead of `{name}=...`" if near else f"leave out `{name}=...`"
-
-
-def _as_given(name: str, value: Any, example: str) -> str:
-    """Return the source of the value that the user passed if it is like the example, otherwise the example."""
-    try:
-        kind = type(ast.literal_eval(example))
-    except ValueError:  # an expression, such as `optax.adam(1e-3)`
-        return example
-    if name in _OTHER_UNITS or (type(value) is not kind and not (kind is float and type(value) is int)):
-        return example
-    if isinstance(value, str):
-        return f'"{value}"' if value.isprintable() and not set(value) & {'"', "\\", "`"} else example
-    # E.g. `save_top_k=-1` has a special meaning.
-    return repr(value) if kind in (int, float) and value > 0 else example

@@ -1,4 +1,4 @@
-"""Detection of paths that no file can have, or that no one means."""
+"""Detection of paths that no file can have, or that no one means, and their fixes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["why_impossible"]
+__all__ = ["fix_of_path", "why_impossible"]
 
 _LONGEST_NAME = 255  # maximum length of a file name on all common file systems (bytes)
 _TOO_LONG = "File name too long"
@@ -33,3 +33,17 @@ def why_impossible(path: Path) -> str:
     except ValueError:  # characters that the encoding of the file system does not have
         return "the file system cannot encode the name"
     return ""
+
+
+def fix_of_path(path: Path, otherwise: str) -> str:
+    """Return the fix for a path that `why_impossible` refuses: the path in the home directory, if it contains `~`.
+
+    Args:
+        path: The path.
+        otherwise: The fix for all other paths.
+    """
+    if "~" not in path.parts:
+        return otherwise
+    # A path that was made absolute contains the part after the current directory.
+    meant = os.path.expanduser(os.path.join(*path.parts[path.parts.index("~") :]))
+    return f"write {meant!r}"

@@ -35,9 +35,6 @@ from fluxcb._traced_values import describe
 from fluxcb._typing import Batch, LossFn, PyTree
 
 __all__ = [
-    "EXPLAIN_FIXES",
-    "FIT_FIXES",
-    "LEARNER_FIXES",
     "as_key",
     "as_list_of_phases",
     "as_loss",
@@ -50,45 +47,6 @@ __all__ = [
     "refuse_nnx_state",
     "zeros_of_batch",
 ]
-
-# Names that other libraries use, and that their users try first.
-_VALIDATION = ("validation_data", "val_data", "valid_data", "val_loader", "validation_loader", "val_dataloaders")
-_ARRAYS = ("x", "y", "xs", "ys", "batch_size", "batchsize")
-
-LEARNER_FIXES = {
-    **dict.fromkeys(("epochs", "num_epochs", "max_epochs", "n_epochs"), "pass the epochs to `fit`: `learner.fit(10)`"),
-    **dict.fromkeys(("steps", "num_steps", "max_steps"), "pass the steps to `fit`: `learner.fit(steps=1000)`"),
-    **dict.fromkeys(_VALIDATION, "pass it with the training data: `data=(training, validation)`"),
-    **dict.fromkeys(_ARRAYS, "pass a loader of batches: `data=fluxcb.data.ArrayLoader((xs, ys), batch_size=32)`"),
-    **dict.fromkeys(
-        ("learning_rate", "lr"), "pass it to the optimizer: `fluxcb.inject(optax.adam, learning_rate=1e-3)`"
-    ),
-    **dict.fromkeys(("metrics", "metric"), "add the metrics to the callbacks: `callbacks=[Metrics(accuracy)]`"),
-    **dict.fromkeys(
-        ("logger", "loggers"), 'add `Monitors` to the callbacks: `callbacks=[Monitors(CSVBackend("log.csv"))]`'
-    ),
-    "params": "write `Learner.from_loss(params, loss_fn, optimizer)`",
-    "model": "write `Learner(model, loss_fn, optimizer)`",
-}
-"""The fixes for arguments that a Learner does not have."""
-
-_DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))`, then write `learner.fit(10)`"
-
-FIT_FIXES = {
-    **dict.fromkeys(("data", "train_data", "training_data", "train_loader", "train_dataloaders", "datamodule"), _DATA),
-    # `*` and `*numbers` stand for arguments that are passed by position; see `entry_point`.
-    **dict.fromkeys((*_VALIDATION, *_ARRAYS, "*"), _DATA),
-    "*numbers": "write `learner.fit(10)` to train 10 epochs, or `learner.fit(steps=10)` to train 10 steps",
-    "callbacks": "pass the callbacks to the Learner: `Learner(..., callbacks=[...])`",
-    "verbose": "leave it out; `Learner(..., default_callbacks=False)` prints nothing",
-    "ckpt_path": "write `resume=True`; the `Checkpointer` among the callbacks knows the folder",
-}
-"""The fixes for arguments that `Learner.fit` does not have."""
-
-EXPLAIN_FIXES = {
-    "*": "call it without arguments, which explains all callbacks; the command `fluxcb explain A B` explains a pair"
-}
-"""The fixes for arguments that `Learner.explain` does not have."""
 
 _LONGEST = 60  # maximum length of a value in a message (characters)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from fluxcb._calls import entry_point
 from fluxcb._check.graph import CallbackGraph
@@ -18,7 +18,7 @@ from fluxcb.callbacks import with_defaults
 if TYPE_CHECKING:
     from fluxcb._run.learner import Learner
 
-__all__ = ["check"]
+__all__ = ["check", "is_learner"]
 
 
 @entry_point
@@ -58,11 +58,17 @@ def check(
         >>> graph.order(EpochEnd, TrainingPhase)
         [Metrics(), CustomCallback(print, EpochEnd)]
     """
-    module = sys.modules.get("fluxcb._run.learner")  # a Learner needs JAX, which is not imported here
-    if module is not None and isinstance(callbacks, module.Learner):
+    if is_learner(callbacks):
         return callbacks.callbacks.graph
+    items: Any = callbacks
     # The same functions that a Learner calls, so that both report the same problems.
-    graph = checked_graph(with_defaults(callbacks) if default_callbacks else callbacks, phases)
+    graph = checked_graph(with_defaults(items) if default_callbacks else items, phases)
     for _, text in uncalled_handlers(graph):
         warn_user(text, UserWarning)  # as a Learner does
     return graph
+
+
+def is_learner(value: Any) -> TypeGuard[Learner]:
+    """Return whether a value is a Learner, without importing the module that defines Learners."""
+    module = sys.modules.get("fluxcb._run.learner")
+    return module is not None and isinstance(value, module.Learner)

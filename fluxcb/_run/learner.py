@@ -21,7 +21,7 @@ from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
 from fluxcb._run.argument_order import refuse_swapped
-from fluxcb._run.arguments import EXPLAIN_FIXES, FIT_FIXES, LEARNER_FIXES, as_key, as_loss, as_optimizer, as_parts
+from fluxcb._run.arguments import as_key, as_loss, as_optimizer, as_parts
 from fluxcb._run.borrow import Borrowing
 from fluxcb._run.callbackset import CallbackSet
 from fluxcb._run.costs import learner_costs
@@ -33,6 +33,7 @@ from fluxcb._run.first_fit import warn_before_first_fit
 from fluxcb._run.fit_loop import FitLength, describe_error, run_fit
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import Interrupt, caught_interrupts
+from fluxcb._run.keyword_fixes import EXPLAIN_FIXES, FIT_FIXES, LEARNER_FIXES
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.learner_display import learner_html
 from fluxcb._run.loop_methods import LoopMethods

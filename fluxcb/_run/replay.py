@@ -27,6 +27,7 @@ from fluxcb._declare.schedules import EverySteps, Schedule, StepRange
 from fluxcb._declare.state import ENGINE_STEP_NAMES, step_names
 from fluxcb._declare.wrappers import Scheduled
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError
+from fluxcb._paths import fix_of_path, why_impossible
 from fluxcb._run.bad_step_replay import BadStep, find_record, replay_bad_step
 from fluxcb._run.encoding import Decoder
 from fluxcb._run.history import History
@@ -357,7 +358,8 @@ def _checkpoints(folder: Path, first: int, last: int) -> tuple[FolderCheckpoint 
     if not entries:
         raise CheckpointError(
             f"There is no checkpoint in {folder}, so there is no run to replay.",
-            fix="pass the directory that was passed to `Checkpointer`",
+            why=why_impossible(folder),
+            fix=fix_of_path(folder, "pass the directory that was passed to `Checkpointer`"),
         )
     before = next(_good(entry.path for entry in reversed(entries) if entry.step < first), None)
     return before, next(_good(entry.path for entry in entries if entry.step >= last), None)

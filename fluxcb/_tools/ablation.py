@@ -13,8 +13,8 @@ from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import positive
 from fluxcb._declare.wrappers import switchable
 from fluxcb._errors import DeclarationError
+from fluxcb._run.check import is_learner
 from fluxcb._tools.comparing import leaves
-from fluxcb._tools.targets import is_learner
 
 if TYPE_CHECKING:
     from fluxcb._run.learner import Learner

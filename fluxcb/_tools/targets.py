@@ -11,20 +11,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.signatures import shown_path, source_of
 from fluxcb._errors import DeclarationError, FluxcbError, as_sentence, did_you_mean, nearest
 from fluxcb._importing import FitWhileImportingError, importing
+from fluxcb._run.check import is_learner
 from fluxcb._tools.project import find_project
 
-if TYPE_CHECKING:
-    from typing import TypeGuard
-
-    from fluxcb._run.learner import Learner
-
-__all__ = ["Target", "is_learner", "load"]
+__all__ = ["Target", "load"]
 
 _KINDS = "a list of callbacks, a Learner, or a function without required arguments that returns one"
 
@@ -42,12 +38,6 @@ class Target:
     name: str
     get: Callable[..., Any]
     makes: bool
-
-
-def is_learner(value: Any) -> TypeGuard[Learner]:
-    """Return whether a value is a Learner, without importing the module that defines Learners."""
-    module = sys.modules.get("fluxcb._run.learner")
-    return module is not None and isinstance(value, module.Learner)
 
 
 def load(name: str, root: Path) -> Target:

@@ -17,8 +17,9 @@ from fluxcb._declare.events import TracedEvent
 from fluxcb._declare.phases import TrainingPhase, ValidationPhase
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import CheckError, DeclarationError, FluxcbError
+from fluxcb._run.check import is_learner
 from fluxcb._tools.project import LEVELS
-from fluxcb._tools.targets import Target, is_learner, load
+from fluxcb._tools.targets import Target, load
 from fluxcb.callbacks import with_defaults
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fluxcb._declare.signatures import accepts, runs_later
 from fluxcb._errors import DeclarationError, nearest
-from fluxcb._paths import why_impossible
+from fluxcb._paths import fix_of_path, why_impossible
 
 __all__ = [
     "at_most_one",
@@ -144,9 +144,30 @@ def file_path(value: Any, what: str, example: str) -> Path:
     require(isinstance(value, str | os.PathLike) and bool(os.fspath(value)), value, what, "a path", example)
     path = Path(value)
     if why := why_impossible(path):
-        raise DeclarationError(f"{what} cannot be {str(value)!r}: {why}.", fix="use another path")
+        raise DeclarationError(f"{what} cannot be {str(value)!r}: {why}.", fix=fix_of_path(path, "use another path"))
     if path.is_dir():
         raise DeclarationError(f"{what} is a folder: {path}.", fix="name a file in it")
+    return path
+
+
+def run_folder(folder: Any, owner: str) -> Path:
+    """Check that an argument can be the path of the directory of a run, and return its absolute path.
+
+    Args:
+        folder: The argument.
+        owner: The name of the callback.
+
+    Raises:
+        DeclarationError: `folder` is not a path, or cannot be the path of a directory.
+    """
+    if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
+        raise DeclarationError(f"`{owner}` takes a directory, not {folder!r}.", fix=f'write e.g. `{owner}("runs/1")`')
+    path = Path(folder).absolute()
+    if why := why_impossible(path):
+        raise DeclarationError(
+            f"`{owner}` cannot write to {str(path)!r}: {why}.",
+            fix=fix_of_path(path, f'use another directory, e.g. `{owner}("runs/1")`'),
+        )
     return path
 
 

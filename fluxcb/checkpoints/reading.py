@@ -16,6 +16,7 @@ import numpy as np
 
 from fluxcb._errors import CheckpointCorruptError, CheckpointError, DeclarationError
 from fluxcb._interruptions import is_interruption
+from fluxcb._paths import fix_of_path, why_impossible
 from fluxcb._typing import PyTree
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.headers import check_headers, check_json, check_sizes, is_key_data, nbytes_of
@@ -103,10 +104,10 @@ def resolve_checkpoint(path: str | os.PathLike[str], *, together: bool = False) 
             f"There is no checkpoint in {folder}.",
             why="a checkpoint is a folder with a number as its name"
             if folder.is_dir()
-            else "there is no such directory",
+            else why_impossible(folder) or "there is no such directory",
             fix=[
                 *(f"use a subdirectory that contains checkpoints: {str(child)!r}" for child in runs[:3]),
-                "use the directory that was passed to `Checkpointer`",
+                fix_of_path(folder, "use the directory that was passed to `Checkpointer`"),
             ],
         )
     return found[0].path, found[1]

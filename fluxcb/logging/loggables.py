@@ -10,7 +10,7 @@ from typing import Any
 from fluxcb._calls import Constructed
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
-from fluxcb._paths import why_impossible
+from fluxcb._paths import fix_of_path, why_impossible
 
 __all__ = ["Audio", "File", "Graph", "Histogram", "Image", "Loggable", "Text", "Value"]
 
@@ -251,7 +251,10 @@ class File(Loggable):
             raise DeclarationError(f"`File` takes a path, not {self.data!r}.", fix='write e.g. `File("model.txt")`')
         path = Path(self.data)
         if why_impossible(path) or not path.is_file():
-            raise DeclarationError(f"There is no file at {path}.", fix="write the file before you log it")
+            raise DeclarationError(
+                f"There is no file at {path}.",
+                fix=fix_of_path(path, "write the file before you log it"),
+            )
         object.__setattr__(self, "data", path)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import DeclarationError
-from fluxcb._paths import why_impossible
+from fluxcb._paths import fix_of_path, why_impossible
 from fluxcb._tracebacks import warn_user
 
 __all__ = ["RecordFile", "checked_path", "locations", "unused_path"]
@@ -159,7 +159,8 @@ def checked_path(path: str | os.PathLike[str], *, owner: str, folder: bool) -> P
         os.stat(found) if found.exists() else None
     except OSError as error:
         raise DeclarationError(
-            f"{owner} cannot write to {str(found)!r}: {error.strerror}.", fix='name a file such as "runs/1/log.jsonl"'
+            f"{owner} cannot write to {str(found)!r}: {error.strerror}.",
+            fix=fix_of_path(found, 'name a file such as "runs/1/log.jsonl"'),
         ) from None
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent

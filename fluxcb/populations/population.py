@@ -9,10 +9,10 @@ from fluxcb._calls import Constructed, entry_point
 from fluxcb._declare.uncopied import Uncopied
 from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
-from fluxcb._run.arguments import FIT_FIXES
 from fluxcb._run.fit_loop import FitLength
 from fluxcb._run.history import History
 from fluxcb._run.interrupts import caught_interrupts
+from fluxcb._run.keyword_fixes import POPULATION_FIT_FIXES
 from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
@@ -38,8 +38,6 @@ from fluxcb.populations.session import Session
 from fluxcb.populations.table import PopulationTable
 
 __all__ = ["Population"]
-
-_FIT_FIXES = {name: fix.replace("learner.fit(", "population.fit(") for name, fix in FIT_FIXES.items()}
 
 
 class Population(Constructed, Uncopied):
@@ -216,7 +214,7 @@ class Population(Constructed, Uncopied):
 
     # -- training ---------------------------------------------------------------------------
 
-    @entry_point(fixes=_FIT_FIXES)
+    @entry_point(fixes=POPULATION_FIT_FIXES)
     def fit(
         self,
         epochs: int | None = None,

@@ -64,7 +64,7 @@ DATA = "pass the data to the Learner: `Learner(..., data=(training, validation))
 
 
 def restored_to_the_best():
-    learner = testlearner(Metrics(), EarlyStopping(3), MinSaver("runs/1"))
+    learner = testlearner(Metrics(), EarlyStopping(3), MinSaver("runs/1", "loss"))
     learner.fit(3)
     best = learner.callbacks.get(MinSaver).best
     learner.restore("runs/1/min-validation-loss")
@@ -156,8 +156,8 @@ def restored_to_the_best():
             lambda: learner(strategy="ddp"),
             "Learner",
             "has no argument `strategy`.",
-            "leave out `strategy=...`",
-            lambda: learner(),
+            "pass a mesh of devices to the Learner: `mesh=fluxcb.mesh(data=-1)`",
+            lambda: learner(mesh=fluxcb.mesh(data=-1)),
         ),
         (
             lambda: learner().fit(training, epochs=3),
@@ -177,7 +177,8 @@ def restored_to_the_best():
             lambda: learner().fit(epochs=3, validation_data=validation, batch_size=3),
             "Learner.fit",
             "has no arguments `validation_data` and `batch_size`.",
-            DATA,
+            f"{DATA}, and pass a loader of batches to the Learner: "
+            "`data=fluxcb.data.ArrayLoader((xs, ys), batch_size=3)`",
             lambda: learner().fit(epochs=3),
         ),
         (
@@ -191,8 +192,8 @@ def restored_to_the_best():
             lambda: EarlyStopping(monitor="val_loss", patience=3),
             "EarlyStopping",
             "has no argument `monitor`.",
-            'write `metric="validation/loss"` instead of `monitor=...`',
-            lambda: testlearner(Metrics(), EarlyStopping(metric="validation/loss", patience=3)),
+            'write `metric="loss"` instead of `monitor=...`',
+            lambda: testlearner(Metrics(), EarlyStopping(metric="loss", patience=3)),
         ),
         (
             lambda: EarlyStopping(3, min_delta=0.1),
@@ -205,9 +206,9 @@ def restored_to_the_best():
             lambda: EarlyStopping(3, restore_best_weights=True),
             "EarlyStopping",
             "has no argument `restore_best_weights`.",
-            'leave out `restore_best_weights=...`, add `MinSaver("runs/1")` to the callbacks, and call '
-            '`learner.restore("runs/1/min-validation-loss")` after `fit`; if high values are good, use `MaxSaver` '
-            "instead",
+            'leave out `restore_best_weights=...`, add `MinSaver("runs/1", "loss")` to the callbacks, and call '
+            '`learner.restore("runs/1/min-validation-loss")` after `fit`; for another metric, write its name, or '
+            "`MaxSaver` if high values of it are good",
             restored_to_the_best,
         ),
         (
@@ -221,10 +222,10 @@ def restored_to_the_best():
             lambda: Checkpointer("runs/1", monitor="val_loss", save_top_k=1),
             "Checkpointer",
             "has no arguments `monitor` and `save_top_k`.",
-            'write `metric="validation/loss"` instead of `monitor=...`, with a `keep_best` of at least 1, and write '
-            "`keep_best=3` instead of `save_top_k=...`; to load the best model, which is often not the newest one, "
-            'also add `MinSaver("runs/1", "validation/loss")`, and load `"runs/1/min-validation-loss"`',
-            lambda: testlearner(Metrics(), Checkpointer("runs/1", metric="validation/loss", keep_best=1)),
+            'write `keep_best=1, metric="loss"` instead of `monitor=...` and `save_top_k=...`; to load the best model, '
+            'which is often not the newest one, also add `MinSaver("runs/1", "loss")`, and load '
+            '`"runs/1/min-validation-loss"`',
+            lambda: testlearner(Metrics(), Checkpointer("runs/1", keep_best=1, metric="loss")),
         ),
         (
             lambda: ArrayLoader((xs, ys), batchsize=4),

@@ -16,7 +16,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.resolution import Resolution
 from fluxcb._errors import ConflictError, DeclarationError
-from fluxcb.callbacks.arguments import flag, whole_number
+from fluxcb.callbacks.arguments import flag, run_folder, whole_number
 from fluxcb.checkpoints.bad_steps import (
     BAD_STEPS,
     batch_checksum,
@@ -102,12 +102,8 @@ class BadSteps(Callback):
     def __init__(
         self, folder: str | os.PathLike[str] | None = None, *, skip_again: bool = False, keep_last: int = 1000
     ) -> None:
-        if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
-            raise DeclarationError(
-                f"`BadSteps` takes a directory, not {folder!r}.", fix='write e.g. `BadSteps("runs/1")`'
-            )
+        self.folder = run_folder(folder, "BadSteps") if folder is not None else None
         self._passed_folder = os.fspath(folder) if folder is not None else None  # for labels
-        self.folder = Path(folder).absolute() if folder is not None else None
         self.skip_again = flag(skip_again, "`skip_again` of BadSteps")
         if self.skip_again and folder is None:
             raise DeclarationError(

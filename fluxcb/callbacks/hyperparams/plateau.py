@@ -16,6 +16,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import choice, finite_number, whole_number
+from fluxcb.callbacks.keyword_fixes import PLATEAU_FIXES
 from fluxcb.callbacks.watched import Watched, note_of_changed_metric, resolved_mode
 
 __all__ = ["ReduceLROnPlateau"]
@@ -79,8 +80,7 @@ class ReduceLROnPlateau(Callback):
         waits one epoch less.
     """
 
-    # In Keras, `min_delta` is a difference, and the default of `threshold_mode` is a ratio.
-    @entry_point(fixes={"min_delta": 'write `threshold=..., threshold_mode="abs"` instead of `min_delta=...`'})
+    @entry_point(fixes=PLATEAU_FIXES)
     def __init__(
         self,
         factor: float = 0.1,

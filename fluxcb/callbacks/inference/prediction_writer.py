@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fluxcb._errors import DeclarationError
-from fluxcb._paths import why_impossible
+from fluxcb._paths import fix_of_path, why_impossible
 from fluxcb.callbacks.arguments import require
 from fluxcb.callbacks.inference.inferencer import Inferencer, checked_name
 from fluxcb.callbacks.inspect.named_values import leaf_arrays
@@ -157,7 +157,9 @@ class PredictionWriter(Inferencer):
 
 def _require_writable(path: Path) -> None:
     if why := why_impossible(path.with_name(f".{path.name}.unfinished")):
-        raise DeclarationError(f"`PredictionWriter` cannot write to `{path}`.", why=why, fix="use another path")
+        raise DeclarationError(
+            f"`PredictionWriter` cannot write to `{path}`.", why=why, fix=fix_of_path(path, "use another path")
+        )
     folder = path.parent
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

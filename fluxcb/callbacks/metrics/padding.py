@@ -122,7 +122,7 @@ def held(step: Any, needs: Iterable[str]) -> Any:
 
 def reads_mask(step: Any, call: Callable[[Any], Any]) -> tuple[Any, bool]:
     """Call a function with a step, and return its value, and whether it has read the mask or there is none."""
-    batch = getattr(step, "batch", None)
+    batch: Any = getattr(step, "batch", None)
     if mask_of(batch) is None:
         return call(step), True
     batch.mask_was_read = False

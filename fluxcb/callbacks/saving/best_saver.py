@@ -15,6 +15,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
 from fluxcb._tracebacks import warn_user
+from fluxcb.callbacks.keyword_fixes import best_saver_fixes
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better
 from fluxcb.callbacks.watched import Watched, is_metric_name, note_of_changed_metric
 from fluxcb.checkpoints.manifest import Manifest
@@ -29,6 +30,7 @@ class BestSaver(SnapshotSaver):
 
     mode: ClassVar[str]
 
+    @entry_point(fixes=best_saver_fixes("min"))  # of `MinSaver`; `MaxSaver` has a constructor of its own
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -226,6 +228,11 @@ class MaxSaver(BestSaver):
 
     mode = "max"
 
-    @entry_point(fixes={"metric": 'pass the folder first and then the metric: `MaxSaver("runs/1", "accuracy")`'})
+    @entry_point(
+        fixes={
+            **best_saver_fixes("max"),
+            "metric": 'pass the folder first and then the metric: `MaxSaver("runs/1", "accuracy")`',
+        }
+    )
     def __init__(self, folder: str | os.PathLike[str], metric: str, *, name: str | None = None) -> None:
         super().__init__(folder, metric, name=name)

@@ -15,6 +15,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EveryEpochs, EverySeconds, EverySteps, Schedule, positive
 from fluxcb._errors import CheckpointCorruptError, DeclarationError
+from fluxcb.callbacks.keyword_fixes import CHECKPOINTER_FIXES
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better, is_chief
 from fluxcb.callbacks.watched import Watched, requested_mode, warn_if_contradictory
 from fluxcb.checkpoints.manifest import Manifest
@@ -106,17 +107,7 @@ class Checkpointer(SnapshotSaver, RunSaver):
         FluxTraining.jl, `Checkpointer`; tensorpack, `ModelSaver`. Uses orbax-checkpoint.
     """
 
-    @entry_point(
-        fixes={
-            name: f'write `metric="validation/loss"` instead of `{name}=...`, with a `keep_best` of at least 1'
-            for name in ("monitor", "watch")
-        }
-        | {
-            name: f"write `keep_best={count}` instead of `{name}=...`; to load the best model, which is often not the "
-            'newest one, also add `MinSaver("runs/1", "validation/loss")`, and load `"runs/1/min-validation-loss"`'
-            for name, count in (("save_best_only", 1), ("save_top_k", 3))
-        }
-    )
+    @entry_point(fixes=CHECKPOINTER_FIXES)
     def __init__(
         self,
         folder: str | os.PathLike[str],

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
-from fluxcb._paths import why_impossible
+from fluxcb._paths import fix_of_path, why_impossible
 from fluxcb.callbacks.arguments import require
 
 __all__ = ["NumberedFiles"]
@@ -49,7 +49,7 @@ class NumberedFiles:
             raise DeclarationError(
                 f"`{self._owner}` cannot write files named `{self.prefix}-...` to the folder `{folder}`.",
                 why=why,
-                fix="use another folder or prefix",
+                fix=fix_of_path(folder, "use another folder or prefix"),
             )
         while not folder.exists() and folder != folder.parent:
             folder = folder.parent

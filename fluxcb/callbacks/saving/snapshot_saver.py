@@ -19,7 +19,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import AtWindowEnds
 from fluxcb._errors import CheckpointError, DeclarationError, PeerError
-from fluxcb._paths import why_impossible
+from fluxcb._paths import fix_of_path, why_impossible
 from fluxcb._tracebacks import warn_user
 from fluxcb.checkpoints.agreement import Agreement
 from fluxcb.checkpoints.manifest import Manifest
@@ -76,7 +76,7 @@ class SnapshotSaver(Callback, RunLock):
         if why := why_impossible(self.folder) or _why_unreadable(self.folder.as_posix()):
             raise DeclarationError(
                 f"`{owner}` cannot write checkpoints to {str(self.folder)!r}: {why}.",
-                fix=f'use another directory, e.g. `{owner}("runs/1")`',
+                fix=fix_of_path(self.folder, f'use another directory, e.g. `{owner}("runs/1")`'),
             )
         if self.folder.exists() and not self.folder.is_dir():
             raise DeclarationError(

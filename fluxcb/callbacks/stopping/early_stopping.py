@@ -15,6 +15,7 @@ from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase, TrainingPhase
 from fluxcb._declare.schedules import positive
 from fluxcb._errors import DeclarationError
+from fluxcb.callbacks.keyword_fixes import EARLY_STOPPING_FIXES
 from fluxcb.callbacks.watched import Watched, note_of_changed_metric, phase_name, requested_mode, warn_if_contradictory
 from fluxcb.stopping.criterion import Criterion, Disjunction, Mode
 from fluxcb.stopping.progress import NumberSinceBest
@@ -22,13 +23,6 @@ from fluxcb.stopping.progress import NumberSinceBest
 __all__ = ["EarlyStopping"]
 
 _EXAMPLE = 'write e.g. `EarlyStopping(3)`, `EarlyStopping(GL(5), TimeLimit(3600))`, `EarlyStopping(("accuracy", 3))`'
-
-_CURES = {
-    "min_delta": "leave out `min_delta=...`; every better value counts as an improvement",
-    "restore_best_weights": 'leave out `restore_best_weights=...`, add `MinSaver("runs/1")` to the callbacks, and call '
-    '`learner.restore("runs/1/min-validation-loss")` after `fit`; if high values are good, use `MaxSaver` instead',
-}
-"""The suggested fixes for arguments of `EarlyStopping` in other libraries."""
 
 
 class EarlyStopping(Callback):
@@ -96,7 +90,7 @@ class EarlyStopping(Callback):
         FluxTraining.jl, `EarlyStopping`, where a number means `Patience`; Keras, `EarlyStopping`.
     """
 
-    @entry_point(fixes=_CURES)
+    @entry_point(fixes=EARLY_STOPPING_FIXES)
     def __init__(
         self,
         *criteria: Criterion | int | tuple[str, Criterion | int],

@@ -21,7 +21,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._declare.schedules import EverySeconds
 from fluxcb._declare.state import RATE_FIX, is_negative_rate
 from fluxcb._errors import CheckpointError, DeclarationError, did_you_mean
-from fluxcb.callbacks.arguments import finite_number
+from fluxcb.callbacks.arguments import finite_number, run_folder
 from fluxcb.callbacks.hyperparams.hyperparameter import hyperparameter_name, shown_hyperparameter
 from fluxcb.callbacks.inspect.own_file import UntrustedFileError
 from fluxcb.callbacks.logging.statistics_sent import warn_once
@@ -93,10 +93,7 @@ class ControlFile(Callback):
     def __init__(
         self, folder: str | os.PathLike[str], hyperparams: Iterable[Any] = (), *, seconds: float = 1.0
     ) -> None:
-        if not isinstance(folder, str | os.PathLike) or not os.fspath(folder):
-            raise DeclarationError(
-                f"`ControlFile` takes a directory, not {folder!r}.", fix='write e.g. `ControlFile("runs/1")`'
-            )
+        self.folder = run_folder(folder, "ControlFile")
         finite_number(seconds, "`seconds` of `ControlFile`", above=0)
         if isinstance(hyperparams, str | type):
             raise DeclarationError(
@@ -104,7 +101,6 @@ class ControlFile(Callback):
                 fix=f"write `hyperparams=({shown_hyperparameter(hyperparameter_name(hyperparams))},)`",
             )
         self._passed_folder = os.fspath(folder)  # for labels
-        self.folder = Path(folder).absolute()
         self.hyperparams = tuple(map(hyperparameter_name, hyperparams))
         self._commands = _Commands(self.folder, seconds)
         self._warned: set[str] = set()

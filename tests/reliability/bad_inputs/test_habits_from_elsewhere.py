@@ -124,7 +124,7 @@ def test_abbreviated_metrics_raise(metric):
 
 
 BEST = (
-    '; to load the best model, which is often not the newest one, also add `MinSaver("runs/1", "validation/loss")`, '
+    '; to load the best model, which is often not the newest one, also add `MinSaver("runs/1", "loss")`, '
     'and load `"runs/1/min-validation-loss"`'
 )
 
@@ -139,12 +139,15 @@ BEST = (
         ),
         (lambda: every(Recorder(), n=5), "write `steps=5` instead of `n=...`"),
         (lambda: Checkpointer("runs/1", every_n_epochs=7), "write `epochs=7` instead of `every_n_epochs=...`"),
-        (lambda: Checkpointer("runs/1", save_freq=7), "write `epochs=1` instead of `save_freq=...`"),  # of batches
-        (lambda: Checkpointer("runs/1", save_top_k=-1), f"write `keep_best=3` instead of `save_top_k=...`{BEST}"),
+        (lambda: Checkpointer("runs/1", save_freq=7), "write `steps=7` instead of `save_freq=...`"),
+        (
+            lambda: Checkpointer("runs/1", save_top_k=-1),
+            "write `keep_every=1` instead of `save_top_k=...`, which keeps all checkpoints",
+        ),
         (lambda: Checkpointer(dirpath="a/b"), 'write `folder="a/b"` instead of `dirpath=...`'),
         (
             lambda: ReduceLROnPlateau(min_delta=0.1),
-            'write `threshold=..., threshold_mode="abs"` instead of `min_delta=...`',
+            'write `threshold=0.1, threshold_mode="abs"` instead of `min_delta=...`',
         ),
         (lambda: ClipGradients(clip_norm=5), "write `max_norm=5` instead of `clip_norm=...`"),
         (lambda: ClipGradients(clip_norm="5"), "write `max_norm=1.0` instead of `clip_norm=...`"),
