@@ -559,9 +559,9 @@ def DataError(folder: Path) -> Case:  # noqa: N802
         lambda: learner(data=(batch for batch in BATCHES)).fit(2),
         {
             line: lambda method: [learner(data=data).fit(2) for data in (BATCHES, Again())],
-            "if it never ends, pass the length of an epoch: `fit(2, steps_per_epoch=100)`": lambda method: (
-                learner(data=itertools.cycle(BATCHES)).fit(2, steps_per_epoch=100)
-            ),
+            "if it never ends, pass the length of an epoch: `fit(2, steps_per_epoch=100)`": lambda method: learner(
+                data=itertools.cycle(BATCHES)
+            ).fit(2, steps_per_epoch=100),
         },
     )
 

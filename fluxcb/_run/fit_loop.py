@@ -88,7 +88,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
         The reason it ended early, or None if it ran to its end.
 
     Raises:
-        DataError: The fit has several epochs, but the data of a phase is a one-shot iterator. No event has been emitted.
+        DataError: The fit has several epochs, and the data of a phase is a one-shot iterator. No event was emitted.
         Exception: An error of a handler or of the data, raised after FitEnd has run; or an error at FitEnd itself.
     """
     fit, progress = core.state.fit, core.state.progress
