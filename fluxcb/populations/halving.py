@@ -90,6 +90,7 @@ class SuccessiveHalving(PopulationCallback):
         eta: int = 2,
         epochs: int = 1,
     ) -> None:
+        self._mode: Literal["min", "max"]
         self._watched, self._mode = resolved_mode(mode, Watched.named(metric, phase, _NAME))
         self.eta = whole_number(eta, f"`eta` of `{_NAME}`", 2)
         self.epochs = whole_number(epochs, f"`epochs` of `{_NAME}`", 1)

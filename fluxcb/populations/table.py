@@ -75,6 +75,7 @@ class PopulationTable(PopulationCallback):
         mode: Literal["min", "max", "auto"] | None = None,
         file: IO[str] | None = None,
     ) -> None:
+        self._mode: Literal["min", "max"]
         self._watched, self._mode = resolved_mode(mode, Watched.named(metric, phase, _NAME))
         self.file = text_file(file, _NAME)
         self._has_header = False

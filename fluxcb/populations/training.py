@@ -105,6 +105,7 @@ class PopulationBasedTraining(PopulationCallback):
         factors: Iterable[float] = (0.8, 1.2),
         key: int = 0,
     ) -> None:
+        self._mode: Literal["min", "max"]
         self._watched, self._mode = resolved_mode(mode, Watched.named(metric, phase, _NAME))
         listed = not isinstance(hyperparams, str | type) and isinstance(hyperparams, Iterable)
         require(

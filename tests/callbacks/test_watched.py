@@ -77,8 +77,9 @@ def of(**phases):
         ("max", "kappa cohen_kappa mcc auprc psnr ssim hit_rate hits@10 reward log_likelihood 1-shot_acc mrr"),
         (
             "max",
-            "top1 top5 top-5 top_1 validation/top/5 acc1 prec1 score val_score exact_match exact-match em EM success_rate",
+            "top1 top5 top-5 top_1 validation/top/5 acc1 prec1 score val_score",
         ),
+        ("max", "exact_match exact-match em EM success_rate"),
         ("max", "win_rate pass@1 pass@k pass_at_10 pass_rate snr si_snr correlation pearson spearman bleu4 mAP50"),
         ("max", "cosine_similarity inception_score throughput"),
         ("min", "1-accuracy 1-acc_top5 one_minus_accuracy negative_log_likelihood neg_accuracy incorrect miss_rate"),
