@@ -4,6 +4,7 @@ A case contains the complete `fix` of its message, and the edited program for ea
 taken from the message itself, so that the tested edit always matches the message.
 """
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -556,7 +557,12 @@ def DataError(folder: Path) -> Case:  # noqa: N802
     return Case(
         fluxcb.DataError,
         lambda: learner(data=(batch for batch in BATCHES)).fit(2),
-        {line: lambda method: [learner(data=data).fit(2) for data in (BATCHES, Again())]},
+        {
+            line: lambda method: [learner(data=data).fit(2) for data in (BATCHES, Again())],
+            "if it never ends, pass the length of an epoch: `fit(2, steps_per_epoch=100)`": lambda method: learner(
+                data=itertools.cycle(BATCHES)
+            ).fit(2, steps_per_epoch=100),
+        },
     )
 
 

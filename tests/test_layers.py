@@ -87,6 +87,7 @@ KNOWS_THE_LIBRARY = {
     "_run.frozen_state": "a warning about a `Freeze` of parameters whose model state the training changes",
     "_run.learner": "the Learner adds the default callbacks",
     "_run.preempted": "`FitSummary` prints that SIGTERM has ended the fit, so there is no warning about it then",
+    "_run.repeated_iterators": "callbacks that declare `control`, but never end an epoch that goes well",
     "_run.validate_callbacks": "warnings about a `Monitors` without values, and none about the default StopOnNaNLoss",
 }
 

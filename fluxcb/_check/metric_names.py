@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fluxcb._declare.access import dotted, writes
-from fluxcb._declare.callback import Callback
+from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import Phase, ValidationPhase, defined_phase_names, named_phase
 from fluxcb._declare.state import METRICS
 from fluxcb._errors import CheckError, ConflictError, DeclarationError, MissingStateError
 from fluxcb._typing import StatePath
 
-__all__ = ["MetricNames"]
+__all__ = ["MetricNames", "mode_warnings"]
 
 _MONITORS = "cbstate", "monitors"
 _BY_METRIC = ("metrics_epoch", "metrics_step")  # entries of `cbstate` that are kept by phase and by metric
@@ -294,6 +294,14 @@ class MetricNames:
             for name in names:
                 found.setdefault(name, []).append(declared)
         return found
+
+
+def mode_warnings(declared: Sequence[Declared]) -> Iterator[str]:
+    """Yield a warning for each watched metric of new callbacks whose mode is assumed; see `Watched.default_mode`."""
+    # Callbacks that belong to a Learner were there before its list of callbacks changed.
+    new = (d.callback for d in declared if getattr(unwrap(d.callback), "_fluxcb_owner", None) is None)
+    texts = (getattr(watched, "mode_warning", None) for callback in new for watched in callback.watched_metrics())
+    yield from dict.fromkeys(text for text in texts if text is not None)
 
 
 def _near(name: str, known: Collection[str]) -> str | None:

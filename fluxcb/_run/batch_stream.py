@@ -35,6 +35,7 @@ class BatchStream:
 
     Attributes:
         cut_short: Whether the last epoch ended before its pass over the data was known to end, and dropped the rest.
+        one_shot: Whether the source is an iterator, which yields its batches only once.
         warn_after: Number of batches of a pass after which to warn that it may never end, or None.
         marks_positions: Whether to record the position of iterators with `get_state` before each window. It takes time,
             so it is on only if a callback saves checkpoints.
@@ -52,7 +53,7 @@ class BatchStream:
             innermost = innermost.source
         self._innermost = innermost
         self._spec: PyTree | None = None
-        self._one_shot = isinstance(innermost, Iterator)
+        self.one_shot = isinstance(innermost, Iterator)
         self._exhausted = False
         self._iterator: Iterator[Batch] | None = None
         self._passes = 0
@@ -110,7 +111,7 @@ class BatchStream:
     def adopt(self, other: BatchStream) -> None:
         """Continue where another stream of the same one-shot iterator stopped, with its buffered batches."""
         # Assigning the same iterator again must not lose the batches that were pulled but not consumed.
-        if self._one_shot and self._innermost is other._innermost:
+        if self.one_shot and self._innermost is other._innermost:
             self._buffered.extend(other._buffered)
 
     def peek(self) -> Batch:
@@ -138,13 +139,13 @@ class BatchStream:
         # Looking at the first batch for its shape has begun the pass. It is used, because a source may be expensive to
         # start.
         begun_by_peeking = 0 < len(self._buffered) == self._pulled and self._passes == number
-        stays, self._keeps_pass = self._keeps_pass or continues_stream or self._one_shot or begun_by_peeking, False
+        stays, self._keeps_pass = self._keeps_pass or continues_stream or self.one_shot or begun_by_peeking, False
         if self._iterator is not None and stays and not self._exhausted:
             return
         if self._exhausted and self._buffered:  # a stopped window returned these batches
             return
         # What is left of the previous pass. An iterator would not yield these batches again.
-        if not self._one_shot:
+        if not self.one_shot:
             self._buffered.clear()
         self._begin_pass(number)
 
@@ -229,7 +230,7 @@ class BatchStream:
                 raise no_batches(self.name, self.source) from None
             self._pass_ended = True
             # A second iteration of a used-up iterator would be an empty epoch, so `_begin_pass` refuses it.
-            self._exhausted = self._one_shot
+            self._exhausted = self.one_shot
             self._drops = max(self._drops, self._dropped)  # some sizes are known only now
             return None
         if batch is None:
@@ -245,7 +246,7 @@ class BatchStream:
     def end_epoch(self, *, continues_stream: bool) -> None:
         """End the epoch, and drop the rest of the pass unless the next epoch continues it."""
         over, self._skips_rest = self._skips_rest, False
-        if not (continues_stream or self._one_shot or over):
+        if not (continues_stream or self.one_shot or over):
             self.cut_short = self._iterator is not None and not self._pass_ended
             self._iterator = self._failure = None
             self._buffered.clear()
@@ -258,7 +259,7 @@ class BatchStream:
             is_current: Whether the run resumes within that epoch.
             over: Whether the rest of that epoch has no batches, because the current pass belongs to a later epoch.
         """
-        if self._iterator is not None and not self._one_shot:
+        if self._iterator is not None and not self.one_shot:
             try:
                 # Pulling one batch is the only way to learn whether the pass has ended. It is put back below.
                 batch = self.next(continues_stream=False)
@@ -344,7 +345,7 @@ class BatchStream:
         self._skips_rest = False  # otherwise `_next` would yield no batches to skip
         self._window_starts = (0, 0)
         self._left_out = LeftOut((number, at) for number, at in position.get("left_out", ()))
-        replayed = self._continue_iterator(position) if self._one_shot else self._restart(position)
+        replayed = self._continue_iterator(position) if self.one_shot else self._restart(position)
         self._ahead_of_epochs, self._keeps_pass, self._skips_rest = position["rewound"]
         self.cut_short = position.get("cut_short", False)
         return replayed
@@ -358,7 +359,7 @@ class BatchStream:
         iterator: Any = self._iterator
         before = {**vars(self), "_buffered": deque(self._buffered), "_marks": self._marks.copy()}
         # Other sources are iterated again, so their old iterator can simply be put back.
-        state = iterator.get_state() if self._one_shot and hasattr(iterator, "get_state") else None
+        state = iterator.get_state() if self.one_shot and hasattr(iterator, "get_state") else None
 
         def go_back() -> None:
             vars(self).update(before)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxcb._check.metric_names import mode_warnings
 from fluxcb._compile.plan import PhasePlan, Plan
 from fluxcb._declare.access import dotted, writes
 from fluxcb._declare.declared import Declared
@@ -121,7 +122,7 @@ def check_access(declared: Declared, names: Iterable[str], *, has_state: bool, h
 
 
 def check_names(callbacks: Sequence[Declared], names: Iterable[str], phase: type[Phase]) -> None:
-    """Check that the loop reports the values, and can have the metrics, that callbacks read.
+    """Check that the loop reports the values, and can have the metrics, that callbacks read; warn of assumed modes.
 
     Args:
         callbacks: All callbacks.
@@ -145,6 +146,8 @@ def check_names(callbacks: Sequence[Declared], names: Iterable[str], phase: type
             where=where,
             fix=f"report it: `callbacks_as_hook(callbacks, {{{reported}}})`, and pass it to `after_step`",
         )
+    for text in mode_warnings(callbacks):
+        warn_user(text, UserWarning)
     # A callback of the user may write metrics of any phase.
     if any(d.may_write(("cbstate", "metrics_epoch")) and not d.cls.__module__.startswith("fluxcb.") for d in callbacks):
         return

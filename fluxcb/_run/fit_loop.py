@@ -17,6 +17,7 @@ from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import PREEMPTED, Interrupt
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.preempted import warn_of_preemption
+from fluxcb._run.repeated_iterators import refuse_repeated_iterators
 from fluxcb._run.resume import warn_of_repeated
 from fluxcb._run.rewind import Rewinding, RewindTarget
 from fluxcb._run.switches import apply_switches, end_switches
@@ -87,12 +88,15 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
         The reason it ended early, or None if it ran to its end.
 
     Raises:
+        DataError: The fit has several epochs, and the data of a phase is a one-shot iterator. No event was emitted.
         Exception: An error of a handler or of the data, raised after FitEnd has run; or an error at FitEnd itself.
     """
     fit, progress = core.state.fit, core.state.progress
     # After a restore in the middle of an epoch, the rest of that epoch is the first of `length.epochs`.
     began = (fit.epoch, fit.step) if resumes else (_epochs_done(core, phases), progress.step)
     ended = fit.ended if resumes else None
+    if length.epochs is not None and ended is None:
+        refuse_repeated_iterators(core, progress.epoch - began[0], length.epochs, length.steps_per_epoch)
     fit.epoch, fit.step = began
     warn_of_repeated(fit, length.epochs, length.steps, resumes=resumes)
     if length.steps is not None and length.steps_per_epoch is None:

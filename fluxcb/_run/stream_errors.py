@@ -47,12 +47,14 @@ def none_as_batch(name: str) -> DataError:
     )
 
 
-def used_up(name: str, source: Any) -> DataError:
-    """Return the error for an iterator that has no more batches.
+def used_up(name: str, source: Any, fit: str | None = None, with_length: str | None = None) -> DataError:
+    """Return the error for an iterator that has no more batches, or that has none for the second epoch of a fit.
 
     Args:
         name: The name of the data source in messages.
         source: The iterator.
+        fit: The call of `fit` that needs it in several epochs, or None if it is used up already.
+        with_length: The same call for an iterator that never ends, or None if its epochs can have no length.
     """
     fix = ["pass something that can be iterated again: a list, a dataset, a class with `__iter__`"]
     if isinstance(source, GeneratorType) and source.gi_code.co_name.isidentifier():  # no generator expression
@@ -60,8 +62,11 @@ def used_up(name: str, source: Any) -> DataError:
         # `FunctionSource` calls the function without arguments.
         again = f"lambda: {function}(...)" if source.gi_code.co_argcount else function
         fix.insert(0, f"pass a function that starts it again: `{again}`")
+    if with_length is not None:
+        fix.append(f"if it never ends, pass the length of an epoch: `{with_length}`")
+    when = "" if fit is None else f" after the first epoch of `{fit}`"
     return DataError(
-        f"`{name}` is a one-shot iterator ({type(source).__name__}), and it is used up.",
+        f"`{name}` is a one-shot iterator ({type(source).__name__}), and it is used up{when}.",
         why="each epoch iterates over its data source, and an iterator yields nothing the second time",
         fix=fix,
     )

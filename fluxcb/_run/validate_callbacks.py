@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from fluxcb._check.graph import CallbackGraph
-from fluxcb._check.metric_names import MetricNames
+from fluxcb._check.metric_names import MetricNames, mode_warnings
 from fluxcb._check.uncalled_handlers import uncalled_handlers
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
@@ -158,7 +158,9 @@ def refuse_useless(graph: CallbackGraph) -> None:
 
 
 def warn_ineffective(graph: CallbackGraph) -> None:
-    """Warn about what has no effect, and about an entry of `cbstate` that two callbacks create."""
+    """Warn about what has no effect, entries of `cbstate` that two callbacks create, and assumed modes of metrics."""
+    for text in mode_warnings(graph.declared):
+        _warn(text)
     _warn_empty_log(graph)
     _warn_shared_entries(graph)
     _warn_inert(graph)

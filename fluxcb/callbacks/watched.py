@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from fluxcb._calls import Constructed
@@ -22,16 +23,38 @@ __all__ = [
     "warn_if_contradictory",
 ]
 
-# "score" is in neither list, because a low Brier score or FID score is good.
 # fmt: off
 _HIGH_IS_GOOD = frozenset((
-    "acc", "accuracy", "ap", "auc", "auprc", "auroc", "bleu", "correct", "dice", "elbo", "f1", "hit", "hits", "iou",
-    "jaccard", "kappa", "likelihood", "map", "mcc", "miou", "mrr", "ndcg", "precision", "psnr", "r2", "recall",
-    "return", "returns", "reward", "rewards", "rouge", "sensitivity", "specificity", "ssim",
+    "acc", "accuracy", "ami", "ap", "ari", "auc", "auprc", "auroc", "bertscore", "bleu", "chrf", "cider", "correct",
+    "dice", "exactmatch", "f1", "f2", "fbeta", "fscore", "hit", "hits", "iou", "jaccard", "kappa", "kendall",
+    "likelihood", "map", "mcc", "meteor", "miou", "mrr", "ndcg", "nmi", "passk", "pearson", "pearsonr", "prec",
+    "precision", "psnr", "r2", "recall", "return", "returns", "reward", "rewards", "rouge", "rougel", "sacrebleu",
+    "sdr", "sensitivity", "silhouette", "sisdr", "sisnr", "snr", "spearman", "spearmanr", "specificity", "ssim",
+    "success", "successes", "tnr", "topk", "tpr", "win", "winrate", "wins",
+))
+# `dice_loss`, `recall_error`, `negative_log_likelihood`, `one_minus_accuracy`
+_LOW_IS_GOOD = frozenset((
+    "aic", "bce", "bic", "bpb", "bpc", "bpd", "brier", "ce", "cer", "chamfer", "crossentropy", "ece", "eer", "err",
+    "error", "errors", "failure", "failures", "false", "fdr", "fid", "fnr", "fpr", "fvd", "hausdorff", "inaccuracy",
+    "incorrect", "kid", "kl", "kld", "logloss", "loss", "losses", "lpips", "mae", "mape", "minus", "miss", "misses",
+    "mmd", "mse", "msle", "neg", "negative", "nll", "nrmse", "perplexity", "ppl", "regret", "rmse", "rmsle", "smape",
+    "wer", "xent",
 ))
 # fmt: on
-# `dice_loss`, `recall_error`, `negative_log_likelihood`, `one_minus_accuracy`
-_LOW_IS_GOOD = frozenset(("err", "error", "loss", "minus", "neg", "negative"))
+# These words have a usual direction, which a `mode` does not contradict: a low anomaly score is good, a high survival
+# time as well. Words of the other lists take precedence, as in `brier_score`.
+_USUALLY_HIGH = frozenset(("corr", "correlation", "em", "score", "scores", "sim", "similarity", "throughput"))
+_USUALLY_LOW = frozenset(
+    ("cost", "costs", "dist", "distance", "divergence", "duration", "gap", "latency", "penalty", "runtime", "time")
+)
+_NEGATIONS = frozenset(("minus", "neg", "negative"))
+# Names of several words, or of a word and a number.
+_PHRASES = (
+    (re.compile(r"cross[\W_]*entropy"), "crossentropy"),
+    (re.compile(r"exact[\W_]*match"), "exactmatch"),
+    (re.compile(r"\btop[\W_]*(\d+|k\b)"), "topk "),
+    (re.compile(r"\bpass[\W_]*(@|at\b|rate\b)"), "passk "),
+)
 _QUALIFIERS = frozenset(("val", "validation", "valid", "test", "train", "training", "top1", "top5"))
 
 
@@ -51,6 +74,7 @@ class Watched(Constructed):
         phase: The name of the phase, or of an `InferenceRunner`.
         metric: The name of the metric.
         owner: The name of the callback, for messages.
+        mode_warning: A warning that the Learner gives when it is built, or None; see `with_mode_warning`.
 
     Raises:
         DeclarationError: `metric` is not a name.
@@ -83,6 +107,7 @@ class Watched(Constructed):
     phase: str
     metric: str
     owner: str
+    mode_warning: str | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, str) or not self.metric:
@@ -141,17 +166,20 @@ class Watched(Constructed):
         """Whether low (`min`) or high (`max`) values are good, derived from the metric's name.
 
         The part of the name after the last slash is split into lowercase words at underscores, dashes and other
-        punctuation. High values are good if one of the words is the usual name of a score, such as `acc`, `accuracy`,
-        `auc`, `f1`, `iou`, `recall` or `reward`, unless another one is `loss`, `error`, `err`, `minus`, `neg` or
-        `negative`, or the name begins as `1-accuracy` does. Low values are good for every other name. `EarlyStopping`,
-        `ReduceLROnPlateau` and `Checkpointer` use this mode if their `mode` argument is not given.
+        punctuation, and between letters and digits. High values are good if one of the words is the usual name of a
+        score, such as `acc`, `accuracy`, `auc`, `f1`, `iou`, `recall`, `reward`, `top5` or `score`. Low values are good
+        if one of the words is `loss`, `error`, `mse`, `perplexity` or similar, also in `dice_loss` or `brier_score`,
+        and if the name begins as `1-accuracy` does. Low values also count as good for all names without such a word,
+        and the Learner then warns. `EarlyStopping`, `ReduceLROnPlateau` and `Checkpointer` use this mode if their
+        `mode` argument is not given.
 
         Example:
-            >>> for name in ("validation/accuracy", "top5_acc", "precision@5", "loss", "dice_loss"):
+            >>> for name in ("validation/accuracy", "top5_acc", "precision@5", "score", "loss", "dice_loss"):
             ...     print(name, Watched.named(name, None, "MyCallback").default_mode)
             validation/accuracy max
             top5_acc max
             precision@5 max
+            score max
             loss min
             dice_loss min
         """
@@ -160,12 +188,34 @@ class Watched(Constructed):
     @property
     def known_mode(self) -> Literal["min", "max"] | None:
         """The mode that the metric's name implies, or None for a name that `default_mode` does not know."""
-        name = self.metric.rpartition("/")[2].lower()
-        words = set(re.split(r"[\W_]+", name))
-        subtracted = re.match(r"1\s*-\s*([^\W_]+)", name)  # not "shot" in `1-shot_accuracy`
-        if words & _LOW_IS_GOOD or (subtracted and subtracted[1] in _HIGH_IS_GOOD):
-            return "min"
-        return "max" if words & _HIGH_IS_GOOD else None
+        return _implied_mode(self.metric)[0]
+
+    @property
+    def certain_mode(self) -> Literal["min", "max"] | None:
+        """The same, but None for words whose direction is not always the same, such as `score` or `distance`."""
+        mode, is_certain = _implied_mode(self.metric)
+        return mode if is_certain else None
+
+    def with_mode_warning(self, calls: Mapping[Literal["min", "max"], str] | None = None) -> Watched:
+        """Return the metric for a callback that uses `default_mode`, with a warning if its name implies no mode.
+
+        Args:
+            calls: For each mode, how the user passes it. By default, the name of the callback with a `mode` argument.
+
+        Example:
+            >>> print(Watched.named("sharpness", None, "MyCallback").with_mode_warning().mode_warning)
+            The name of `validation/sharpness` does not say whether low or high values are good, so low values count ...
+        """
+        if self.known_mode is not None:
+            return self
+        low, high = (
+            calls[mode] if calls is not None else f'{self.owner}(..., mode="{mode}")' for mode in ("min", "max")
+        )
+        text = (
+            f"The name of `{self}` does not say whether low or high values are good, so low values count as good in "
+            f"`{self.owner}`. Write `{high}` if high values are good, or `{low}` if low values are good."
+        )
+        return replace(self, mode_warning=text)
 
     def at(self, metrics_epoch: Any, epoch: int) -> float | None:
         """Return the value of an epoch, or None if the epoch has no value.
@@ -227,6 +277,38 @@ def is_metric_name(text: Any) -> bool:
     return bool(words & common) and words <= common | _QUALIFIERS
 
 
+def _implied_mode(metric: str) -> tuple[Literal["min", "max"] | None, bool]:
+    """Return the mode that the name of a metric implies, and whether it is certain enough to contradict a `mode`."""
+    last = metric.rpartition("/")[2]
+    name = (last if re.search(r"[^\W\d_]", last) else metric).lower()  # `top/5`
+    subtracted = re.match(r"1\s*-\s*([^\W_]+)", name)  # not "shot" in `1-shot_accuracy`
+    if subtracted and subtracted[1] in _HIGH_IS_GOOD:
+        return "min", True
+    words = _words(name)
+    usually_low = bool(words & _USUALLY_LOW)
+    if words & _LOW_IS_GOOD:
+        # In scikit-learn, high values of `neg_mean_squared_error` are good.
+        is_reversed = bool(words & _NEGATIONS and words & _LOW_IS_GOOD - _NEGATIONS)
+        return (None, False) if is_reversed else ("min", True)
+    if words & _HIGH_IS_GOOD:
+        return (None, False) if usually_low else ("max", True)  # `accuracy_gap`
+    usually_high = bool(words & _USUALLY_HIGH)
+    if usually_high == usually_low:
+        return None, False
+    return ("max" if usually_high else "min"), False
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a lowercase name, and without their digits unless the lists have them: `acc1`, but `f1`."""
+    name = name.replace("_", " ")
+    for phrase, word in _PHRASES:
+        name = phrase.sub(word, name)
+    words: set[str] = set()
+    for word in re.findall(r"\w+", name):
+        words.update([word] if word in _HIGH_IS_GOOD else re.findall(r"[^\W\d]+", word))
+    return words
+
+
 def phase_name(phase: Any, owner: str) -> str:
     """Return the name of a phase that is given as a class, an instance or a name.
 
@@ -262,10 +344,10 @@ def requested_mode(mode: Any, owner: str) -> Literal["min", "max"] | None:
 
 def warn_if_contradictory(watched: Watched, requested: str | None) -> None:
     """Warn if the user has requested a mode that the metric's name contradicts, often because `metric` is missing."""
-    known = watched.known_mode
-    if requested is None or known in (None, requested):
+    certain = watched.certain_mode
+    if requested is None or certain in (None, requested):
         return
-    good, bad, other = ("low", "high", "accuracy") if known == "min" else ("high", "low", "loss")
+    good, bad, other = ("low", "high", "accuracy") if certain == "min" else ("high", "low", "loss")
     warn_user(
         f'`{watched.owner}(..., mode="{requested}")` treats {bad} values of `{watched}` as good, but according to its '
         f'name, {good} values are good. Leave out `mode`, or name another metric, e.g. `metric="{other}"`.',
@@ -273,15 +355,15 @@ def warn_if_contradictory(watched: Watched, requested: str | None) -> None:
     )
 
 
-def resolved_mode(mode: Any, watched: Watched) -> Literal["min", "max"]:
-    """Return the mode of a metric: the one that a user requested, or `Watched.default_mode`.
+def resolved_mode(mode: Any, watched: Watched) -> tuple[Watched, Literal["min", "max"]]:
+    """Return the metric of a callback and its mode: the one that a user requested, or `Watched.default_mode`.
 
     Raises:
         DeclarationError: `mode` is not `min`, `max`, `auto` or None.
     """
     requested = requested_mode(mode, watched.owner)
     warn_if_contradictory(watched, requested)
-    return requested or watched.default_mode
+    return (watched.with_mode_warning(), watched.default_mode) if requested is None else (watched, requested)
 
 
 def note_of_changed_metric(saved: str | None, now: str, restarts: str) -> str | None:

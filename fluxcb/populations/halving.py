@@ -35,7 +35,8 @@ class SuccessiveHalving(PopulationCallback):
         metric: The metric to rank by: its name, such as `loss`, or its name in logs, such as `training/loss`.
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
-            decides; see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
+            decides; see `Watched.default_mode`. A UserWarning is issued for a mode that the name contradicts, and
+            without a mode for a name that implies none (when the members are built).
         eta: One of `eta` members continues after each rung; at least 2.
         epochs: Epoch of the first rung.
 
@@ -89,8 +90,8 @@ class SuccessiveHalving(PopulationCallback):
         eta: int = 2,
         epochs: int = 1,
     ) -> None:
-        self._watched = Watched.named(metric, phase, _NAME)
-        self._mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
+        self._mode: Literal["min", "max"]
+        self._watched, self._mode = resolved_mode(mode, Watched.named(metric, phase, _NAME))
         self.eta = whole_number(eta, f"`eta` of `{_NAME}`", 2)
         self.epochs = whole_number(epochs, f"`epochs` of `{_NAME}`", 1)
         self.rungs: list[dict[str, Any]] = []

@@ -16,7 +16,7 @@ from fluxcb._run.keyword_fixes import POPULATION_FIT_FIXES
 from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
-from fluxcb._tracebacks import calling_line
+from fluxcb._tracebacks import calling_line, warn_user
 from fluxcb.callbacks.arguments import flag
 from fluxcb.callbacks.watched import Watched, resolved_mode
 from fluxcb.plots.panel import Panel
@@ -149,7 +149,8 @@ class Population(Constructed, Uncopied):
             metric: The metric: its name, such as `loss`, or its name in logs, such as `training/loss`.
             phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
             mode: `max` if high values are good, `min` if low values are good. If None, the name of the metric decides;
-                see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
+                see `Watched.default_mode`. A UserWarning is issued for a mode that the name contradicts, and without a
+                mode for a name that implies none.
 
         Raises:
             DeclarationError: No member has a value of the metric.
@@ -157,7 +158,10 @@ class Population(Constructed, Uncopied):
         watched = Watched.named(metric, phase, "Population.best")
         histories = enumerate(self._histories(watched))
         values = {member: float(history[str(watched)][-1]) for member, history in histories if history is not None}
-        return ranked(values, resolved_mode(mode, watched))[0]
+        watched, resolved = resolved_mode(mode, watched)
+        if watched.mode_warning is not None:
+            warn_user(watched.mode_warning, UserWarning)
+        return ranked(values, resolved)[0]
 
     @entry_point
     def plot(self, metric: str = "loss", *, phase: Any = None) -> Picture:

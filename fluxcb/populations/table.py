@@ -33,7 +33,8 @@ class PopulationTable(PopulationCallback):
         metric: The metric: its name, such as `loss`, or its name in logs, such as `training/loss`.
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
-            decides; see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
+            decides; see `Watched.default_mode`. A UserWarning is issued for a mode that the name contradicts, and
+            without a mode for a name that implies none (when the members are built).
         file: Where to print; standard output by default.
 
     Access:
@@ -74,8 +75,8 @@ class PopulationTable(PopulationCallback):
         mode: Literal["min", "max", "auto"] | None = None,
         file: IO[str] | None = None,
     ) -> None:
-        self._watched = Watched.named(metric, phase, _NAME)
-        self._mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
+        self._mode: Literal["min", "max"]
+        self._watched, self._mode = resolved_mode(mode, Watched.named(metric, phase, _NAME))
         self.file = text_file(file, _NAME)
         self._has_header = False
 

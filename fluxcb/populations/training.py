@@ -43,7 +43,8 @@ class PopulationBasedTraining(PopulationCallback):
         hyperparams: The hyperparameters to perturb: names, or subclasses of `HyperParameter`.
         phase: The phase of the metric if its name does not contain it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None, the name of the metric
-            decides; see `Watched.default_mode`. A mode that the name contradicts issues a UserWarning.
+            decides; see `Watched.default_mode`. A UserWarning is issued for a mode that the name contradicts, and
+            without a mode for a name that implies none (when the members are built).
         epochs: Length of training between two rankings (epochs).
         fraction: The share of members to replace, and of members to copy, above 0 and at most 0.5. It is rounded down
             to whole members, but at least one member is replaced.
@@ -104,8 +105,8 @@ class PopulationBasedTraining(PopulationCallback):
         factors: Iterable[float] = (0.8, 1.2),
         key: int = 0,
     ) -> None:
-        self._watched = Watched.named(metric, phase, _NAME)
-        self._mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
+        self._mode: Literal["min", "max"]
+        self._watched, self._mode = resolved_mode(mode, Watched.named(metric, phase, _NAME))
         listed = not isinstance(hyperparams, str | type) and isinstance(hyperparams, Iterable)
         require(
             listed,

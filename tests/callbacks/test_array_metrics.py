@@ -384,7 +384,9 @@ def test_a_number_computed_from_an_array_can_be_watched(build):
         def compute(self, state):
             return super().compute(state).min()
 
-    learner = build([Metrics(WorstClass(4), PerClassAccuracy(4)), EarlyStopping(2, metric="training/worst")])
+    learner = build(
+        [Metrics(WorstClass(4), PerClassAccuracy(4)), EarlyStopping(2, metric="training/worst", mode="max")]
+    )
     learner.fit(1)
     values = learner.cbstate["metrics_epoch"]["training"]
     np.testing.assert_array_equal(values.last("worst"), values.last("per_class_accuracy").min())
@@ -395,7 +397,7 @@ def test_watching_an_undeclared_array_is_an_error_during_training(build):
         def array_metrics(self, phase):
             return ()
 
-    learner = build([Undeclared(ConfusionMatrix(4, "m")), EarlyStopping(2, metric="training/m")])
+    learner = build([Undeclared(ConfusionMatrix(4, "m")), EarlyStopping(2, metric="training/m", mode="min")])
     with pytest.raises(DeclarationError) as error:
         learner.fit(1)
     assert str(error.value) == (

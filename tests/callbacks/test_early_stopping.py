@@ -231,7 +231,9 @@ def test_an_unknown_mode_is_an_error_whose_fixes_work(refused):
 
 def test_several_metrics_each_with_its_criterion():
     half = Metric(lambda batch: -batch.mean() / 2, name="half", needs=("batch",))
-    stop = EarlyStopping(("half", NumberSinceBest(2, mode="max")), ("half", 4), NumberLimit(6))
+    stop = EarlyStopping(
+        ("half", NumberSinceBest(2, mode="max")), ("half", NumberSinceBest(4, mode="min")), NumberLimit(6)
+    )
     trained = learner([1.0, 2.0, 3.0, 2.0, 1.0, 1.0], stop, metrics=Metrics(half))
     trained.fit(6)  # half: -0.5, -1, -1.5
     assert (trained.epoch, trained.stop_reason) == (3, "validation/half: no improvement on -0.5 for 2 epochs")
@@ -525,7 +527,7 @@ def test_writers_of_metrics_run_first():
         def add(self, event: Trigger, phase: AbstractTrainingPhase, learner):
             learner.cbstate.metrics_epoch.entry(ValidationPhase).add("late", learner.progress.epoch, 1.0)
 
-    trained = learner([1.0] * 5, EarlyStopping(2, metric="late"), Late())
+    trained = learner([1.0] * 5, EarlyStopping(2, metric="late", mode="min"), Late())
     trained.fit(5)
     assert trained.epoch == 3
     assert trained.stop_reason == "validation/late: no improvement on 1 for 2 epochs (low values count as good)"

@@ -309,7 +309,7 @@ def test_early_stopping_and_setters_watch_a_runner():
             return {"badness": [3.0, 1.0, 2.0, 2.0, 2.0, 2.0][self.rounds - 1]}
 
     learner = testlearner(
-        EarlyStopping(2, metric="badness", phase="test"),
+        EarlyStopping(2, metric="badness", phase="test", mode="min"),
         StatMonitorParamSetter(LearningRate, "badness", lambda rate: rate / 10, 0.0, 2, phase="test"),
         InferenceRunner(pairs(), Worse(), name="test"),
     )

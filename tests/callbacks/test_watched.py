@@ -3,22 +3,27 @@
 import numpy as np
 import pytest
 
-from fluxcb import Callback, DeclarationError, Read, every, on
+from fluxcb import Callback, CheckError, DeclarationError, Read, callbacks_as_hook, every, on
 from fluxcb.callbacks import (
     ByPhase,
+    Checkpointer,
     EarlyStopping,
     EpochValues,
     InferenceRunner,
     LogMetrics,
+    MaxSaver,
     Metric,
     Metrics,
+    MinSaver,
     Monitors,
     PeriodicTrigger,
+    ReduceLROnPlateau,
     ScalarStats,
     Watched,
 )
 from fluxcb.events import Trigger
 from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, TrainingPhase
+from fluxcb.stopping import GL, NumberLimit, NumberSinceBest
 from fluxcb.testing import testlearner
 
 BATCHES = [(np.ones((4, 1), np.float32), np.full((4, 1), 2, np.float32))]  # a point on the line that `testlearner` fits
@@ -66,8 +71,17 @@ def of(**phases):
             "accuracy acc Accuracy top5_acc top-5-accuracy accuracy_top5 auc auroc f1 f1_macro recall@10 precision",
         ),
         ("max", "mAP mean_iou miou r2 r2_score validation/accuracy test/loss/accuracy dice bleu ndcg@5"),
-        ("min", "loss error mse perplexity score brier_score accuracy/loss inaccuracy accelerate mapping f10 top/5"),
-        ("max", "kappa cohen_kappa mcc auprc psnr ssim hit_rate hits@10 reward log_likelihood elbo 1-shot_acc mrr"),
+        ("min", "loss error mse perplexity brier_score fid_score accuracy/loss inaccuracy mse_2 val_mae2 ce kl_div"),
+        ("min", "cross_entropy categorical_crossentropy bits_per_dim_loss wer cer ppl nll bpd regret top1_error"),
+        ("min", "cosine_distance edit-distance step_time generalization_gap cost false_positive_rate divergence"),
+        ("max", "kappa cohen_kappa mcc auprc psnr ssim hit_rate hits@10 reward log_likelihood 1-shot_acc mrr"),
+        (
+            "max",
+            "top1 top5 top-5 top_1 validation/top/5 acc1 prec1 score val_score",
+        ),
+        ("max", "exact_match exact-match em EM success_rate"),
+        ("max", "win_rate pass@1 pass@k pass_at_10 pass_rate snr si_snr correlation pearson spearman bleu4 mAP50"),
+        ("max", "cosine_similarity inception_score throughput"),
         ("min", "1-accuracy 1-acc_top5 one_minus_accuracy negative_log_likelihood neg_accuracy incorrect miss_rate"),
         ("min", "dice_loss iou_loss map_error recall_err accuracy_loss validation/loss 損失"),
     ],
@@ -75,6 +89,97 @@ def of(**phases):
 def test_the_name_implies_whether_high_values_are_good(mode, names):
     names = names.split()
     assert {name: Watched.named(name, None, "Look").default_mode for name in names} == dict.fromkeys(names, mode)
+
+
+UNKNOWN = """
+    sharpness elbo entropy accelerate mapping f10 stop_1 laptop5 passing matching distance_correlation accuracy_gap
+    time_to_accuracy neg_mean_squared_error neg_log_loss
+"""
+
+
+@pytest.mark.parametrize("name", UNKNOWN.split())
+def test_low_values_count_as_good_for_a_name_that_implies_no_mode(name):
+    watched = Watched.named(name, None, "Look")
+    assert (watched.known_mode, watched.certain_mode, watched.default_mode) == (None, None, "min")
+
+
+def test_a_word_with_a_usual_direction_does_not_contradict_a_mode():
+    for name, usual in {"score": "max", "similarity": "max", "distance": "min", "survival_time": "min"}.items():
+        watched = Watched.named(name, None, "Look")
+        assert (watched.known_mode, watched.certain_mode) == (usual, None)
+        for mode in ("min", "max"):
+            ReduceLROnPlateau(metric=name, mode=mode)
+        MinSaver("never-written", name)
+        MaxSaver("never-written", name)
+
+
+UNCLEAR = (
+    "The name of `validation/sharpness` does not say whether low or high values are good, so low values count as good "
+    "in `{}`. Write `{}` if high values are good, or `{}` if low values are good."
+)
+
+
+def sharpness(*callbacks):
+    metric = Metric(lambda outputs, ys: outputs.mean(), name="sharpness")
+    return testlearner(Metrics(metric), *callbacks)
+
+
+@pytest.mark.parametrize(
+    ("make", "owner"),
+    [
+        (lambda folder, **how: EarlyStopping(3, metric="sharpness", **how), "EarlyStopping"),
+        (lambda folder, **how: EarlyStopping(patience=3, metric="sharpness", **how), "EarlyStopping"),
+        (lambda folder, **how: EarlyStopping(GL(5), metric="sharpness", **how), "EarlyStopping"),
+        (lambda folder, **how: EarlyStopping(3, GL(5), metric="sharpness", **how), "EarlyStopping"),
+        (lambda folder, **how: every(EarlyStopping(3, metric="sharpness", **how), epochs=2), "EarlyStopping"),
+        (lambda folder, **how: ReduceLROnPlateau(metric="sharpness", **how), "ReduceLROnPlateau"),
+        (lambda folder, **how: Checkpointer(folder, keep_best=1, metric="sharpness", **how), "Checkpointer"),
+    ],
+)
+def test_a_name_that_implies_no_mode_is_one_warning_whose_fixes_work(make, owner, tmp_path):
+    for how in ({}, {"mode": "auto"}):
+        callback = make(tmp_path, **how)
+        with pytest.warns(UserWarning, match="low values count as good") as caught:
+            learner = sharpness(callback)
+        [found] = caught
+        high, low = (f'{owner}(..., mode="{mode}")' for mode in ("max", "min"))
+        assert str(found.message) == UNCLEAR.format(owner, high, low)
+        assert found.filename == __file__
+        learner.callbacks.add(EarlyStopping(3))  # another change of the list does not warn again
+    for mode in ("min", "max"):
+        sharpness(make(tmp_path, mode=mode))
+
+
+def test_the_fix_for_a_pair_gives_its_criterion_a_mode():
+    with pytest.warns(UserWarning, match="low values count as good") as caught:
+        sharpness(EarlyStopping(("sharpness", 3), mode=None))
+    [found] = caught
+    high, low = (f"EarlyStopping((\"sharpness\", NumberSinceBest(mode='{mode}', n=3)))" for mode in ("max", "min"))
+    assert str(found.message) == UNCLEAR.format("EarlyStopping", high, low)
+    for code in (high, low):
+        sharpness(eval(code, {"EarlyStopping": EarlyStopping, "NumberSinceBest": NumberSinceBest}))  # noqa: S307
+
+
+def test_callbacks_that_guess_no_mode_give_no_warning(tmp_path):
+    sharpness(
+        MinSaver(tmp_path, "sharpness"),
+        MaxSaver(tmp_path, "sharpness"),
+        Checkpointer(tmp_path),
+        EarlyStopping(("sharpness", NumberLimit(3)), ("sharpness", GL(3, mode="min"))),
+        EarlyStopping(NumberLimit(3), GL(3, mode="min"), metric="sharpness"),
+    )
+
+
+def test_a_name_that_does_not_exist_is_only_an_error():
+    with pytest.raises(CheckError, match="Did you mean `validation/sharpness`"):
+        sharpness(EarlyStopping(3, metric="sharpnes"))
+
+
+def test_the_hook_of_a_loop_warns_as_well():
+    metric = Metric(lambda sharpness: sharpness, name="sharpness", needs=("sharpness",))
+    callbacks = [Metrics(metric), EarlyStopping(3, metric="training/sharpness")]
+    with pytest.warns(UserWarning, match=r"name of `training/sharpness` does not say"):
+        callbacks_as_hook(callbacks, {"loss": 0.0, "sharpness": 0.0})
 
 
 @pytest.mark.parametrize(
@@ -155,7 +260,7 @@ def test_a_missing_statistic_is_reported_after_the_runner_has_run():
         def after(self):
             return dict(super().after())
 
-    stop = EarlyStopping(1, metric="inference/los")
+    stop = EarlyStopping(1, metric="inference/los", mode="min")
     learner = testlearner(every(InferenceRunner(BATCHES, Unknown("loss")), epochs=2), stop)
     with pytest.raises(DeclarationError) as error:
         learner.fit(10)

@@ -220,6 +220,7 @@ ROWS += [
         "def batches(): yield from BATCHES\nfit(data=batches(), epochs=2)",
         "def batches(): yield from BATCHES\nfit(data=batches, epochs=2)",
         "class Batches:\n    def __iter__(self): return iter(BATCHES)\nfit(data=Batches(), epochs=2)",
+        "import itertools\nlearner(data=itertools.cycle(BATCHES)).fit(2, steps_per_epoch=100)",
         kind=DataError,
     ),
     row(
@@ -227,6 +228,7 @@ ROWS += [
         "def batches(n): yield from BATCHES[:n]\nfit(data=batches(2), epochs=2)",
         "def batches(n): yield from BATCHES[:n]\nfit(data=lambda: batches(2), epochs=2)",
         "class Batches:\n    def __iter__(self): return iter(BATCHES)\nfit(data=Batches(), epochs=2)",
+        "import itertools\nlearner(data=itertools.cycle(BATCHES)).fit(2, steps_per_epoch=100)",
         kind=DataError,
     ),
     row(

@@ -84,13 +84,6 @@ def test_generator_yields_one_epoch_and_then_raises():
     assert (learner.step, learner.epoch) == (3, 1)
 
 
-def test_two_epochs_of_generator_train_only_first():
-    learner = make(batch(i) for i in range(3))
-    with pytest.raises(DataError, match=r"^`data.training` is a one-shot iterator \(generator\), and it is used up\."):
-        learner.fit(2)
-    assert (learner.step, learner.epoch) == (3, 1)
-
-
 def test_fit_by_steps_with_exhausted_generator_raises():
     learner = make(batch(i) for i in range(3))
     with pytest.raises(DataError, match=r"used up"):

@@ -42,8 +42,9 @@ class ReduceLROnPlateau(Callback):
         phase: The phase of the metric, as a class, an instance or a name, if the name of the metric does not contain
             it. `ValidationPhase` by default.
         mode: `min` if low values are good, `max` if high values are good. If None or `auto`, it is `max` for metrics
-            with a name such as `accuracy`, `auc` or `f1`, and `min` for all others; see `Watched.default_mode`.
-            A mode that the name contradicts issues a UserWarning.
+            with a name such as `accuracy`, `auc` or `score`, and `min` for all others; see `Watched.default_mode`.
+            A UserWarning is issued for a mode that the name contradicts, and without a mode for a name that implies
+            none (when the Learner is built).
 
     Access:
         cbstate.metrics_epoch: Read.
@@ -101,8 +102,9 @@ class ReduceLROnPlateau(Callback):
         self.threshold_mode = choice(threshold_mode, ("rel", "abs"), f"`threshold_mode` {owner}")
         self.cooldown = whole_number(cooldown, f"`cooldown` {owner} (epochs)", 0)
         self.min_lr = finite_number(min_lr, f"`min_lr` {owner}", least=0)
-        self._watched = Watched.named(metric, phase, "ReduceLROnPlateau")
-        self.mode: Literal["min", "max"] = resolved_mode(mode, self._watched)
+        watched = Watched.named(metric, phase, "ReduceLROnPlateau")
+        self.mode: Literal["min", "max"]
+        self._watched, self.mode = resolved_mode(mode, watched)
         self.best: float | None = None
         self.bad_epochs = 0
         self.cooling = 0

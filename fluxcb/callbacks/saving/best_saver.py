@@ -46,7 +46,7 @@ class BestSaver(SnapshotSaver):
                 fix=[f'write `{owner}("runs/1", "{folder}")`', f'write "./{folder}" if you mean a directory'],
             )
         self._watched = Watched.named(metric, None, owner)
-        known = self._watched.known_mode
+        known = self._watched.certain_mode
         if known not in (None, self.mode):
             other, size = ("MinSaver", "largest") if known == "min" else ("MaxSaver", "smallest")
             warn_user(

@@ -57,8 +57,9 @@ class Checkpointer(SnapshotSaver, RunSaver):
         metric: The metric that decides which checkpoints are the best, e.g. `validation/loss`. A name without a phase,
             such as `loss`, means that of the validation. The default is `loss`. Only with `keep_best`.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, it is `max`
-            for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others, see
-            `Watched.default_mode`. A mode that the name contradicts issues a UserWarning. Only with `keep_best`.
+            for metrics with a name such as `accuracy`, `auc` or `score`, and `min` for all others, see
+            `Watched.default_mode`. A UserWarning is issued for a mode that the name contradicts, and without a mode for
+            a name that implies none (when the Learner is built). Only with `keep_best`.
 
     Access:
         *: Read.
@@ -131,6 +132,8 @@ class Checkpointer(SnapshotSaver, RunSaver):
         requested = requested_mode(mode, "Checkpointer")
         self._watched = Watched.named("loss" if metric is None else metric, None, "Checkpointer")
         self.mode: Literal["min", "max"] = requested or self._watched.default_mode
+        if requested is None:
+            self._watched = self._watched.with_mode_warning()
         if keep_best and isinstance(self.schedule, EverySteps | EverySeconds):
             metric = "loss" if metric is None else metric
             saver = f'{self.mode.capitalize()}Saver(folder, "{metric}")'

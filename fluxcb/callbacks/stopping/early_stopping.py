@@ -48,10 +48,11 @@ class EarlyStopping(Callback):
         phase: The phase of the metric, as a class, an instance or a name, if the name of the metric does not contain
             it. `ValidationPhase` by default.
         mode: `max` if high values of `metric` are good, `min` if low values are good. If None or `auto`, it is `max`
-            for metrics with a name such as `accuracy`, `auc` or `f1`, and `min` for all others; see
+            for metrics with a name such as `accuracy`, `auc` or `score`, and `min` for all others; see
             `Watched.default_mode`. For criteria in pairs, this rule applies with any `mode`. A criterion that was
             constructed with a mode, such as `GL(5, mode="min")`, keeps it. Only `mode="max"` overrides it, except in
-            pairs. A mode that the name contradicts issues a UserWarning.
+            pairs. A UserWarning is issued for a mode that the name contradicts, and without a mode for a name that
+            implies none (when the Learner is built).
         train_metric: The metric to use as the training loss, for criteria that need one. By default, the same metric.
         train_phase: The phase of the training losses. `TrainingPhase` by default.
 
@@ -132,6 +133,10 @@ class EarlyStopping(Callback):
             )
         for watched, criterion_mode in zip(self._watched, modes, strict=True):
             warn_if_contradictory(watched, criterion_mode)
+        self._watched = tuple(
+            _with_mode_warning(watched, criterion) if criterion_mode is None else watched
+            for watched, criterion, criterion_mode in zip(self._watched, criteria, modes, strict=True)
+        )
         self._training = tuple(_training(watched, train_metric, train_phase) for watched in self._watched)
         for criterion, watched, training in zip(self.criteria, self._watched, self._training, strict=True):
             if criterion.needs_training and training is None:
@@ -242,6 +247,21 @@ def _training(watched: Watched, metric: str | None, phase: Any) -> Watched | Non
     else:
         training = Watched.named(metric, phase, watched.owner, default=TrainingPhase)
     return None if training.phase == watched.phase else training
+
+
+def _with_mode_warning(watched: Watched, criterion: Any) -> Watched:
+    """Return the metric of a criterion that was given no mode, with a warning if the criterion uses one."""
+    in_pair = _is_pair(criterion)
+    inner = criterion[1] if in_pair else criterion
+    inner = inner if isinstance(inner, Criterion) else NumberSinceBest(inner)
+    high = inner.with_default_mode("max")
+    if high == inner.with_default_mode("min"):  # such as `NumberLimit(5)`, or `GL(5, mode="min")`
+        return watched
+    if not in_pair:
+        return watched.with_mode_warning()
+    # `mode=` of `EarlyStopping` does not apply to pairs.
+    call = f'EarlyStopping(("{criterion[0]}", {high!r}))'
+    return watched.with_mode_warning({"min": call.replace("mode='max'", "mode='min'"), "max": call})
 
 
 def _kind(criterion: Criterion) -> str:

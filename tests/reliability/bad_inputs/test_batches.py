@@ -296,7 +296,7 @@ def test_invalid_validation_batch_raises(refuses):
 
 # -- sources that end --------------------------------------------------------------------------------------------------
 
-USED_UP = "`data.training` is a one-shot iterator ({}), and it is used up."
+USED_UP = "`data.training` is a one-shot iterator ({}), and it is used up after the first epoch of `fit(2)`."
 
 
 @pytest.mark.parametrize(
