@@ -354,8 +354,7 @@ def _checkpoints(folder: Path, first: int, last: int) -> tuple[FolderCheckpoint 
     Raises:
         CheckpointError: There are no checkpoints.
     """
-    entries = entries_of(folder)
-    if not entries:
+    if not (entries := entries_of(folder)):
         raise CheckpointError(
             f"There is no checkpoint in {folder}, so there is no run to replay.",
             why=why_impossible(folder),

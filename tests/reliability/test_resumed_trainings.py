@@ -104,6 +104,8 @@ CASES = [
 READ_AGAIN = {("iterable", 0): [2], ("iterable", 1): [2], ("iterable", 2): [2, 3, 3], ("iterator", 2): [7, 3, 3]}
 
 
+# Sources without a length are read to their end in each epoch.
+@pytest.mark.filterwarnings("ignore:`data.training` has no length:UserWarning")
 @pytest.mark.parametrize(("data", "length", "engine", "model"), CASES)
 def test_training_resumes_exactly(data, length, engine, model, tmp_path):
     def learner(run):
