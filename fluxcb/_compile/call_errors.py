@@ -237,11 +237,15 @@ def _loss_advice(error: Exception) -> str | None:
             "write `def loss_fn(model, batch, *, key):`, and pass a key for each example: "
             "`jax.vmap(model)(xs, key=jax.random.split(key, len(xs)))`"
         )
-    if type(error).__name__ == "TraceContextError" and "Rng" in str(error):  # of Flax NNX, which is not imported here
-        return (
-            "the step is compiled, so it cannot draw from an `nnx.Rngs` outside the model. Write "
-            "`def loss_fn(model, batch, *, key):`, and draw from `key`, which differs in each step"
-        )
+    if type(error).__name__ == "TraceContextError":  # of Flax NNX, which is not imported here
+        evaluate = "a module outside the model, such as a teacher, call its `eval()` before you build the Learner"
+        if "Rng" in str(error):
+            return (
+                "the step is compiled, so it cannot draw from an `nnx.Rngs` outside the model. If it belongs to "
+                f"{evaluate}. Otherwise, write `def loss_fn(model, batch, *, key):`, and draw from `key`, which "
+                "differs in each step"
+            )
+        return f"the step is compiled, so it cannot change variables outside the model. If they belong to {evaluate}"
     if _UNEQUAL_SHAPES in str(error):
         return "if one of the shapes has an additional axis of length 1, remove it: write e.g. `outputs.squeeze(-1)`"
     if _NOT_INTEGERS in str(error):

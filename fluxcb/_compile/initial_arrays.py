@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from fluxcb._compile.lent_values import attributes
 from fluxcb._compile.step import TracedStep
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import PyTree
@@ -34,6 +35,7 @@ class InitialArrays:
         is_module = bool(self._paths) and self._paths.keys() <= {id(leaf) for leaf in jax.tree.leaves(model)}
         self._module = weakref.ref(model) if is_module and hasattr(model, "__weakref__") else None
         self._arrays = [array for array, _ in self._paths.values()]
+        self._numbers = _numbers_of(model) if self._module is not None else {}
 
     def warn_if_used(self, step: TracedStep) -> None:
         """Warn once if a step uses some of the arrays: its loss function, a metric, or a traced handler does."""
@@ -55,17 +57,41 @@ class InitialArrays:
         )
 
     def warn_if_edited(self) -> None:
-        """Warn once if the module has other arrays now, because the Learner does not use them."""
+        """Warn once if the module has other arrays or numbers now, because the Learner does not use them."""
         module = self._module() if self._module is not None else None
-        now = {id(leaf) for leaf in jax.tree.leaves(module)}
-        if module is None or all(id(array()) in now for array in self._arrays):
+        if module is None:
+            return
+        arrays, numbers = {id(leaf) for leaf in jax.tree.leaves(module)}, _numbers_of(module)
+        changed = next((name for name, number in self._numbers.items() if numbers.get(name, number) != number), None)
+        if all(id(array()) in arrays for array in self._arrays) and changed is None:
             return
         self._module = None
-        warn_user(
-            f"The module `{type(module).__qualname__}` has other parameters than when it was passed to the Learner, "
-            "and the Learner trains a copy without them. To train them, assign the module: `learner.model = module`.",
-            UserWarning,
-        )
+        name = type(module).__name__
+        if changed is None:
+            warn_user(
+                f"The module `{name}` has other parameters than when it was passed to the Learner, and the Learner "
+                "trains a copy without them. To train them, assign the module: `learner.model = module`.",
+                UserWarning,
+            )
+        else:
+            warn_user(
+                f"The module `{name}` has another `{changed}` than when it was passed to the Learner "
+                f"({self._numbers[changed]}, and now {numbers[changed]}), and the Learner trains a copy with the "
+                "earlier value. Between two fits, assign the module: `learner.model = module`. During a fit, keep the "
+                "value in a variable of the module, which is a part of `model_state` that a callback can write.",
+                UserWarning,
+            )
+
+
+def _numbers_of(module: Any) -> dict[str, int | float]:
+    """Return the numbers in the attributes of a module and its layers, by the code that reads them."""
+    # Not the modes, which are booleans: fluxcb sets them for each phase.
+    found = zip(*attributes(module), strict=True)
+    return {
+        code.removeprefix("."): value
+        for value, code in found
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 def _constants(jaxpr: Any) -> set[int]:

@@ -249,6 +249,9 @@ def _required_loss(learner: StepLearner) -> Any:
         raise TraceError(
             "This Learner has no loss function, but its phase calls one.",
             why="`loss_fn=None` is for phases that compute their losses themselves",
-            fix="pass a `loss_fn` to the Learner, or pass `phases=` with your own step",
+            fix=[
+                "pass a `loss_fn` to the Learner",
+                "pass only phases with a `step` of your own, for a validation a subclass of `AbstractValidationPhase`",
+            ],
         )
     return learner.loss_fn

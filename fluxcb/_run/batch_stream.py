@@ -37,6 +37,7 @@ class BatchStream:
         cut_short: Whether the last epoch ended before its pass over the data was known to end, and dropped the rest.
         one_shot: Whether the source is an iterator, which yields its batches only once.
         warn_after: Number of batches of a pass after which to warn that it may never end, or None.
+        reading_ahead: Whether the source is yielding a batch that is not the first of its pass.
         marks_positions: Whether to record the position of iterators with `get_state` before each window. It takes time,
             so it is on only if a callback saves checkpoints.
 
@@ -54,11 +55,9 @@ class BatchStream:
         self._innermost = innermost
         self._spec: PyTree | None = None
         self.one_shot = isinstance(innermost, Iterator)
-        self._exhausted = False
         self._iterator: Iterator[Batch] | None = None
-        self._passes = 0
-        self._pulled = 0
-        self._pass_ended, self.cut_short = False, False
+        self._passes = self._pulled = 0
+        self._exhausted = self._pass_ended = self.cut_short = False
         self._buffered: deque[Batch] = deque()
         self._failure: BaseException | None = None
         self._total_pulled = 0  # over all passes
@@ -69,7 +68,7 @@ class BatchStream:
         self._left_out = LeftOut()
         # State of `continue_pass`, which runs after a rewind.
         self._ahead_of_epochs, self._keeps_pass, self._skips_rest = 0, False, False
-        self.marks_positions = False
+        self.marks_positions = self.reading_ahead = False
         self.warn_after: int | None = None
         in_memory = isinstance(source, Sequence)
         self._copies = not (in_memory or getattr(source, "fresh_batches", False))
@@ -223,6 +222,7 @@ class BatchStream:
 
     def _read(self) -> Batch | None:
         iterator = self._iterator or self._begin_pass()
+        self.reading_ahead = self._pulled > 0
         try:
             batch = next(iterator)
         except StopIteration:
@@ -233,6 +233,8 @@ class BatchStream:
             self._exhausted = self.one_shot
             self._drops = max(self._drops, self._dropped)  # some sizes are known only now
             return None
+        finally:
+            self.reading_ahead = False
         if batch is None:
             raise none_as_batch(self.name)
         # A complete check of every batch would be too slow, so only batches that fail a cheap test are checked.

@@ -68,7 +68,8 @@ def data_sources(data: Any, phases: tuple[Phase, ...]) -> dict[str, Any]:
                 "`data` is a pair `(training, validation)`, but no phase is named 'validation'.",
                 why="the second source would never be used",
                 fix=[
-                    "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`",
+                    "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`, or, "
+                    "without a `loss_fn`, a subclass of `AbstractValidationPhase` with a `step` of your own",
                     "pass only the training data: `data=training`"
                     if names == {"training"}
                     else f"write a mapping by the names of the phases: `data={{{others}}}`",

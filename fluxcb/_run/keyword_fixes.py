@@ -235,6 +235,7 @@ FIT_FIXES: Mapping[str, Fix] = {
         "seed key rng rngs", with_value("pass it to the Learner: `Learner(..., key=<value>)`", "0", positive=False)
     ),
     "callbacks": "pass the callbacks to the Learner: `Learner(..., callbacks=[...])`",
+    "n": with_value("write `learner.fit(<value>)`, where the number is that of epochs", "10"),
     **_mapped("ckpt_path resume_from_checkpoint", _restored),
     "initial_epoch": "leave out `initial_epoch=...`; the epochs of a second `fit` are counted from those of the first "
     "one, and `learner.fit(10, resume=True)` continues an interrupted fit if a `Checkpointer` has saved it",

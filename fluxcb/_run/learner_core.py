@@ -395,14 +395,14 @@ class LearnerCore:
             raise used_while_running(what)
 
     def refuse_ahead(self, what: str) -> None:
-        """Refuse to return the train state to a handler that did not declare to read it.
+        """Refuse to return the train state to a data source, or to a handler that did not declare to read it.
 
         Raises:
-            DeclarationError: The device is ahead of the handler's step.
+            DeclarationError: The device is ahead of the handler's step, or behind the batch of the source.
         """
         self.returned.verify()
-        if self.state.moment.ahead:
-            raise read_ahead(what)
+        if (by_source := any(s.reading_ahead for s in self.streams.values())) or self.state.moment.ahead:
+            raise read_ahead(what, by_source=by_source)
 
     def returned_copy(self, name: str, tree: PyTree) -> PyTree:
         """Return a copy that a property of the Learner returns, after registering it; see `ReturnedCopies`."""

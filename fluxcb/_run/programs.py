@@ -327,10 +327,10 @@ class Programs:
         self.compiled = [program for program in self.compiled if program.step in steps]
 
     def warn_about_changed_fields(self) -> None:
-        """Warn about fields of callbacks and phases that have changed since a step was traced with their values."""
+        """Warn about fields of callbacks and phases, and numbers of the module, that a traced step does not use."""
+        self.initial.warn_if_edited()
         for _, step in self._steps.values():
-            if self._fields[step]:
-                self._fields[step] = warn_about_changed(self._fields[step])
+            self._fields[step] = warn_about_changed(self._fields[step])
 
     def forget_shapes(self, name: str) -> None:
         """Accept any shape for the next batch of the phases with this name, because their data was replaced."""

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 
 from fluxcb._errors import AccessError, DeclarationError
+from fluxcb._tracebacks import warn_user
 from fluxcb._typing import PyTree
 
-__all__ = ["ReturnedCopies", "read_ahead", "used_while_running"]
+__all__ = ["ReturnedCopies", "read_ahead", "used_while_running", "warn_of_source"]
 
 _AHEAD = "the device runs ahead of the handlers, so the train state is not that of the handler's step"
 
@@ -75,8 +76,32 @@ def used_while_running(what: str) -> DeclarationError:
     )
 
 
-def read_ahead(what: str) -> DeclarationError:
-    """Return the error for a handler that reads the state without having declared it, while the device is ahead."""
+def warn_of_source(what: str) -> None:
+    """Warn that a data source reads a counter of the training after the first batch of a pass."""
+    warn_user(
+        f"A data source reads `learner.{what}` after the first batch of a pass. Batches are read many steps before "
+        "they are used, so the number is too low, by an amount that depends on timing. Count the batches in the "
+        "source.",
+        UserWarning,
+    )
+
+
+def read_ahead(what: str, *, by_source: bool) -> DeclarationError:
+    """Return the error for reading the state while the device is ahead: by a data source, or a handler.
+
+    Args:
+        what: What is read, such as `params`.
+        by_source: Whether a data source reads it. Otherwise, a handler has not declared to read it.
+    """
+    if by_source:
+        return DeclarationError(
+            f"A data source reads `learner.{what}` after the first batch of a pass.",
+            why="batches are read many steps before they are used, and how many depends on the time that they take",
+            fix=[
+                "read it at EpochBegin, in a handler, or in the source before its first batch",
+                "write the loop yourself, and pass each batch to `learner.run_step(phase, batch)`",
+            ],
+        )
     return DeclarationError(
         f"A step's handler reads `learner.{what}` from the Learner itself, not from its argument `learner`.",
         why=_AHEAD,

@@ -15,6 +15,7 @@ from fluxcb._run.averages import restart_averages
 from fluxcb._run.data_sources import data_sources
 from fluxcb._run.history import History
 from fluxcb._run.learner_core import LearnerCore
+from fluxcb._run.returned_copies import warn_of_source
 from fluxcb._run.state import HostState
 from fluxcb._run.state_assignment import refuse_scheduled, set_hyperparam, set_key, set_part, set_state
 from fluxcb._run.state_view import StateView
@@ -298,6 +299,8 @@ class StateProperties:
     @property
     def step(self) -> int:
         """Finished training steps."""
+        if any(stream.reading_ahead for stream in self._core.streams.values()):
+            warn_of_source("step")
         return self._state.progress.step
 
     @property

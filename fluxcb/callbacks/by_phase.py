@@ -58,7 +58,9 @@ class ByPhase(Constructed, Generic[T]):
             known = {*self.entries, *_phase_names(Phase)}
             # Other names are allowed, such as that of an `InferenceRunner` that has not run yet.
             if name not in known and (meant := _meant(name, known)):
-                raise KeyError(f"`{name}` has no entry yet. Did you mean {meant}?")
+                # The history of steps and samples has no metrics.
+                owner = "cbstate.metrics_epoch" if "[" in meant and not hasattr(self.make, "__getitem__") else ""
+                raise KeyError(f"`{name}` has no entry yet. Did you mean {meant.replace('`[', f'`{owner}[')}?")
         return self.make()  # reading does not add an entry
 
     def __getattr__(self, name: str) -> T:  # `values.training`

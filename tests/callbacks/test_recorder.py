@@ -96,8 +96,8 @@ def test_samples_are_the_leading_axis(batch, samples):
     ("name", "meant"),
     [
         ("trainin", "training"),
-        ("validation/loss", '["validation"]["loss"]'),
-        ("train_loss", '["training"]["loss"]'),
+        ("validation/loss", 'cbstate.metrics_epoch["validation"]["loss"]'),
+        ("train_loss", 'cbstate.metrics_epoch["training"]["loss"]'),
     ],
 )
 def test_name_that_is_almost_a_phase_is_an_error(name, meant):
@@ -149,3 +149,11 @@ def test_value_before_the_end_of_its_phase_names_the_event_to_handle():
     with pytest.raises(KeyError, match=re.escape(text)):
         trained(EpochEnd)
     trained(Trigger)
+
+
+def test_metric_in_the_history_of_counts_is_an_error_that_names_its_place():
+    history = ByPhase(PhaseHistory)
+    with pytest.raises(KeyError, match=re.escape('Did you mean `cbstate.metrics_epoch["validation"]["loss"]`?')):
+        history["validation/loss"]
+    with pytest.raises(KeyError, match=re.escape('Did you mean `["validation"]["loss"]`?')):
+        ByPhase(EpochValues)["validation/loss"]

@@ -11,7 +11,9 @@ import pytest
 from flax import nnx
 
 import fluxcb
-from fluxcb.callbacks import Metric, Metrics
+from fluxcb.callbacks import HyperParamSetterWithFunc, Metric, Metrics, ObjAttrParam
+from fluxcb.events import EpochBegin
+from fluxcb.phases import TrainingPhase
 
 XS = np.arange(12, dtype=np.float32).reshape(4, 3) / 12
 YS = np.ones((4, 1), np.float32)
@@ -184,3 +186,66 @@ def test_attribute_that_a_call_of_an_nnx_module_changes_is_a_warning():
         counted = learner(loss_fn, Counting(nnx.BatchStat(jnp.asarray(2))))
         counted.fit(1)
         assert counted.model.calls[...] == 2 + 4
+
+
+def test_number_of_the_passed_nnx_module_that_a_callback_changes_is_a_warning_whose_fixes_work():
+    class Scaled(nnx.Module):
+        def __init__(self, scale=2.0):
+            self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+            self.scale = scale
+
+        def __call__(self, xs):
+            return self.linear(xs) * self.scale
+
+    text = (
+        "The module `Scaled` has another `scale` than when it was passed to the Learner (2.0, and now 0.0), and the "
+        "Learner trains a copy with the earlier value. Between two fits, assign the module: `learner.model = module`. "
+        "During a fit, keep the value in a variable of the module, which is a part of `model_state` that a callback "
+        "can write."
+    )
+    module = Scaled()
+    setter = HyperParamSetterWithFunc(ObjAttrParam(module, "scale"), lambda epoch, value: 0.0)
+    trained = learner(mse, module, setter)
+    with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
+        trained.fit(1)
+    trained.model = module
+    np.testing.assert_array_equal(trained.predict(XS), np.zeros_like(YS))
+    module.eval()  # fluxcb sets the mode itself
+    trained.fit(1)
+
+    class Change(fluxcb.Callback):
+        def stateaccess(self):
+            return {"model_state": fluxcb.Write()}
+
+        @fluxcb.on(EpochBegin, TrainingPhase)
+        def change(self, event, phase, learner):
+            learner.model_state = {"scale": jnp.zeros(())}
+
+    varied = learner(mse, Scaled(nnx.BatchStat(jnp.asarray(2.0))), Change())
+    varied.fit(1)
+    np.testing.assert_array_equal(varied.predict(XS), np.zeros_like(YS))
+
+
+class Teacher(nnx.Module):
+    def __init__(self, layer):
+        self.linear = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+        self.layer = layer
+
+    def __call__(self, xs):
+        return self.layer(self.linear(xs))
+
+
+@pytest.mark.parametrize(
+    "layer", [lambda: nnx.Dropout(0.5, rngs=nnx.Rngs(0)), lambda: nnx.BatchNorm(1, rngs=nnx.Rngs(0))]
+)
+def test_teacher_in_training_mode_is_an_error_whose_fix_works(layer):
+    teacher = Teacher(layer())
+
+    def loss_fn(model, batch):
+        return mse(model(batch[0]), teacher(batch[0]))
+
+    with pytest.raises(Exception, match="trace level") as caught:
+        learner(loss_fn)
+    assert any("such as a teacher, call its `eval()` before you build the Learner" in n for n in caught.value.__notes__)
+    teacher.eval()
+    learner(loss_fn).fit(1)
