@@ -6,6 +6,7 @@ module.
 
 from collections.abc import Iterable, Mapping
 
+from fluxcb._declare.access import Append, Permission, Read
 from fluxcb._declare.events import (
     BUILTIN_EVENTS,
     BackwardBegin,
@@ -33,6 +34,8 @@ __all__ = [
     "FIRST_LEVEL",
     "MAPPING_METHODS",
     "METRICS",
+    "MONITORS",
+    "MONITOR_METHODS",
     "PROGRESS",
     "PROVIDERS",
     "RATE_FIX",
@@ -113,6 +116,15 @@ COUNTER_ALIASES: Mapping[str, str] = {
 
 MAPPING_METHODS = ("get", "items", "keys", "values")
 """The methods of the parts of a learner, such as `learner.step`, unless an entry has the name."""
+
+MONITORS = ("cbstate", "monitors")
+"""The path of the hub of `Monitors`."""
+
+MONITOR_METHODS: Mapping[str, Permission] = {
+    **dict.fromkeys(("put_scalar", "put_text", "put_image", "put_histogram", "put"), Append()),
+    **dict.fromkeys(("latest", "history"), Read()),
+}
+"""The methods of the hub whose first argument is a name, and the permission on this name that a call needs."""
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",

@@ -155,7 +155,12 @@ class Evaluation:
                     f"An evaluation of {type(self._phase).__name__} requested `step.{name}`, which the phase does not "
                     f"compute.{did_you_mean(name, known)}",
                     why=f"the step has {', '.join(known)}",
-                    fix="return it from the loss as aux, or assign it in the phase's `step` or in a traced handler",
+                    fix=[
+                        f"assign `learner.step.{name}` in the phase's `step` or in a traced handler",
+                        "return it from a loss function of the batch: `return loss, aux`"
+                        if name == "aux"
+                        else f"if the loss function returns it in its aux, write `aux.{name}`",
+                    ],
                 )
 
     def _carry(self, step: TracedStep) -> dict[str, Any]:

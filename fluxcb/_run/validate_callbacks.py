@@ -24,6 +24,7 @@ from fluxcb._declare.signatures import assigns
 from fluxcb._declare.state import PROVIDERS, STEP_FLAGS
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, CheckpointError, DeclarationError, MissingStateError, did_you_mean
+from fluxcb._run.inference_checks import check_inference
 from fluxcb._run.refused_access import flag_written_late
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
@@ -151,10 +152,12 @@ def refuse_useless(graph: CallbackGraph) -> None:
         AccessError: A callback without traced handlers writes a flag of the step.
         DeclarationError: A class has `load_state_dict`, but no `state_dict`. Or a callback would look for the metric of
             an epoch only within the epoch.
+        MissingStateError: An `InferenceRunner` fetches a step value that does not exist.
     """
     _refuse_late_flags(graph)
     _refuse_lost_state(graph)
     _refuse_early_metrics(graph)
+    check_inference(graph)
 
 
 def warn_ineffective(graph: CallbackGraph) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from fluxcb._calls import Constructed
-from fluxcb._declare.access import Append, Permission, Read
+from fluxcb._declare.access import Permission
 from fluxcb._declare.schedules import positive
+from fluxcb._declare.state import MONITOR_METHODS
 from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
 from fluxcb._tracebacks import warn_user
 from fluxcb.logging.loggable_state import loggable_of, loggable_state
@@ -80,10 +81,7 @@ class MonitorHub(Constructed):
     """
 
     # Methods whose first argument is a name, and the permission on `cbstate.monitors.<name>` that a call needs.
-    by_name: ClassVar[Mapping[str, Permission]] = {
-        **dict.fromkeys(("put_scalar", "put_text", "put_image", "put_histogram", "put"), Append()),
-        **dict.fromkeys(("latest", "history"), Read()),
-    }
+    by_name: ClassVar[Mapping[str, Permission]] = MONITOR_METHODS
 
     _clock: Callable[[], tuple[int, int]] = staticmethod(lambda: (0, 0))
     _user: str | None = None

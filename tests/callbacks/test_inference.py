@@ -1,6 +1,7 @@
 """`InferenceRunner` and the inferencers: exact statistics on other data, without any effect on training."""
 
 import itertools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -38,8 +39,8 @@ from fluxcb.callbacks import (
     StatMonitorParamSetter,
 )
 from fluxcb.data import ArrayLoader
-from fluxcb.events import ForwardBegin, LossBegin, StepEnd, Trigger
-from fluxcb.phases import AbstractTrainingPhase, Phase, TrainingPhase, ValidationPhase
+from fluxcb.events import ComputeEnd, ForwardBegin, LossBegin, StepEnd, Trigger
+from fluxcb.phases import AbstractTrainingPhase, AbstractValidationPhase, Phase, TrainingPhase, ValidationPhase
 from fluxcb.testing import testlearner
 
 SIZES = (8, 8, 3)
@@ -577,14 +578,51 @@ def test_two_statistics_with_the_same_name_are_an_error():
     )
 
 
+def test_metric_as_a_statistic_is_an_error_whose_fixes_work():
+    def spread(outputs, ys):
+        return abs(outputs - ys).max()
+
+    class Spread(Callback):
+        def stateaccess(self):
+            return {"step": {"outputs": Read(), "ys": Read(), "spread": Write()}}
+
+        @on(ComputeEnd, AbstractValidationPhase)
+        def assign(self, event, phase, learner):
+            learner.step.spread = spread(learner.step.outputs, learner.step.ys)
+
+    def learner(name, *others):
+        return testlearner(Metrics(spread), InferenceRunner(pairs(), ScalarStats(name), name="test"), *others)
+
+    with pytest.raises(MissingStateError) as caught:
+        learner("spread")
+    assert caught.value.fix == (
+        'for the metric, write "metrics.spread"',
+        'if a loss function of the batch returns it in its aux, write "aux.spread"',
+        "assign `learner.step.spread` in a traced handler",
+    )
+    learner("metrics.spread").fit(1)
+    learner("spread", Spread()).fit(1)
+
+
 def test_missing_values_are_an_error():
     with pytest.raises(MissingStateError) as caught:
-        testlearner(InferenceRunner(pairs(), ScalarStats("lose"))).fit(1)
+        testlearner(InferenceRunner(pairs(), ScalarStats("lose")))
+    assert re.sub(r":\d+", ":1", str(caught.value)) == (
+        "InferenceRunner('inference') fetches `step.lose`, which ValidationPhase does not compute. Did you mean "
+        "`loss`?\n"
+        "  where: InferenceRunner.stateaccess  fluxcb/callbacks/inference/inference.py:1\n"
+        "  why:   statistics are computed from step values, such as aux, loss, outputs, xs, ys\n"
+        '  fix:   if a loss function of the batch returns it in its aux, write "aux.lose"\n'
+        "     or: assign `learner.step.lose` in a traced handler"
+    )
+    # The loss function of this Learner returns no aux, which only its step shows.
+    with pytest.raises(MissingStateError) as caught:
+        testlearner(InferenceRunner(pairs(), ScalarStats("aux.lose"))).fit(1)
     assert str(caught.value) == (
-        "An evaluation of ValidationPhase requested `step.lose`, which the phase does not compute. "
-        "Did you mean `loss`?\n"
+        "An evaluation of ValidationPhase requested `step.aux`, which the phase does not compute.\n"
         "  why:   the step has loss, outputs, xs, ys, batch\n"
-        "  fix:   return it from the loss as aux, or assign it in the phase's `step` or in a traced handler"
+        "  fix:   assign `learner.step.aux` in the phase's `step` or in a traced handler\n"
+        "     or: return it from a loss function of the batch: `return loss, aux`"
     )
     with pytest.raises(DeclarationError) as caught:
         testlearner(InferenceRunner(pairs(), ScalarStats("outputs.logit"))).fit(1)

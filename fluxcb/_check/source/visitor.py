@@ -31,7 +31,7 @@ from fluxcb._check.source.frame import (
 from fluxcb._check.source.text import find_source
 from fluxcb._check.source.touches import How, Reading, Runs, Touch
 from fluxcb._declare.signatures import shown_path
-from fluxcb._declare.state import MAPPING_METHODS
+from fluxcb._declare.state import MAPPING_METHODS, MONITOR_METHODS, MONITORS
 
 __all__ = ["Visitor"]
 
@@ -383,7 +383,12 @@ class Visitor:
     # -- calls ----------------------------------------------------------------------------------
 
     def _call(self, node: ast.Call) -> Value:
-        called = self._value(node.func)
+        func, called = node.func, ()
+        if isinstance(func, ast.Attribute) and func.attr in MONITOR_METHODS and node.args:
+            hub = tuple(ref for ref in self._value(func.value) if ref.path == MONITORS and not ref.part)
+            # `monitors.put_scalar("loss", x)` uses `monitors["loss"]`.
+            called = below(self._part(hub, self._keys(node.args[0]), node), [func.attr])
+        called = called or self._value(func)
         self._note(tuple(ref for ref in called if not ref.part), "calls", node.func)
         if isinstance(node.func, ast.Attribute) and node.func.attr in MAPPING_METHODS:
             mapping = tuple(Ref(ref.path[:-1]) for ref in called if not ref.part)
