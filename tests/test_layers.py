@@ -85,7 +85,7 @@ KNOWS_THE_LIBRARY = {
     "_run.data_metrics": "`learner.evaluate(metrics=...)` takes the metrics of `Metrics`",
     "_run.declared_parts": "parts of shared state that is kept by phase are found in a `ByPhase`",
     "_run.frozen_state": "a warning about a `Freeze` of parameters whose model state the training changes",
-    "_run.inference_checks": "an error for a statistic of an `InferenceRunner` that does not exist, as for watched metrics",
+    "_run.inference_checks": "an error for a statistic of an `InferenceRunner` that does not exist",
     "_run.learner": "the Learner adds the default callbacks",
     "_run.preempted": "`FitSummary` prints that SIGTERM has ended the fit, so there is no warning about it then",
     "_run.repeated_iterators": "callbacks that declare `control`, but never end an epoch that goes well",

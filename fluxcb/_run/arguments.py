@@ -259,7 +259,10 @@ def refuse_nnx_state(params: PyTree) -> None:
     if nnx is None:
         return
     kinds = (nnx.BatchStat, nnx.RngState, nnx.Cache, nnx.Intermediate)
-    leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))[0]
+    try:
+        leaves = jax.tree_util.tree_flatten_with_path(params, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable))[0]
+    except (ValueError, TypeError):  # keys of a dict that cannot be sorted, which `copy_params` refuses
+        return
     for path, leaf in leaves:
         if isinstance(leaf, kinds):
             where, kind = jax.tree_util.keystr(path), type(leaf).__name__

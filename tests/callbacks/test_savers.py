@@ -171,11 +171,11 @@ def test_the_best_checkpoint_has_the_current_state(tmp_path):
 
 
 def test_a_metric_name_can_contain_a_slash(tmp_path):
-    saver = MinSaver(tmp_path, "validation/top/5")
-    training(saver, Told(2.0, 1.0, name="top/5")).fit(2)
-    assert sorted(os.listdir(tmp_path)) == ["min-validation-top-5"]
+    saver = MinSaver(tmp_path, "validation/rank/5")
+    training(saver, Told(2.0, 1.0, name="rank/5")).fit(2)
+    assert sorted(os.listdir(tmp_path)) == ["min-validation-rank-5"]
     assert saver.best == (4, 1.0)
-    assert float(load_params(tmp_path / "min-validation-top-5")["w"]) == 4
+    assert float(load_params(tmp_path / "min-validation-rank-5")["w"]) == 4
 
 
 class Full:

@@ -237,10 +237,10 @@ OTHERS = [
         "`start_from_epoch`",
         'EarlyStopping(1, metric="training/loss", mode="max", start_from_epoch=3)',
         """
-        stopping = fluxcb.when(EarlyStopping(1, metric="training/score"), lambda learner: learner.progress.epoch > 3)
-        score = Metric(lambda outputs, ys: ((outputs - ys) ** 2).mean(), name="score")
+        stopping = fluxcb.when(EarlyStopping(1, metric="training/mse"), lambda learner: learner.progress.epoch > 3)
+        mse = Metric(lambda outputs, ys: ((outputs - ys) ** 2).mean(), name="mse")
         made = fit(
-            Metrics(score), stopping, epochs=9, optimizer=optax.sgd(-0.1), loss_fn=lambda o, y: ((o - y) ** 2).mean()
+            Metrics(mse), stopping, epochs=9, optimizer=optax.sgd(-0.1), loss_fn=lambda o, y: ((o - y) ** 2).mean()
         )
         assert made.epoch == 5
         """,

@@ -75,7 +75,7 @@ def test_only_changed_criteria_start_over(tmp_path):
 
 def test_another_direction_starts_over(tmp_path):
     learner, notes = resumed(
-        tmp_path, EarlyStopping(3, metric="score"), EarlyStopping(3, metric="score", mode="max"), epochs=7
+        tmp_path, EarlyStopping(3, metric="score", mode="min"), EarlyStopping(3, metric="score"), epochs=7
     )
     assert len(notes) == 1
     assert learner.stop_reason == "validation/score: no improvement on 47 for 3 epochs"
