@@ -716,3 +716,49 @@ def test_methods_of_a_mapping_use_no_undeclared_state() -> None:
 
 def test_get_reads_the_name_that_it_is_called_with() -> None:
     assert problem_of(Gets()).what == "Gets() reads `step.aux`, which its `stateaccess` does not declare."
+
+
+# --- names of monitors ------------------------------------------------------------------------------------------------
+
+
+class LogsNames(Callback):
+    """Log values under declared names, in all ways that refer to them."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def stateaccess(self) -> Access:
+        logged = {name: Append() for name in (*self.names, "read")}
+        return {"step": {"loss": Read()}, "cbstate": {"monitors": logged}}
+
+    @on
+    def log(self, event: StepEnd, phase: TrainingPhase, learner: Any) -> None:
+        learner.cbstate.monitors.put_scalar("direct", learner.step.loss)
+        hub = learner.cbstate.monitors
+        hub.put_histogram("alias", learner.step.loss)
+        for name in ("first", "second"):
+            hub.put_scalar(name, learner.step.loss)
+        hub["item"].put_scalar(learner.step.loss)
+        hub.latest("read")
+
+
+def test_declared_names_of_monitors_are_accepted() -> None:
+    found = audit(LogsNames("direct", "alias", "first", "second", "item"))
+    assert (found.problems, found.unused) == ([], [])
+
+
+@pytest.mark.parametrize("missing", ["direct", "alias", "item"])
+def test_undeclared_name_of_a_monitor_is_a_problem(missing: str) -> None:
+    names = [name for name in ("direct", "alias", "first", "second", "item") if name != missing]
+    problem = problem_of(LogsNames(*names))
+    assert problem.what.startswith(f"LogsNames() reads `cbstate.monitors.{missing}`, which its `stateaccess` does not")
+
+
+def test_undeclared_name_in_a_loop_is_reported_as_possible() -> None:
+    [possible] = audit(LogsNames("direct", "alias", "first", "item")).unclear
+    assert "cbstate.monitors.second" in possible
+
+
+def test_unused_name_of_a_monitor_is_reported() -> None:
+    [unused] = audit(LogsNames("direct", "alias", "first", "second", "item", "other")).unused
+    assert "cbstate.monitors.other" in str(unused)
