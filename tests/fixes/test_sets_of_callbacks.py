@@ -44,13 +44,21 @@ ROWS = [
     row(
         "has no loss function",
         "Learner(PAIR, None, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)",
+        "Learner(PAIR, loss_fn, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)",
         """
         class Mine(TrainingPhase):
             def step(self, learner, emit):
                 learner.params = jax.tree.map(jnp.zeros_like, learner.params)
 
-        Learner(PAIR, loss_fn, optax.sgd(0.1), data=BATCHES, default_callbacks=False).fit(1)
-        Learner(PAIR, None, optax.sgd(0.1), data=BATCHES, default_callbacks=False, phases=[Mine()]).fit(1)
+        class Measured(AbstractValidationPhase):
+            name = "validation"
+
+            def step(self, learner, emit):
+                pass
+
+        phases = [Mine(), Measured()]
+        data = (BATCHES, BATCHES)
+        Learner(PAIR, None, optax.sgd(0.1), data=data, default_callbacks=False, phases=phases).fit(1)
         """,
         kind=TraceError,
     ),
