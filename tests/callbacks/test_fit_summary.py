@@ -42,9 +42,9 @@ WITHIN_EPOCH = (
 )
 RESUMABLE = "Next: `learner.fit(..., resume=True)` continues from the last checkpoint, also in a new process."
 DIVERGED = (
-    "Next: check the batch of that step for NaN and infinite values. If it has none, lower the learning rate, add "
-    "`ClipGradients(1.0)` to the callbacks, or add `CheckNumerics()` to find the gradient that is not finite. The "
-    "parameters are those after the last good step."
+    "Next: check the batch of that step for NaN and infinite values. If it has none, lower the learning rate, or limit "
+    "the norm of the gradients with `ClipGradients`, to a smaller value if it is in the callbacks already. "
+    "`CheckNumerics` names a gradient that is not finite. The parameters are those after the last good step."
 )
 
 

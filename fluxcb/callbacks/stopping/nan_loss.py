@@ -19,9 +19,9 @@ from fluxcb._tracebacks import warn_user
 __all__ = ["DIVERGED", "StopOnNaNLoss"]
 
 DIVERGED = (
-    "check the batch of that step for NaN and infinite values. If it has none, lower the learning rate, add "
-    "`ClipGradients(1.0)` to the callbacks, or add `CheckNumerics()` to find the gradient that is not finite. The "
-    "parameters are those after the last good step"
+    "check the batch of that step for NaN and infinite values. If it has none, lower the learning rate, or limit the "
+    "norm of the gradients with `ClipGradients`, to a smaller value if it is in the callbacks already. `CheckNumerics` "
+    "names a gradient that is not finite. The parameters are those after the last good step"
 )
 """Advice for a training run whose loss or gradients are no longer finite."""
 
