@@ -120,7 +120,10 @@ class OtherName(TrainingPhase):
 )
 def test_validation_data_without_a_validation_phase_is_an_error(phase, fix, data):
     loader = ArrayLoader(BATCH, batch_size=4)
-    added = "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`"
+    added = (
+        "add `ValidationPhase()` to the phases, e.g. `phases=(TrainingPhase(), ValidationPhase())`, or, without a "
+        "`loss_fn`, a subclass of `AbstractValidationPhase` with a `step` of your own"
+    )
     refuses(
         DataError,
         "`data` is a pair `(training, validation)`, but no phase is named 'validation'.",

@@ -264,7 +264,8 @@ def test_note_for_random_streams_outside_the_model():
         return cross_entropy(model(batch[0] + noise), batch[1])
 
     assert fixes_of(nnx.Linear(5, 3, rngs=nnx.Rngs(1)), loss_fn) == [
-        "fix: the step is compiled, so it cannot draw from an `nnx.Rngs` outside the model. Write "
+        "fix: the step is compiled, so it cannot draw from an `nnx.Rngs` outside the model. If it belongs to a module "
+        "outside the model, such as a teacher, call its `eval()` before you build the Learner. Otherwise, write "
         "`def loss_fn(model, batch, *, key):`, and draw from `key`, which differs in each step"
     ]
     fitted(nnx.Linear(5, 3, rngs=nnx.Rngs(1)), with_key)
