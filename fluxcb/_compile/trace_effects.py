@@ -365,7 +365,7 @@ def warn_about_changed(fields: Iterable[TracedField]) -> list[TracedField]:
     """Warn about each field whose content has changed since it was traced, and return the unchanged fields."""
     unchanged = []
     for field in fields:
-        # Only these are looked at again, so each change causes one warning.
+        # Only unchanged fields are checked again, so each change causes one warning.
         if not field.changed:
             unchanged.append(field)
             continue

@@ -31,9 +31,8 @@ def check(
     """Check a set of callbacks in the same way as a Learner, before anything is computed.
 
     Args:
-        callbacks: Callback instances, and `in_order(...)` groups of them. For a Learner, which has checked its
-            callbacks when it was built, the function returns
-            `learner.callbacks.graph`.
+        callbacks: Callback instances, and `in_order(...)` groups of them. A Learner has checked its callbacks when
+            it was built, so its graph is returned: `learner.callbacks.graph`.
         phases: The phases in which they will run (classes, instances, or `InTurn`).
         default_callbacks: Whether to add the default callbacks, as `Learner` does.
 
@@ -42,7 +41,7 @@ def check(
 
     Raises:
         DeclarationError: A declaration is invalid on its own.
-        CheckError: The set does not fit together; all problems are reported at once.
+        CheckError: The callbacks do not fit together. The error lists all problems.
 
     Warns:
         UserWarning: No phase emits the event of a handler.

@@ -14,6 +14,9 @@ from fluxcb.callbacks import AbstractMetric, InferenceRunner, Metrics
 
 __all__ = ["check_inference"]
 
+_COMMON = frozenset({"loss", "outputs", "xs", "ys", "aux"})
+"""The step values that an error names as examples."""
+
 
 def check_inference(graph: CallbackGraph) -> None:
     """Check that the statistics of each `InferenceRunner` name step values that its phase or a callback provides.
@@ -46,9 +49,6 @@ def check_inference(graph: CallbackGraph) -> None:
                         f"assign `learner.step.{name}` in a traced handler",
                     ],
                 )
-
-
-_COMMON = frozenset({"loss", "outputs", "xs", "ys", "aux"})
 
 
 def _metrics(graph: CallbackGraph) -> Iterator[AbstractMetric]:
