@@ -199,8 +199,8 @@ class BatchStream:
                 self._begin_pass()
                 batch = self._pull()
         except BaseException as error:
-            # Errors of fluxcb already name the source.
-            if not isinstance(error, FluxcbError):
+            self.reading_ahead = False  # a signal handler can raise between any two lines of `_read`
+            if not isinstance(error, FluxcbError):  # those already name the source
                 batch_number = f"batch {self._pulled + 1} of pass {self._passes} over the data"
                 error.add_note(f"raised by `{self.name}`, when {batch_number} was pulled")
             raise
@@ -222,8 +222,8 @@ class BatchStream:
 
     def _read(self) -> Batch | None:
         iterator = self._iterator or self._begin_pass()
-        self.reading_ahead = self._pulled > 0
         try:
+            self.reading_ahead = self._pulled > 0
             batch = next(iterator)
         except StopIteration:
             if self._pulled == 0:
