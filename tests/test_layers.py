@@ -20,6 +20,7 @@ PACKAGE = ROOT / "fluxcb"
 # What each file or folder at the top of the package may import of the others. A folder's own files are always allowed.
 SHARED = frozenset(
     {
+        "_attributes",
         "_calls",
         "_errors",
         "_importing",
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
     "_paths": frozenset(),
     "_step_arguments": frozenset(),
     "_memory": frozenset(),
+    "_attributes": frozenset(),
     "_interruptions": frozenset(),
     "_tracebacks": frozenset({"_errors"}),
     "_traced_values": frozenset({"_errors"}),

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fluxcb._compile.lent_values import attributes
+from fluxcb._attributes import numbers_in
 from fluxcb._compile.step import TracedStep
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import PyTree
@@ -35,7 +35,7 @@ class InitialArrays:
         is_module = bool(self._paths) and self._paths.keys() <= {id(leaf) for leaf in jax.tree.leaves(model)}
         self._module = weakref.ref(model) if is_module and hasattr(model, "__weakref__") else None
         self._arrays = [array for array, _ in self._paths.values()]
-        self._numbers = _numbers_of(model) if self._module is not None else {}
+        self._numbers = numbers_in(model) if self._module is not None else {}
 
     def warn_if_used(self, step: TracedStep) -> None:
         """Warn once if a step uses some of the arrays: its loss function, a metric, or a traced handler does."""
@@ -61,7 +61,7 @@ class InitialArrays:
         module = self._module() if self._module is not None else None
         if module is None:
             return
-        arrays, numbers = {id(leaf) for leaf in jax.tree.leaves(module)}, _numbers_of(module)
+        arrays, numbers = {id(leaf) for leaf in jax.tree.leaves(module)}, numbers_in(module)
         changed = next((name for name, number in self._numbers.items() if numbers.get(name, number) != number), None)
         if all(id(array()) in arrays for array in self._arrays) and changed is None:
             return
@@ -81,17 +81,6 @@ class InitialArrays:
                 "value in a variable of the module, which is a part of `model_state` that a callback can write.",
                 UserWarning,
             )
-
-
-def _numbers_of(module: Any) -> dict[str, int | float]:
-    """Return the numbers in the attributes of a module and its layers, by the code that reads them."""
-    # Not the modes, which are booleans: fluxcb sets them for each phase.
-    found = zip(*attributes(module), strict=True)
-    return {
-        code.removeprefix("."): value
-        for value, code in found
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
 
 
 def _constants(jaxpr: Any) -> set[int]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
+from fluxcb._attributes import attributes
 from fluxcb._declare.access import Write, code_reading, dotted
 from fluxcb._declare.declared import Declared
 from fluxcb._errors import AccessError
 from fluxcb._typing import PyTree, StatePath
 
 __all__ = ["LentValues"]
-
-_MOST_ENTRIES = 1000
-"""Containers with more entries, such as vocabularies, are compared as a whole."""
 
 
 class _Lent(NamedTuple):
@@ -86,42 +82,6 @@ class LentValues:
             if structure == lent.structure and all(a is b for a, b in zip(now, lent.leaves, strict=True)):
                 continue
             raise _object_changed(lent, now, structure) if lent.content is attributes else _copy_changed(lent)
-
-
-def attributes(value: Any) -> tuple[list[Any], list[str]]:
-    """Return the attributes of an object and of the objects in it: their values, and the code that reads each.
-
-    Private attributes are left out, because a method that only reads may fill them, such as a cache.
-    """
-    values: list[Any] = []
-    names: list[str] = []
-    # Each object is visited once, because objects can refer to each other in cycles.
-    seen, found = {id(value)}, [(value, "")]
-    for item, name in found:  # grows in the loop
-        for child, code in _children(item):
-            values.append(child)
-            names.append(name + code)
-            if id(child) not in seen:
-                seen.add(id(child))
-                found.append((child, name + code))
-    return values, names
-
-
-def _children(item: Any) -> Iterator[tuple[Any, str]]:
-    """Yield the entries and attributes of an object, each with the code that reads it."""
-    if isinstance(item, Mapping | list | tuple) and len(item) > _MOST_ENTRIES:
-        return
-    if isinstance(item, Mapping):
-        yield from ((child, f"[{key!r}]") for key, child in item.items())
-    elif isinstance(item, list | tuple):
-        yield from ((child, f"[{number}]") for number, child in enumerate(item))
-    if isinstance(item, type | types.FunctionType | types.ModuleType):
-        return
-    for key, child in getattr(item, "__dict__", {}).items():
-        # A computed attribute is stored when it is first read.
-        computed = isinstance(getattr(type(item), key, None), functools.cached_property)
-        if not key.startswith("_") and not computed:
-            yield child, f".{key}"
 
 
 def _copy_changed(lent: _Lent) -> AccessError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -258,7 +258,8 @@ def _numbered(text: str, counts: dict[str, int], separator: str) -> str:
 
 
 def _flatten(callbacks: Iterable[Any]) -> tuple[list[Callback], list[tuple[int, int]]]:
-    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+    # A set has another order in each process, and the keys of a mapping are not callbacks.
+    if isinstance(callbacks, Callback | Set | Mapping) or not isinstance(callbacks, Iterable):
         raise DeclarationError(
             f"`callbacks` must be a list of callback instances, not {callbacks!r}.",
             fix="put it into a list: `callbacks=[...]`",
@@ -334,12 +335,15 @@ def _where_access(cls: type[Callback]) -> str:
 
 
 def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:
-    if isinstance(classes, type) or not isinstance(classes, Sequence):
+    if isinstance(classes, type | str) or not isinstance(classes, Sequence):
         shown = classes.__name__ if isinstance(classes, type) else repr(classes)
+        # A string is usually the name of the class.
+        name = classes if isinstance(classes, str) and classes.isidentifier() else shown
+        named = isinstance(classes, type) or name is classes
         raise DeclarationError(
             f"`{cls.__name__}.runafter` must return a tuple of callback classes, not {shown}.",
             where=method_place(cls, "runafter"),
-            fix=f"return `({shown},)`" if isinstance(classes, type) else "return e.g. `(Recorder,)`",
+            fix=f"return `({name},)`" if named else "return e.g. `(Recorder,)`",
         )
     for entry in classes:
         if not (isinstance(entry, type) and issubclass(entry, Callback)):

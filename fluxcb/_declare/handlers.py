@@ -248,7 +248,7 @@ def _mark(
     function: Any, explicit: tuple[Any, ...] | None, access: Any, when: Any, deadline: Any, frame: types.FrameType
 ) -> Any:
     where = f"{function.__qualname__}  {source_of(function)}"
-    check_signature(function, where)
+    check_signature(function, where, in_class="__qualname__" in frame.f_locals)  # a name of every class body
     previous = frame.f_locals.get(function.__name__)
     if previous is not None and is_handler(previous):
         raise DeclarationError(
@@ -352,8 +352,13 @@ def _schedule_fix(when: Any) -> str:
     return "write e.g. `when=EverySteps(10)`"
 
 
-def check_signature(function: Any, where: str) -> None:
+def check_signature(function: Any, where: str, *, in_class: bool = True) -> None:
     """Check that a handler takes `(self, event, phase, learner)` and is a regular function.
+
+    Args:
+        function: The handler.
+        where: Its location.
+        in_class: Whether it is defined in a class.
 
     Raises:
         DeclarationError: The signature differs, and the message shows both signatures. Or the function is a coroutine
@@ -371,7 +376,9 @@ def check_signature(function: Any, where: str) -> None:
         raise DeclarationError(
             f"The handler `{function.__qualname__}{_plain(function)}` must take (self, event, phase, learner).",
             where=where,
-            fix=f"write `{_corrected(function)}`",
+            fix=f"write `{_corrected(function)}`"
+            if in_class
+            else f"make it a method of a callback: `class MyCallback(Callback):`, with `{_corrected(function)}`",
         )
     if later := runs_later(function):
         raise DeclarationError(

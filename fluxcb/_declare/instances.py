@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fluxcb._declare.callback import DECLARATIONS, Callback
+from fluxcb._declare.handlers import is_handler
 from fluxcb._declare.signatures import example_call, names_in, source_of
 from fluxcb._errors import DeclarationError
 from fluxcb._tracebacks import warn_user
@@ -100,6 +101,11 @@ def _how_to_list(item: Any) -> Sequence[str]:
         return ["write `Monitors(backend)`"]
     if item is None:
         return ["leave it out; for an optional callback, write `callbacks=[*([callback] if condition else [])]`"]
+    if is_handler(item):
+        return ["make it a method of a callback: `class MyCallback(Callback):`, and list `MyCallback()`"]
+    cls = item if isinstance(item, type) else type(item)
+    if any(map(is_handler, vars(cls).values())):
+        return [f"derive the class from Callback: `class {cls.__name__}(Callback):`, and list `{cls.__name__}()`"]
     if getattr(type(item), "_fields", ()) == ("init", "update"):  # an Optax transformation
         return ["chain it with the optimizer: `optax.chain(transformation, optimizer)`"]
     return _FUNCTIONS

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fluxcb._declare.signatures import parameter_names
-from fluxcb._step_arguments import TRAIN_FLAGS, names_a_key
+from fluxcb._step_arguments import TRAIN_FLAGS, names_a_key, names_a_mode
 from fluxcb._tracebacks import warn_user
 
 __all__ = [
@@ -71,7 +71,9 @@ def warn_about_unused(loss_fn: Callable[..., Any], form: str) -> None:
     """
     if form == OUTPUTS_FORM:
         passed = frozenset[str]()
-        advice = dict.fromkeys(("key", "flag", "inverted"), f"To get it from fluxcb, write `def {MODEL_FORM}:`.")
+        advice = dict.fromkeys(
+            ("key", "flag", "inverted", "mode"), f"To get it from fluxcb, write `def {MODEL_FORM}:`."
+        )
     else:
         args, kwargs = batch_arguments(loss_fn, None, None, key=None, train=True)
         passed = frozenset(parameter_names(loss_fn)[: len(args)]) | kwargs.keys()
@@ -79,11 +81,16 @@ def warn_about_unused(loss_fn: Callable[..., Any], form: str) -> None:
             "key": "Call it `key`, and fluxcb passes it.",
             "flag": "Call it `train`, and fluxcb passes it.",
             "inverted": "Replace it by a parameter `train`, which fluxcb passes, and by `not train` in its uses.",
+            "mode": "If it selects training mode, replace it by a parameter `train`, which fluxcb passes.",
         }
     for parameter in _optional(loss_fn):
         name = parameter.name
-        if name not in passed and (name in TRAIN_FLAGS or names_a_key(name)):
-            kind = ("inverted" if TRAIN_FLAGS[name] else "flag") if name in TRAIN_FLAGS else "key"
+        kind = "key" if names_a_key(name) else ""
+        if name in TRAIN_FLAGS:
+            kind = "inverted" if TRAIN_FLAGS[name] else "flag"
+        elif isinstance(parameter.default, bool) and names_a_mode(name):
+            kind = "mode"
+        if kind and name not in passed:
             warn_user(
                 f"The loss function is called as `{form}`, so its parameter `{name}` is always {parameter.default!r}. "
                 f"{advice[kind]}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -275,7 +275,7 @@ class CallbackSet(Uncopied):
         Raises:
             FluxcbError: The new set is not valid; the old one stays.
         """
-        if isinstance(callbacks, str | Callback) or not isinstance(callbacks, Iterable):
+        if isinstance(callbacks, str | Callback | Set | Mapping) or not isinstance(callbacks, Iterable):
             raise DeclarationError(
                 f"`callbacks.set` takes a list of callback instances, not {callbacks!r}.",
                 fix="write `learner.callbacks.set([...])`, or `learner.callbacks.add(...)` for one more",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -244,7 +244,7 @@ class Learner(StateProperties, Borrowing, Replaying, LoopMethods, ModelMethods, 
     def _begin(self, core: LearnerCore, callbacks: Iterable[Any], default_callbacks: bool) -> None:
         # A value that is not a list of callbacks is passed on as it is: the check of the graph explains it.
         items: Any = callbacks
-        if isinstance(callbacks, Iterable) and not isinstance(callbacks, str | Callback):
+        if isinstance(callbacks, Iterable) and not isinstance(callbacks, str | Callback | Set | Mapping):
             items = list(callbacks)
             items = with_defaults(items) if flag(default_callbacks, "`default_callbacks` of `Learner`") else items
         self._core = core

@@ -23,6 +23,7 @@ class ByPhase(Constructed, Generic[T]):
 
     Args:
         make: Function without arguments that creates an entry. Use a class, so that the mapping can be pickled.
+        values: The place of the values by name, if it is another mapping. The error for `val_loss` names it.
 
     Example:
         >>> from fluxcb.phases import TrainingPhase
@@ -34,8 +35,8 @@ class ByPhase(Constructed, Generic[T]):
         [3]
     """
 
-    def __init__(self, make: Callable[[], T]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[], T], *, values: str = "") -> None:
+        self.make, self.values = make, values
         self.entries: dict[str, T] = {}
 
     def entry(self, phase: Phase | type[Phase] | str) -> T:
@@ -58,9 +59,7 @@ class ByPhase(Constructed, Generic[T]):
             known = {*self.entries, *_phase_names(Phase)}
             # Other names are allowed, such as that of an `InferenceRunner` that has not run yet.
             if name not in known and (meant := _meant(name, known)):
-                # The history of steps and samples has no metrics.
-                owner = "cbstate.metrics_epoch" if "[" in meant and not hasattr(self.make, "__getitem__") else ""
-                raise KeyError(f"`{name}` has no entry yet. Did you mean {meant.replace('`[', f'`{owner}[')}?")
+                raise KeyError(f"`{name}` has no entry yet. Did you mean {meant.replace('`[', f'`{self.values}[')}?")
         return self.make()  # reading does not add an entry
 
     def __getattr__(self, name: str) -> T:  # `values.training`

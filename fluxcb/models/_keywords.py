@@ -1,14 +1,11 @@
 """Keyword arguments of a model's call, read from its signature once, when the adapter is created."""
 
 import inspect
-import re
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from fluxcb._errors import DeclarationError, did_you_mean
-from fluxcb._step_arguments import TRAIN_FLAGS
-
-_MODE = re.compile(r"train|eval|infer|determin|running|mode|test|update|(^|_)(stats?|ra|tr)($|_)", re.IGNORECASE)
+from fluxcb._step_arguments import TRAIN_FLAGS, names_a_mode
 
 
 class TrainFlag(NamedTuple):
@@ -56,7 +53,7 @@ def boolean_options(function: Callable[..., Any]) -> dict[str, bool]:
 def mode_options(function: Callable[..., Any]) -> dict[str, bool]:
     """Return those of `boolean_options` that are no train flags, but whose names say that they select a mode."""
     options = boolean_options(function).items()
-    return {name: default for name, default in options if name not in TRAIN_FLAGS and _MODE.search(name)}
+    return {name: default for name, default in options if name not in TRAIN_FLAGS and names_a_mode(name)}
 
 
 def key_means_training(function: Callable[..., Any]) -> bool:

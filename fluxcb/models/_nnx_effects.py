@@ -4,22 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from flax import nnx
-
+from fluxcb._attributes import numbers_in
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["numbers_of", "warn_of_changed"]
-
-
-def numbers_of(module: Any) -> dict[str, int | float]:
-    """Return the numbers in the public attributes of a module and its layers that are not variables, by path."""
-    return {
-        ".".join(map(str, (*path, name))): value
-        for path, layer in nnx.iter_modules(module)
-        for name, value in vars(layer).items()
-        # Booleans are modes. A private attribute may be a cache, which is filled once on purpose.
-        if isinstance(value, int | float) and not isinstance(value, bool) and not name.startswith("_")
-    }
+__all__ = ["warn_of_changed"]
 
 
 def warn_of_changed(name: str, module: Any, before: dict[str, int | float]) -> None:
@@ -28,9 +16,9 @@ def warn_of_changed(name: str, module: Any, before: dict[str, int | float]) -> N
     Args:
         name: The name of the module.
         module: The module after the call.
-        before: Its numbers before the call; see `numbers_of`.
+        before: Its numbers before the call; see `numbers_in`.
     """
-    after = numbers_of(module)
+    after = numbers_in(module)
     for path in before.keys() & after.keys():
         if before[path] != after[path]:
             own = f"self.{path.rpartition('.')[2]}"

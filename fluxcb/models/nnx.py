@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fluxcb._attributes import numbers_in
 from fluxcb._calls import entry_point
 from fluxcb._errors import DeclarationError
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import BoundModel, PyTree
 from fluxcb.models._keywords import accepted_keywords, boolean_options, mode_options, train_flag
+from fluxcb.models._nnx_effects import warn_of_changed
 from fluxcb.models._nnx_flag import add_flag
 from fluxcb.models._shapes import shape_of
 
@@ -154,15 +156,13 @@ class NNXAdapter:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
-        from fluxcb.models._nnx_effects import numbers_of, warn_of_changed
-
         module = self._merge(self._training if train else self._applied, params, model_state, key)
         keywords: dict[str, Any] = {**self._flag.keywords(train)} if self._flag else {}
         if self._takes_rngs and key is not None:
             keywords["rngs"] = flax_nnx.Rngs(_stream_key(key, "call"))
         if self._modes is not None:
             self._modes.clear()
-        numbers = numbers_of(module)
+        numbers = numbers_in(module)
         outputs = module(xs, **keywords)
         if train:
             warn_of_changed(self._name, module, numbers)
@@ -177,14 +177,12 @@ class NNXAdapter:
         """Return a new module with these arrays, in training or evaluation mode, for a loss function to call."""
         from flax import nnx as flax_nnx
 
-        from fluxcb.models._nnx_effects import numbers_of, warn_of_changed
-
         module = self._merge(self._training if train else self._in_loss, params, model_state, key)
         if self._flag is not None:
             add_flag(module, *next(iter(self._flag.keywords(train).items())))
         if self._modes is not None:
             self._modes.clear()
-        numbers = numbers_of(module)
+        numbers = numbers_in(module)
 
         def new_state(_: Any) -> PyTree:
             if train:

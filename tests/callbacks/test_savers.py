@@ -157,6 +157,11 @@ def test_a_metric_instead_of_the_folder_is_rejected(cls, name, refused, tmp_path
     cls(name, "loss")  # the directory of an earlier run
 
 
+def test_folder_may_have_the_name_of_a_metric_if_the_metric_is_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert [str(watched) for watched in MaxSaver("r2", "accuracy").watched_metrics()] == ["validation/accuracy"]
+
+
 def test_nothing_is_saved_if_all_values_are_nan(tmp_path):
     assert kept(tmp_path, MinSaver, math.nan, math.nan) == []
 

@@ -36,6 +36,11 @@ ONE = Plain()
             "`callbacks` must be a list of callback instances, not Plain().",
             "put it into a list: `callbacks=[...]`",
         ),
+        (
+            {ONE},
+            "`callbacks` must be a list of callback instances, not {Plain()}.",
+            "put it into a list: `callbacks=[...]`",
+        ),
         (None, "`callbacks` must be a list of callback instances, not None.", "put it into a list: `callbacks=[...]`"),
         (
             [Plain],
@@ -135,7 +140,7 @@ def test_in_order_requires_two_different_callbacks(refused: Any) -> None:
         (None, "must return a tuple of callback classes, not None.", "return e.g. `(Recorder,)`"),
         ({Plain}, f"must return a tuple of callback classes, not {{{Plain!r}}}.", "return e.g. `(Recorder,)`"),
         ((int,), "names <class 'int'>, which is not a callback class.", "return a tuple of subclasses of Callback"),
-        ("Plain", "names 'P', which is not a callback class.", "return a tuple of subclasses of Callback"),
+        ("Plain", "must return a tuple of callback classes, not 'Plain'.", "return `(Plain,)`"),
         ((Plain(),), "names Plain(), which is not a callback class.", "name the class: `(Plain,)`"),
     ],
 )

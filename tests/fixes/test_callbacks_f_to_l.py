@@ -138,6 +138,11 @@ ROWS = [
     ),
     # inference
     row(
+        "received inferencers as its data",
+        'InferenceRunner(ScalarStats("loss"), BATCHES)',
+        'data, inferencers = BATCHES, ScalarStats("loss"); fit(InferenceRunner(data, inferencers))',
+    ),
+    row(
         "must be a name without `.` and `/`",
         'InferenceRunner(BATCHES, ScalarStats("loss"), name="a/b")',
         'fit(InferenceRunner(BATCHES, ScalarStats("loss"), name="test"))',

@@ -252,6 +252,55 @@ ROWS = [
         "def function(outputs, ys): return abs(outputs - ys).mean()\nlearner(Metrics(function))",
         "function = print; learner(CustomCallback(function, StepEnd))",
     ),
+    row(
+        "which is not a callback instance",
+        """
+        class Tick:
+            @on
+            def show(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+        learner(Tick())
+        """,
+        """
+        class Tick(Callback):
+            @on
+            def show(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+        learner(Tick())
+        """,
+    ),
+    row(
+        "which is not a callback instance",
+        """
+        @on
+        def show(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+        learner(show)
+        """,
+        """
+        class MyCallback(Callback):
+            @on
+            def show(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+        learner(MyCallback())
+        """,
+    ),
+    row(
+        "show(event, phase, learner)` must take (self, event, phase, learner).",
+        """
+        @on(StepEnd, TrainingPhase)
+        def show(event, phase, learner): ...
+        """,
+        """
+        class MyCallback(Callback):
+            @on(StepEnd, TrainingPhase)
+            def show(self, event: StepEnd, phase: Phase, learner): ...
+
+        learner(MyCallback())
+        """,
+    ),
+    row("must be a list of callback instances", "learner(callbacks={Tick()})", "learner(callbacks=[Tick()])"),
+    row("must be a list of callback instances", "learner(callbacks={1: Tick()})", "learner(callbacks=[Tick()])"),
     row("appears twice in the list", "tick = Tick(); learner(tick, tick)", "learner(Tick(), Tick())"),
     row(
         "is wider than that of its class",

@@ -776,6 +776,13 @@ def test_functions_that_take_the_targets_first_are_a_warning():
             None,
             "Call it `key`, and fluxcb passes it.",
         ),
+        (
+            lambda: from_loss(lambda params, batch, eval=False: jnp.mean(batch["image"] @ params["w"])),
+            "params, batch, key",
+            "eval",
+            False,
+            "If it selects training mode, replace it by a parameter `train`, which fluxcb passes.",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and value.isidentifier() else "",
 )
@@ -783,6 +790,13 @@ def test_optional_parameter_that_gets_nothing_is_a_warning(build, form, name, va
     text = f"The loss function is called as `loss_fn({form})`, so its parameter `{name}` is always {value}. {advice}"
     with pytest.warns(UserWarning, match=f"^{re.escape(text)}$"):
         build()
+
+
+@pytest.mark.parametrize("name", ["constrain", "latest", "per_model", "use_contrast", "normalize"])
+def test_optional_bool_that_names_no_mode_is_accepted(name):
+    namespace = {"jnp": jnp}
+    exec(f"def loss_fn(params, batch, {name}=False): return jnp.mean(batch['image'] @ params['w'])", namespace)
+    assert from_loss(namespace["loss_fn"]).fit(1).stop_reason is None
 
 
 def test_default_of_third_parameter_decides_whether_it_gets_the_key():

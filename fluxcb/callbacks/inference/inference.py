@@ -101,6 +101,12 @@ class InferenceRunner(Callback):
         why = "it is the first part of the names of the statistics, as in `test/loss`"
         require(bool(fits), name, f"`name` of `{cls}`", "a name without `.` and `/`", 'name="test"', why)
         self.inference_name = name
+        if any(isinstance(item, Inferencer) for item in (data if isinstance(data, list | tuple) else (data,))):
+            raise DeclarationError(
+                f"`{cls}` received inferencers as its data.",
+                why="its first argument is the data, and its second one the inferencers",
+                fix=f"swap the two arguments: `{cls}(data, inferencers)`",
+            )
         self.inferencers = tuple(inferencers) if isinstance(inferencers, Iterable) else (inferencers,)
         for inferencer in self.inferencers or (None,):
             fits = isinstance(inferencer, Inferencer)

@@ -79,7 +79,7 @@ class Recorder(Callback):
     def init(self, learner: LearnerView) -> None:
         """Create `cbstate.history`."""
         if "history" not in learner.cbstate:
-            learner.cbstate.history = ByPhase(PhaseHistory)
+            learner.cbstate.history = ByPhase(PhaseHistory, values="cbstate.metrics_epoch")
 
     @on(EpochBegin, Phase, access=_HISTORY)
     def begin_epoch(self, event: Event, phase: Phase, learner: LearnerView) -> None:

@@ -39,7 +39,9 @@ class BestSaver(SnapshotSaver):
         name: str | None = None,
     ) -> None:
         owner = type(self).__name__
-        if is_metric_name(folder) and not os.path.isdir(folder):
+        # `MaxSaver("r2", "accuracy")` is right, but `MaxSaver("r2")` is not.
+        named = metric != "loss" and is_metric_name(metric)
+        if is_metric_name(folder) and not named and not os.path.isdir(folder):
             raise DeclarationError(
                 f'`{owner}` received "{folder}" as its folder, which is the name of a metric.',
                 why="the first argument is the directory of the run, and the second one is the metric",
