@@ -108,7 +108,8 @@ class ModelMethods:
 
         - An array contains the inputs of all examples, along its first axis.
         - A tuple, a dict or another pytree of arrays is one batch of any size. A pair is `(xs, ys)`, as in training,
-          and only `xs` is used. If the model's input is itself a pytree, data with the same structure is all input.
+          and only `xs` is used; `(xs,)` is the same as `xs`. If the model's input is itself a pytree, data with the
+          same structure is all input.
         - Any other iterable (a list, a loader, a dataset, an iterator) yields batches. Each batch is an array or a
           pytree as above. The list `[xs, ys]` is therefore two batches of inputs; a pair is a tuple, `(xs, ys)`.
 

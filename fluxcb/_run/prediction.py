@@ -197,6 +197,13 @@ class _Inputs:
         # Ambiguous data, such as a pair for a model whose input is a pair, is treated as inputs.
         if self.expected is not None and structure == jax.tree.structure(self.expected):
             return batch
+        # The batches of a dataset without targets are often tuples of one array.
+        if (
+            isinstance(batch, tuple)
+            and len(batch) == 1
+            and jax.tree.structure(batch[0]) == jax.tree.structure(self.expected)
+        ):
+            return batch[0]
         return self._split.inputs_of(batch)
 
 

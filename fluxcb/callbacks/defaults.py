@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -62,7 +62,7 @@ def with_defaults(callbacks: Any) -> Any:
         >>> with_defaults([Monitors()])[-1]
         LogMetrics()
     """
-    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | Callback):
+    if not isinstance(callbacks, Iterable) or isinstance(callbacks, str | Callback | Set | Mapping):
         return callbacks
     items = list(callbacks)
     flat = [member for item in items for member in (item if isinstance(item, InOrder) else (item,))]

@@ -78,6 +78,8 @@ FORMS = {
     "inputs and targets": (XS, YS),
     "a named pair": Pair(XS, YS),
     "inputs without targets": (XS, None),
+    "a tuple of the inputs": (XS,),
+    "batches that are tuples of inputs": [(xs,) for xs, _ in BATCHES],
     "a list of batches": BATCHES,
     "a list of inputs": [xs for xs, _ in BATCHES],
     "batches that are lists": [list(batch) for batch in BATCHES],
