@@ -54,7 +54,7 @@ class _Array:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bool = True) -> Any:
+def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bool = True, copies: bool = True) -> Any:
     """Return a copy of what is known of a value: numbers, texts and arrays, also inside containers and objects.
 
     Args:
@@ -62,6 +62,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
         names: The attributes of objects to look at. A handler uses only those that its code names.
         depth: How many containers and objects are around the value.
         follow: Whether to look at the attributes that the methods and properties of objects use, too.
+        copies: Whether to copy NumPy arrays, to find changes in place. Otherwise, they are referenced.
     """
     if isinstance(value, _ATOMS):
         return value
@@ -74,7 +75,8 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
         return content_of(value.item(), names, depth + 1)
     if isinstance(value, np.ndarray):
         # The bytes of an array of Python objects are addresses, which stay the same when the objects change.
-        return _copied(value) if value.nbytes <= _MAX_BYTES and not value.dtype.hasobject else _Array(value)
+        small = value.nbytes <= _MAX_BYTES and not value.dtype.hasobject
+        return _copied(value) if copies and small else _Array(value)
     if isinstance(value, jax.Array):
         return _Array(value)
     if isinstance(value, np.random.Generator):
@@ -83,7 +85,7 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
     if isinstance(value, list | tuple | set | frozenset):
         if len(value) > _MAX_PARTS:
             return _Long(len(value))
-        parts = [content_of(part, names, depth + 1, follow=follow) for part in value]
+        parts = [content_of(part, names, depth + 1, follow=follow, copies=copies) for part in value]
         if isinstance(value, set | frozenset):
             # The content of an entry, such as a dict of its fields, may not be hashable.
             return set(map(repr, parts))
@@ -91,20 +93,27 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
     if isinstance(value, Mapping):
         if len(value) > _MAX_PARTS:
             return _Long(len(value))
-        return {repr(key): content_of(part, names, depth + 1, follow=follow) for key, part in value.items()}
+        return {
+            repr(key): content_of(part, names, depth + 1, follow=follow, copies=copies) for key, part in value.items()
+        }
     if isinstance(value, type | ModuleType):
         return _constants_of(value, names) or UNKNOWN
     if isinstance(value, FunctionType):
         variables = variables_of(value)
         # Names of the called function, because the code that calls it does not name what this function reads.
         inner = names_in(value.__code__) if variables else ()
-        contents = {name: content_of(variable, inner, depth + 1, follow=follow) for name, variable in variables.items()}
+        contents = {
+            name: content_of(variable, inner, depth + 1, follow=follow, copies=copies)
+            for name, variable in variables.items()
+        }
         return {name: content for name, content in contents.items() if content is not UNKNOWN} or UNKNOWN
     fields = _fields(value)
     if fields and follow:
         names = _names_reached(type(value), frozenset(names))
     found: dict[Any, Any] = {
-        name: content_of(fields[name], names, depth + 1, follow=follow) for name in names if name in fields
+        name: content_of(fields[name], names, depth + 1, follow=follow, copies=copies)
+        for name in names
+        if name in fields
     }
     found = {name: content for name, content in found.items() if content is not UNKNOWN}
     # The arrays of a module of Flax NNX are in its variables.

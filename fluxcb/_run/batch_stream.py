@@ -9,17 +9,29 @@ from typing import Any
 import jax
 import numpy as np
 
-from fluxcb._compile.arrays import spec_of
-from fluxcb._compile.leaves import check_examples, check_leaves, is_suspect
-from fluxcb._errors import DataError, FluxcbError
+from fluxcb._compile.leaves import is_suspect
+from fluxcb._errors import FluxcbError
 from fluxcb._interruptions import is_interruption
 from fluxcb._run.batch_placement import BatchPlacement
-from fluxcb._run.stream_errors import no_batches, none_as_batch, not_iterable, used_up, warn_of_long_pass
+from fluxcb._run.batch_specs import check_batch, find_spec
+from fluxcb._run.source_contents import contents_of
+from fluxcb._run.stream_errors import (
+    no_batches,
+    none_as_batch,
+    not_iterable,
+    past_position,
+    too_short,
+    used_up,
+    warn_of_long_pass,
+)
 from fluxcb._run.stream_marks import LeftOut, Mark, StreamMarks
 from fluxcb._typing import Batch, PyTree
 from fluxcb.data.sources import FunctionSource, MappedSource, PlacedSource, length_of
 
 __all__ = ["BatchStream"]
+
+_UNOPENED: Iterator[Any] = iter(())
+"""The iterator of a pass that has begun, before the source is iterated."""
 
 
 class BatchStream:
@@ -59,6 +71,7 @@ class BatchStream:
         self._passes = self._pulled = 0
         self._exhausted = self._pass_ended = self.cut_short = False
         self._buffered: deque[Batch] = deque()
+        self._peeked: Any = None  # what the source's code read when the first batch was looked at
         self._failure: BaseException | None = None
         self._total_pulled = 0  # over all passes
         self._dropped = 0  # batches of this pass that the devices cannot divide
@@ -84,28 +97,8 @@ class BatchStream:
     def spec(self) -> PyTree:
         """Return the specs of a batch, from the source's own spec, its first item, or a batch that is buffered."""
         if self._spec is None:
-            self._spec = self._find_spec()
+            self._spec = find_spec(self.source, self.name, self.peek, self._placement)
         return self._spec
-
-    def _find_spec(self) -> PyTree:
-        spec = getattr(self.source, "element_spec", None)
-        in_memory = isinstance(self.source, Sequence)
-        if spec is None:
-            batch = self.source[0] if in_memory else self.peek()
-            if batch is None:
-                raise none_as_batch(self.name)
-            self._check(batch, 1)
-            if not in_memory:
-                # `peek` has placed the batch on the mesh, so its spec is already that of the mesh.
-                return spec_of(batch)
-            spec = spec_of(batch)
-        else:
-            self._check(spec, 1)
-        return spec if self._placement is None else self._placement.spec(spec)
-
-    def _check(self, batch: Batch, number: int) -> None:
-        check_leaves(batch, f"A batch of `{self.name}`", "batch", DataError, lists=False)
-        check_examples(batch, f"Batch {number} of `{self.name}`")
 
     def adopt(self, other: BatchStream) -> None:
         """Continue where another stream of the same one-shot iterator stopped, with its buffered batches."""
@@ -122,10 +115,11 @@ class BatchStream:
             if batch is None:
                 raise no_batches(self.name, self.source)
             self._buffered.append(batch)
+            self._peeked = contents_of(self.source)
         return self._buffered[0]
 
     def begin_epoch(self, epoch: int, *, continues_stream: bool) -> None:
-        """Start an epoch.
+        """Start an epoch, before EpochBegin. `open` follows after it.
 
         Args:
             epoch: The number of the epoch, which is passed to `set_epoch` of shuffling sources.
@@ -146,9 +140,25 @@ class BatchStream:
         # What is left of the previous pass. An iterator would not yield these batches again.
         if not self.one_shot:
             self._buffered.clear()
-        self._begin_pass(number)
+        self._begin_pass(number, opens=self.one_shot)
 
-    def _begin_pass(self, epoch: int | None = None) -> Iterator[Batch]:
+    def open(self) -> Iterator[Batch]:
+        """Iterate over the source. Called after EpochBegin, whose handlers may change what the source yields."""
+        peeked, self._peeked = self._peeked, None
+        # The first batch was read for its shape, and the source yields others now.
+        if peeked is not None and not self.one_shot and contents_of(self.source) != peeked:
+            self._total_pulled -= len(self._buffered)
+            self._buffered.clear()
+            self._begin_pass(self._passes, opens=False)
+        if self._iterator is None or self._iterator is _UNOPENED:
+            source: Any = self.source
+            # Data on the device is passed as row numbers, and the window program gathers the rows. A program on a mesh
+            # cannot read such arrays, which are on one device.
+            resident = getattr(source, "resident", False) is True and hasattr(source, "iter_rows")
+            self._iterator = source.iter_rows() if resident and self._placement is None else iter(source)
+        return self._iterator
+
+    def _begin_pass(self, epoch: int | None = None, *, opens: bool = True) -> Iterator[Batch]:
         if self._exhausted:
             raise used_up(self.name, self.source)
         self._passes = epoch if epoch is not None else self._passes + 1
@@ -159,11 +169,8 @@ class BatchStream:
             set_epoch(self._passes)
         self._pulled, self._dropped = len(self._buffered), 0
         self._add_mark(self._total_pulled - len(self._buffered), 0, None)
-        # Data on the device is passed as row numbers, and the window program gathers the rows.
-        resident = getattr(self.source, "resident", False) is True and hasattr(self.source, "iter_rows")
-        resident = resident and self._placement is None  # arrays of one device, which a program on a mesh cannot read
-        iterator = self._iterator = self.source.iter_rows() if resident else iter(self.source)
-        return iterator
+        self._iterator, self._peeked = _UNOPENED, None
+        return self.open() if opens else _UNOPENED
 
     def leave_out(self, positions: Collection[tuple[int, int]]) -> None:
         """Leave out these batches from now on: pairs of the number of a pass and a position in it, from 0."""
@@ -222,6 +229,8 @@ class BatchStream:
 
     def _read(self) -> Batch | None:
         iterator = self._iterator or self._begin_pass()
+        if iterator is _UNOPENED:
+            iterator = self.open()
         try:
             self.reading_ahead = self._pulled > 0
             batch = next(iterator)
@@ -239,7 +248,7 @@ class BatchStream:
             raise none_as_batch(self.name)
         # A complete check of every batch would be too slow, so only batches that fail a cheap test are checked.
         if is_suspect(batch):
-            self._check(batch, self._pulled + 1)
+            check_batch(batch, self.name, self._pulled + 1)
         self._pulled, self._total_pulled = self._pulled + 1, self._total_pulled + 1
         if self._pulled == self.warn_after:
             warn_of_long_pass(self.name, self._pulled)
@@ -287,7 +296,7 @@ class BatchStream:
         self._window_starts = self._window_starts[1], self.consumed
         self._left_out.forget(before=min(self._window_starts))
         # Sources without positions are read again from the beginning of the pass.
-        iterator: Any = self._iterator
+        iterator: Any = self.open() if self._iterator is _UNOPENED else self._iterator
         if not self.marks_positions or not hasattr(iterator, "get_state"):
             return
         self._add_mark(self._total_pulled, self._pulled, iterator.get_state())
@@ -392,17 +401,10 @@ class BatchStream:
         self._passes = position["pass"]
         return replayed
 
-    def _too_short(self, batches: int, needed: int) -> DataError:
-        return DataError(
-            f"`{self.name}` ends after {batches} of the {needed} batches that came before the checkpoint.",
-            why="the run continues with the batches after them",
-            fix="pass the data that the run began with",
-        )
-
     def _skip(self, iterator: Any, position: Mapping[str, Any], count: int) -> int:
         length = length_of(self.source)
         if length is not None and count > length:  # an `ArrayLoader` would yield empty batches
-            raise self._too_short(length, count)
+            raise too_short(self.name, length, count)
         # The iterator's own state is exact and avoids pulling the skipped batches.
         if position["state"] is not None and hasattr(iterator, "set_state"):
             iterator.set_state(position["state"])
@@ -411,15 +413,10 @@ class BatchStream:
             self._pulled = position["consumed"] - count
             self._add_mark(self._total_pulled, self._pulled, position["state"])
         if count < 0:
-            raise DataError(
-                f"`{self.name}` is a one-shot iterator ({type(self.source).__name__}) and is {-count} batches past "
-                "the position of the checkpoint.",
-                why="an iterator cannot go back",
-                fix="pass something that can be iterated again, or a Grain iterator, which knows its position",
-            )
+            raise past_position(self.name, self.source, -count)
         for done in range(count):
             if self._next(continues_stream=False) is None:
-                raise self._too_short(done, count)
+                raise too_short(self.name, done, count)
         # Skipping is free for data in memory and for a source with its own position, so it is not reported.
         return 0 if isinstance(self.source, Sequence) or position["state"] is not None else count
 

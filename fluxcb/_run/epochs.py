@@ -168,21 +168,26 @@ class Epoch:
         if not type(self.phase).trains and first.stream.batches is None:
             # Validation data is rarely that much longer than a training epoch, so it is probably endless.
             first.stream.warn_after = max(1000, 10 * progress.outer_step_in_epoch)
-        if not self._turns:
-            first.expected = expected_steps(first.stream, self._limit, first.continues_stream)
-        else:
-            # Only the data of the first phase bounds an epoch of several phases; the other streams run on.
-            data = expected_steps(first.stream, None, False) if not first.continues_stream else 0
-            for member, steps in zip(self._members, _expected(self._turns, data, self._limit), strict=True):
-                member.expected = steps
+        self._count_batches()
         # Read at the beginning and not when a phase takes its turn, because `progress.compiled` describes the beginning
         # of the epoch.
         for member in self._members:
             member.compiled = self._engine.step_loop(member.phase).compiled
         self._switch(first)
 
+    def _count_batches(self) -> None:
+        """Set the expected number of steps of each phase."""
+        first = self._members[0]
+        if not self._turns:
+            first.expected = expected_steps(first.stream, self._limit, first.continues_stream)
+            return
+        # Only the data of the first phase bounds an epoch of several phases; the other streams run on.
+        data = expected_steps(first.stream, None, False) if not first.continues_stream else 0
+        for member, steps in zip(self._members, _expected(self._turns, data, self._limit), strict=True):
+            member.expected = steps
+
     def begin(self) -> None:
-        """Emit EpochBegin for each phase, unless the epoch is resumed."""
+        """Emit EpochBegin for each phase, unless the epoch is resumed, and iterate over the data."""
         if self._begun:
             return
         for member in self._members:
@@ -191,6 +196,11 @@ class Epoch:
             shares_epoch = self._shares_epoch or member is not self._members[0]
             with contextlib.suppress(CancelStep):  # there is no step to cancel, only the rest of the moment
                 self._emitter.emit(EpochBegin(shares_epoch=shares_epoch), member.phase)
+        # After EpochBegin, whose handlers may change what a data source yields, for example by collecting new batches.
+        for member in self._members:
+            member.stream.open()
+        self._count_batches()
+        self._progress.steps_in_epoch = self._members[-1].expected
 
     def run(self, *, interruptible: bool) -> None:
         """Run the steps.

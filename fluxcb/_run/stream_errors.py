@@ -7,7 +7,7 @@ from typing import Any
 from fluxcb._errors import DataError
 from fluxcb._tracebacks import warn_user
 
-__all__ = ["no_batches", "none_as_batch", "not_iterable", "used_up", "warn_of_long_pass"]
+__all__ = ["no_batches", "none_as_batch", "not_iterable", "past_position", "too_short", "used_up", "warn_of_long_pass"]
 
 
 def no_batches(name: str, source: Any) -> DataError:
@@ -69,6 +69,25 @@ def used_up(name: str, source: Any, fit: str | None = None, with_length: str | N
         f"`{name}` is a one-shot iterator ({type(source).__name__}), and it is used up{when}.",
         why="each epoch iterates over its data source, and an iterator yields nothing the second time",
         fix=fix,
+    )
+
+
+def too_short(name: str, batches: int, needed: int) -> DataError:
+    """Return the error for a data source that ends after `batches` of the `needed` batches before a checkpoint."""
+    return DataError(
+        f"`{name}` ends after {batches} of the {needed} batches that came before the checkpoint.",
+        why="the run continues with the batches after them",
+        fix="pass the data that the run began with",
+    )
+
+
+def past_position(name: str, source: Any, batches: int) -> DataError:
+    """Return the error for an iterator that is `batches` batches past the position of a checkpoint."""
+    return DataError(
+        f"`{name}` is a one-shot iterator ({type(source).__name__}) and is {batches} batches past the position of the "
+        "checkpoint.",
+        why="an iterator cannot go back",
+        fix="pass something that can be iterated again, or a Grain iterator, which knows its position",
     )
 
 
