@@ -184,5 +184,9 @@ def test_a_resumed_fit_prints_the_header_first(tmp_path):
     paused(io.StringIO(), StepEnd, 2).fit(2)
     paused(file := io.StringIO()).fit(2, resume=True)
     lines = file.getvalue().splitlines()
-    assert lines[:2] == ["epoch  train loss      time", "epoch 1/2 training: compiling the step"]
+    assert lines[:3] == [
+        "training resumes in epoch 1, step 2",
+        "epoch  train loss      time",
+        "epoch 1/2 training: compiling the step",
+    ]
     assert lines[-1].split()[0] == "2"

@@ -79,11 +79,11 @@ def test_a_finished_run_that_is_resumed_prints_no_header(build, tmp_path):
     def resumed(epochs):
         file = io.StringIO()
         build([Metrics(), MetricsPrinter(file), Checkpointer(tmp_path)]).fit(epochs, resume=True)
-        return [row[0] for row in rows(file.getvalue())]
+        return [line.split("  ")[0].strip() or line.split()[0] for line in file.getvalue().splitlines()]
 
     assert resumed(2) == ["epoch", "1", "2"]
     assert resumed(2) == []
-    assert resumed(3) == ["epoch", "3"]
+    assert resumed(3) == ["training resumes after epoch 2, step 6", "epoch", "3"]
 
 
 class StopsIn(Callback):
@@ -109,11 +109,14 @@ def test_a_run_that_resumes_within_an_epoch_prints_its_row(phase, build, make_ba
         data = make_batches([2, 2]), make_batches([2, 2], seed=1)
         learner = build([Metrics(), MetricsPrinter(file), Checkpointer(tmp_path), StopsIn(phase)], data=data)
         learner.fit(3, resume=True)
-        return learner, {row[0]: row[1:3] for row in rows(file.getvalue())}
+        return learner, file.getvalue()
 
     _, first = resumed(phase)
-    assert first["2"][1] == "-"
-    learner, second = resumed("none")
+    assert {row[0]: row[2] for row in rows(first)}["2"] == "-"
+    learner, text = resumed("none")
+    steps = 3 if phase == "training" else 4  # an epoch has two steps of training
+    assert text.startswith(f"training resumes in epoch 2, step {steps}\n")
+    second = {row[0]: row[1:3] for row in rows(text)[1:]}
     assert list(second) == ["epoch", "2", "3"]
     epochs = learner.cbstate["metrics_epoch"]
     assert second["2"] == [f"{epochs[name].at(2)['loss']:.4f}" for name in ("training", "validation")]
@@ -147,7 +150,7 @@ def test_a_run_without_further_steps_prints_no_header(length, build, tmp_path):
     assert resumed(**length) == []
     assert begins.complete == [False, True]
     if "steps" in length:
-        assert resumed(steps=9)[0] == "epoch"
+        assert resumed(steps=9)[:2] == ["training", "epoch"]  # it says where it resumes
         assert begins.complete == [False, True, False]
 
 

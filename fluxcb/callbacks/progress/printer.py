@@ -34,7 +34,7 @@ class MetricsPrinter(Callback):
     Metrics whose values are arrays have no column.
 
     If a callback such as `ParameterEMA` replaces the parameters for validation, a line above the header names the
-    average that the validation uses.
+    average that the validation uses. If the fit resumes a run, another line tells where.
 
     A row is printed at Trigger, which is emitted after the epoch's validation. If the fit is cancelled within an epoch,
     the row of that epoch is printed at FitEnd. The column `time` is the time since the previous row (seconds).
@@ -99,7 +99,7 @@ class MetricsPrinter(Callback):
         self._table = open_table(console_for(self.file), of_fit=True, printed=printed, epochs=progress.epochs)
         if event.complete or 0 < progress.epochs <= printed:  # no row will be added
             return
-        self._table.begin(_expected(learner, type(phase)), _averages(learner))
+        self._table.begin(_expected(learner, type(phase)), [*_resumed(event, progress), *_averages(learner)])
 
     @on(Trigger, AbstractTrainingPhase, access=_METRICS)
     def print_row(self, event: Event, phase: Phase, learner: LearnerView) -> None:
@@ -125,6 +125,14 @@ def _values(learner: LearnerView) -> dict[str, float]:
         for phase, epochs in learner.cbstate.metrics_epoch.items()
         for name, value in epochs.at(learner.progress.epoch).items()
     }
+
+
+def _resumed(event: FitBegin, progress: Any) -> list[str]:
+    """Return a note on where a fit resumes."""
+    if not event.resumes:
+        return []
+    where = f"in epoch {progress.epoch}" if event.within_epoch else f"after epoch {progress.epoch}"
+    return [f"training resumes {where}, step {progress.step}"]
 
 
 def _averages(learner: LearnerView) -> list[str]:
