@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import pickle
@@ -16,9 +15,10 @@ import jax.core
 import numpy as np
 
 from fluxcb._compile.arrays import is_key
+from fluxcb._compile.function_variables import LIBRARIES, code_of, names_in_helpers, variables_of
 from fluxcb._declare.signatures import names_in
 
-__all__ = ["UNKNOWN", "content_of", "has_changed", "is_of_library", "objects_within", "variables_of"]
+__all__ = ["UNKNOWN", "content_of", "has_changed", "is_of_library", "objects_within"]
 
 UNKNOWN = object()
 """The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
@@ -29,7 +29,6 @@ _MAX_BYTES = 1 << 20
 _MAX_PARTS = 1000
 _MAX_DEPTH = 4
 _CALLBACKS = frozenset({"callback", "io_callback", "pure_callback"})  # of JAX
-_LIBRARIES = frozenset({"fluxcb", "jax", "jaxlib", "numpy", "optax"})
 
 
 class _Long(int):
@@ -94,11 +93,15 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
         return {repr(key): content_of(part, names, depth + 1, follow=follow) for key, part in value.items()}
     if isinstance(value, type | ModuleType):
         return _constants_of(value, names) or UNKNOWN
-    if isinstance(value, FunctionType):
+    if isinstance(value, FunctionType | functools.partial):
         variables = variables_of(value)
         # Names of the called function, because the code that calls it does not name what this function reads.
-        inner = names_in(value.__code__) if variables else ()
-        contents = {name: content_of(variable, inner, depth + 1, follow=follow) for name, variable in variables.items()}
+        inner = names_in(code_of(value)) if variables else frozenset[str]()
+        passed = names_in_helpers(value)
+        contents = {
+            name: content_of(variable, inner | passed.get((name,), inner), depth + 1, follow=follow)
+            for name, variable in variables.items()
+        }
         return {name: content for name, content in contents.items() if content is not UNKNOWN} or UNKNOWN
     fields = _fields(value)
     if fields and follow:
@@ -136,36 +139,6 @@ def _names_reached(cls: type, names: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def variables_of(function: Any) -> dict[str, Any]:
-    """Return the variables outside of a function of the user that its code uses: of enclosing functions, and global.
-
-    Returns:
-        The current values, by name. Empty for functions of libraries, and for other objects.
-    """
-    function = inspect.unwrap(getattr(function, "func", function))  # `func` of `functools.partial`
-    if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
-        return {}
-    # A library that is installed in editable mode is not in `site-packages`.
-    if function.__module__ and function.__module__.partition(".")[0] in _LIBRARIES:
-        return {}
-    found = {name: function.__globals__[name] for name in _globals_of(function.__code__) & function.__globals__.keys()}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:  # the variable has no value yet
-            continue
-    return found
-
-
-@functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
-def _globals_of(code: CodeType) -> frozenset[str]:
-    """Return the global variables that a function and the functions in it read or assign."""
-    inner = (_globals_of(constant) for constant in code.co_consts if isinstance(constant, CodeType))
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "STORE_GLOBAL")).union(
-        *inner
-    )
-
-
 def has_changed(before: Any, after: Any) -> bool:
     """Return whether a content has changed in a way that matters to a handler that has used it.
 
@@ -192,7 +165,7 @@ def _copied(value: Any) -> tuple[Any, ...]:
 def _constants_of(value: type | ModuleType, names: Collection[str]) -> dict[str, Any]:
     """Return the attributes of a class or module of the user that are numbers or texts, such as `Config.rate`."""
     module = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    if module.partition(".")[0] in _LIBRARIES:
+    if module.partition(".")[0] in LIBRARIES:
         return {}
     sources = [vars(value)] if isinstance(value, ModuleType) else [vars(base) for base in reversed(value.__mro__)]
     return {name: source[name] for source in sources for name in names if isinstance(source.get(name, ...), _ATOMS)}
@@ -219,7 +192,7 @@ def _fields(value: Any) -> Mapping[str, Any]:
 
 def is_of_library(value: Any) -> bool:
     """Return whether the class of an object belongs to fluxcb, JAX, NumPy or Optax."""
-    return type(value).__module__.partition(".")[0] in _LIBRARIES
+    return type(value).__module__.partition(".")[0] in LIBRARIES
 
 
 def objects_within(value: Any) -> Iterator[Any]:

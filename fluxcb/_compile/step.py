@@ -21,7 +21,8 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from fluxcb._compile.arrays import batch_spec, is_key, leaves_of, spec_of
 from fluxcb._compile.batch_loss_broadcasting import warn_of_pairs_in_batch
 from fluxcb._compile.call_errors import HANDLER_NOTE
-from fluxcb._compile.field_contents import objects_within, variables_of
+from fluxcb._compile.field_contents import objects_within
+from fluxcb._compile.function_variables import variables_of
 from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.padded_state import warn_of_padded_state
 from fluxcb._compile.step_learner import TracedLearner

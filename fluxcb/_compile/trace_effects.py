@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, is_of_library, variables_of
+from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, is_of_library
+from fluxcb._compile.function_variables import Path, code_of, names_in_helpers, value_at, variables_of
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
@@ -183,6 +184,7 @@ class TracedField:
         name: The name of the field or the variable.
         content: Its content when the code was traced, which is a constant of the compiled step.
         names: The names in the code.
+        part: The attributes and entries that lead from the value to the object in it that the code reads.
     """
 
     owner: object
@@ -192,11 +194,16 @@ class TracedField:
     name: str
     content: Any
     names: frozenset[str]
+    part: Path = ()
 
     @property
     def now(self) -> Any:
         """The current content of the field."""
-        return content_of(_fields(self.owner).get(self.name), self.names)
+        try:
+            value = value_at((self.name, *self.part), _fields(self.owner))
+        except LookupError:
+            value = None
+        return content_of(value, self.names)
 
     @property
     def changed(self) -> bool:
@@ -260,15 +267,29 @@ def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
     variables = variables_of(function)
     if not variables:
         return []
-    names = frozenset(names_in(inspect.unwrap(getattr(function, "func", function)).__code__))
+    code, passed = code_of(function), names_in_helpers(function)
+    names = frozenset(names_in(code))
     found = []
     for name, variable in variables.items():
-        content = content_of(variable, names)
+        used = names | passed.get((name,), names)
+        content = content_of(variable, used)
         if content is not UNKNOWN:
             # The content of a function consists of its variables.
-            what = "A variable of the function" if isinstance(variable, FunctionType) else "The variable"
-            found.append(TracedField(function, f"{what} `{name}`", reader, advice, name, content, names))
+            of_function = isinstance(variable, FunctionType | functools.partial)
+            what = "A variable of the function" if of_function else _what(name, code)
+            found.append(TracedField(function, f"{what} `{name}`", reader, advice, name, content, used))
+    for (name, *part), used in passed.items():
+        value = value_at((name, *part), variables)
+        # The content of the variable has what the code of the function itself names.
+        if part and content_of(value, used) != content_of(value, names & used):
+            text = name + "".join(f"[{key[0]!r}]" if isinstance(key, tuple) else f".{key}" for key in part)
+            label, content = f"{_what(name, code)} `{text}`", content_of(value, used - names)
+            found.append(TracedField(function, label, reader, advice, name, content, used - names, tuple(part)))
     return found
+
+
+def _what(name: str, code: CodeType) -> str:
+    return "The argument" if name in code.co_varnames else "The variable"
 
 
 def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:
