@@ -14,7 +14,7 @@ from typing import Any
 
 from fluxcb._declare.signatures import names_in
 
-__all__ = ["LIBRARIES", "Path", "code_of", "names_in_helpers", "value_at", "variables_of"]
+__all__ = ["LIBRARIES", "Path", "code_of", "label_of", "names_in_helpers", "value_at", "variables_of"]
 
 LIBRARIES = frozenset({"fluxcb", "jax", "jaxlib", "numpy", "optax"})
 """The packages whose functions and objects are not the user's."""
@@ -54,6 +54,13 @@ def _variables_of(function: Any, of: FunctionType) -> dict[str, Any]:
 def code_of(function: Any) -> CodeType:
     """Return the code of a function, or of the function in a `functools.partial`."""
     return inspect.unwrap(_without_partial(function)).__code__
+
+
+def label_of(path: Path, code: CodeType) -> str:
+    """Return how messages refer to a value that a function reads: ``The variable `o.train` ``."""
+    kind = "argument" if path[0] in code.co_varnames else "variable"
+    rest = "".join(f"[{part[0]!r}]" if isinstance(part, tuple) else f".{part}" for part in path[1:])
+    return f"The {kind} `{path[0]}{rest}`"
 
 
 def value_at(path: Path, variables: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, is_of_library
-from fluxcb._compile.function_variables import Path, code_of, names_in_helpers, value_at, variables_of
+from fluxcb._compile.function_variables import Path, code_of, label_of, names_in_helpers, value_at, variables_of
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
@@ -200,10 +200,9 @@ class TracedField:
     def now(self) -> Any:
         """The current content of the field."""
         try:
-            value = value_at((self.name, *self.part), _fields(self.owner))
-        except LookupError:
-            value = None
-        return content_of(value, self.names)
+            return content_of(value_at((self.name, *self.part), _fields(self.owner)), self.names)
+        except LookupError:  # it was removed
+            return None
 
     @property
     def changed(self) -> bool:
@@ -274,22 +273,18 @@ def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
         used = names | passed.get((name,), names)
         content = content_of(variable, used)
         if content is not UNKNOWN:
-            # The content of a function consists of its variables.
-            of_function = isinstance(variable, FunctionType | functools.partial)
-            what = "A variable of the function" if of_function else _what(name, code)
-            found.append(TracedField(function, f"{what} `{name}`", reader, advice, name, content, used))
+            label = label_of((name,), code)
+            if isinstance(variable, FunctionType | functools.partial):  # its content consists of its variables
+                label = f"A variable of the function `{name}`"
+            found.append(TracedField(function, label, reader, advice, name, content, used))
     for (name, *part), used in passed.items():
         value = value_at((name, *part), variables)
         # The content of the variable has what the code of the function itself names.
         if part and content_of(value, used) != content_of(value, names & used):
-            text = name + "".join(f"[{key[0]!r}]" if isinstance(key, tuple) else f".{key}" for key in part)
-            label, content = f"{_what(name, code)} `{text}`", content_of(value, used - names)
-            found.append(TracedField(function, label, reader, advice, name, content, used - names, tuple(part)))
+            label, more = label_of((name, *part), code), used - names
+            content = content_of(value, more)
+            found.append(TracedField(function, label, reader, advice, name, content, more, tuple(part)))
     return found
-
-
-def _what(name: str, code: CodeType) -> str:
-    return "The argument" if name in code.co_varnames else "The variable"
 
 
 def traced_fields(handlers: Iterable[BoundHandler]) -> list[TracedField]:

@@ -460,10 +460,10 @@ def switched(layer, *, in_loss):
     return bound(XS[:, None])
 
 
+SETS_MODE = "fluxcb sets the mode, which is training mode in training phases only"
 REMOVE = {
-    True: "remove `model.train()` from the loss function, or `self.train()` from `Switches`: fluxcb sets the mode, "
-    "which is training mode in training phases only",
-    False: "remove `self.train()` from `Switches`: fluxcb sets the mode, which is training mode in training phases only",
+    True: f"remove `model.train()` from the loss function, or `self.train()` from `Switches`: {SETS_MODE}",
+    False: f"remove `self.train()` from `Switches`: {SETS_MODE}",
 }
 SWITCHER = {True: "the loss function or the NNX module", False: "the NNX module"}
 

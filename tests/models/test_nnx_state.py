@@ -104,6 +104,13 @@ def learner(module, loss_fn=mse):
     return fluxcb.Learner(module, loss_fn, optax.sgd(0.1), data=(data, data * 2), default_callbacks=False)
 
 
+def fitted(module, loss_fn=mse):
+    trained = learner(module, loss_fn)
+    trained.fit(1)
+    trained.evaluate([(XS, YS)])
+    return trained
+
+
 def message(name, attribute):
     return (
         f"The NNX module `{name}` changes its variable `{attribute}` in evaluation, where fluxcb drops the new value: "
@@ -118,9 +125,7 @@ def message(name, attribute):
 @pytest.mark.parametrize("kind", [Memory, InCache, Jitted, Replaces, InPart, Inner])
 def test_state_that_evaluation_changes_is_a_warning_once(kind, loss_fn):
     with pytest.warns(UserWarning, match="in evaluation") as caught:
-        trained = learner(kind(), loss_fn)
-        trained.fit(1)
-        trained.evaluate([(XS[:4], YS)])
+        fitted(kind(), loss_fn)
     assert [str(warning.message) for warning in caught] == [
         message(kind.__name__, "cells[0].h" if kind is Inner else "h")
     ]
@@ -129,13 +134,12 @@ def test_state_that_evaluation_changes_is_a_warning_once(kind, loss_fn):
 @pytest.mark.parametrize("loss_fn", [mse, mse_of_model])
 @pytest.mark.parametrize("kind", [Resets, AsStatistic, ReadsOnly, WritesTheSame, Intermediate])
 def test_state_that_is_reset_dropped_on_purpose_or_unchanged_is_no_warning(kind, loss_fn):
-    learner(kind(), loss_fn).fit(1)
+    fitted(kind(), loss_fn)
 
 
 def test_evaluation_starts_with_the_state_of_the_training_and_a_loop_keeps_it():
     with pytest.warns(UserWarning, match="in evaluation"):
-        trained = learner(Memory())
-        trained.fit(1)
+        trained = fitted(Memory())
     h, (w, b) = (
         np.asarray(trained.model_state["h"]),
         (np.asarray(trained.params["linear"][n]) for n in ("kernel", "bias")),

@@ -1021,16 +1021,13 @@ def of_model(loss_fn):
 def test_outputs_before_the_loss_are_an_error_whose_fixes_work(build, loss_fn, first):
     with pytest.raises(TraceError) as caught:
         build(loss_fn)
-    mean = (
-        ""
-        if first.startswith("{")
-        else "\n     or: if the first value has the losses of the examples, take their mean: `return jnp.mean(losses), aux`"
-    )
+    mean = "if the first value has the losses of the examples, take their mean: `return jnp.mean(losses), aux`"
+    is_array = not first.startswith("{")
     assert str(caught.value) == (
         f"The loss function returned a pair of {first} and float32[], which must be `(loss, aux)`.\n"
         "  why:   training differentiates the first value, and only a real scalar has a gradient\n"
-        f"  fix:   return the two in the other order: `return loss, outputs`{mean}"
+        f"  fix:   return the two in the other order: `return loss, outputs`" + is_array * f"\n     or: {mean}"
     )
     build(lambda model, batch: loss_fn(model, batch)[::-1]).fit(1)
-    if mean:
+    if is_array:
         build(lambda model, batch: (jnp.mean(loss_fn(model, batch)[0] ** 2), loss_fn(model, batch)[1])).fit(1)
