@@ -201,7 +201,7 @@ class TracedField:
         """The current content of the field."""
         try:
             return content_of(value_at((self.name, *self.part), _fields(self.owner)), self.names)
-        except LookupError:  # it was removed
+        except LookupError:
             return None
 
     @property
@@ -282,8 +282,7 @@ def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
         # The content of the variable has what the code of the function itself names.
         if part and content_of(value, used) != content_of(value, names & used):
             label, more = label_of((name, *part), code), used - names
-            content = content_of(value, more)
-            found.append(TracedField(function, label, reader, advice, name, content, more, tuple(part)))
+            found.append(TracedField(function, label, reader, advice, name, content_of(value, more), more, tuple(part)))
     return found
 
 
