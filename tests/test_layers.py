@@ -84,6 +84,7 @@ KNOWS_THE_LIBRARY = {
     "_run.batch_progress": "`predict` and `evaluate` show their progress on the console of the Learner's ProgressBar",
     "_run.check": "`fluxcb.check` adds the default callbacks, as the Learner does",
     "_run.class_numbers": "a warning about metrics of `Metrics` that count targets that the loss leaves out",
+    "_run.class_targets": "a warning about targets without a class for `accuracy` and similar metrics",
     "_run.data_metrics": "`learner.evaluate(metrics=...)` takes the metrics of `Metrics`",
     "_run.declared_parts": "parts of shared state that is kept by phase are found in a `ByPhase`",
     "_run.frozen_state": "a warning about a `Freeze` of parameters whose model state the training changes",

@@ -18,7 +18,16 @@ import numpy as np
 from fluxcb._compile.arrays import is_key
 from fluxcb._declare.signatures import names_in
 
-__all__ = ["UNKNOWN", "content_of", "has_changed", "is_of_library", "objects_within", "variables_of"]
+__all__ = [
+    "UNKNOWN",
+    "content_of",
+    "function_of",
+    "has_changed",
+    "is_of_library",
+    "names_used",
+    "objects_within",
+    "variables_of",
+]
 
 UNKNOWN = object()
 """The content of an object about which nothing is known. It equals itself, so it never seems to have changed."""
@@ -98,10 +107,10 @@ def content_of(value: Any, names: Collection[str], depth: int = 0, *, follow: bo
         }
     if isinstance(value, type | ModuleType):
         return _constants_of(value, names) or UNKNOWN
-    if isinstance(value, FunctionType):
+    if isinstance(value, FunctionType | functools.partial):
         variables = variables_of(value)
         # Names of the called function, because the code that calls it does not name what this function reads.
-        inner = names_in(value.__code__) if variables else ()
+        inner = names_used(value) if variables else ()
         contents = {
             name: content_of(variable, inner, depth + 1, follow=follow, copies=copies)
             for name, variable in variables.items()
@@ -146,24 +155,86 @@ def _names_reached(cls: type, names: frozenset[str]) -> frozenset[str]:
 
 
 def variables_of(function: Any) -> dict[str, Any]:
-    """Return the variables outside of a function of the user that its code uses: of enclosing functions, and global.
+    """Return the values from outside of a function of the user that its code uses.
+
+    They are the variables of enclosing functions, global variables, and the arguments that are defaults or that
+    `functools.partial` has bound.
 
     Returns:
         The current values, by name. Empty for functions of libraries, and for other objects.
     """
-    function = inspect.unwrap(getattr(function, "func", function))  # `func` of `functools.partial`
-    if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
+    of = function_of(function)
+    if of is None:
         return {}
-    # A library that is installed in editable mode is not in `site-packages`.
-    if function.__module__ and function.__module__.partition(".")[0] in _LIBRARIES:
-        return {}
-    found = {name: function.__globals__[name] for name in _globals_of(function.__code__) & function.__globals__.keys()}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+    known = _known_arguments(function, of)
+    found = {name: known[name] for name in _arguments_read(of.__code__) & known.keys()}
+    found |= {name: of.__globals__[name] for name in _globals_of(of.__code__) & of.__globals__.keys()}
+    for name, cell in zip(of.__code__.co_freevars, of.__closure__ or (), strict=True):
         try:
             found[name] = cell.cell_contents
         except ValueError:  # the variable has no value yet
             continue
     return found
+
+
+def function_of(function: Any) -> FunctionType | None:
+    """Return a function of the user, without decorators and `functools.partial`, or None for anything else."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    if not isinstance(function, FunctionType) or "site-packages" in function.__code__.co_filename:
+        return None
+    # A library that is installed in editable mode is not in `site-packages`.
+    library = function.__module__ and function.__module__.partition(".")[0] in _LIBRARIES
+    return None if library else function
+
+
+def names_used(function: Any) -> frozenset[str]:
+    """Return the names of attributes and globals in the code of a function and of the helpers that it can call.
+
+    A helper is a function of the user in a variable, in a module, or in an object that is a variable. The function may
+    pass it any of its variables, so the code of the helper tells what of them is read.
+    """
+    found, seen, todo = set[str](), set[CodeType](), [function]
+    for helper in todo:  # grows in the loop
+        of = function_of(helper)
+        if of is None or of.__code__ in seen:
+            continue
+        seen.add(of.__code__)
+        names = names_in(of.__code__)
+        found |= names
+        for value in variables_of(helper).values():
+            todo.append(value)
+            # JAX calls a method that is passed to such a function later, at each step.
+            if _CALLBACKS.isdisjoint(names):
+                members = vars(value if isinstance(value, ModuleType) else type(value))
+                todo += [members[name] for name in names & members.keys()]
+    return frozenset(found)
+
+
+def _known_arguments(function: Any, of: FunctionType) -> dict[str, Any]:
+    """Return the arguments that defaults and `functools.partial` give to a function, by name."""
+    names, defaults = of.__code__.co_varnames[: of.__code__.co_argcount], of.__defaults__ or ()
+    known = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True)) | (of.__kwdefaults__ or {})
+    layers = []
+    while isinstance(function, functools.partial):
+        layers.append(function)
+        function = function.func
+    for layer in reversed(layers):  # an outer one replaces keywords, and appends positional arguments
+        known |= dict(zip(names, layer.args, strict=False)) | layer.keywords
+        names = names[len(layer.args) :]
+    return known
+
+
+@functools.lru_cache(maxsize=512)
+def _arguments_read(code: CodeType) -> frozenset[str]:
+    """Return the local variables that a function never assigns and does not delete."""
+    assigned = set[Any]()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("STORE_FAST", "STORE_DEREF", "DELETE_")):
+            # Since Python 3.13, some instructions store two variables.
+            assigned.update(instruction.argval if isinstance(instruction.argval, tuple) else [instruction.argval])
+    return frozenset(code.co_varnames) - assigned
 
 
 @functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fluxcb._compile.call_errors import batch_loss_advice, noting
 from fluxcb._compile.trace_effects import warn_of_random_numbers
@@ -16,6 +17,7 @@ from fluxcb._declare.losses import batch_arguments, takes
 from fluxcb._declare.padded_batch import mask_of
 from fluxcb._errors import DeclarationError, TraceError
 from fluxcb._tracebacks import warn_user
+from fluxcb._traced_values import describe
 from fluxcb._typing import BoundModel, ModelAdapter, PyTree
 
 __all__ = ["bound_model", "call_loss", "call_model_loss"]
@@ -50,6 +52,8 @@ def call_loss(state: TraceState, params: PyTree) -> tuple[Any, Any]:
         # Not the model's key, because equal keys would give equal random numbers for equal shapes.
         key = state.key_for("loss_fn")
         loss, aux, model_state = call_model_loss(loss_fn, bound, batch, key=key, train=train)
+    if train:
+        _check_order(loss, aux)
     state.keep_model_state(model_state, what)
     if padded and not batch.mask_was_read:
         warn_user(
@@ -175,6 +179,30 @@ def _taken_apart(returned: Any, with_state: bool) -> tuple[Any, Any, Any]:
         why="the first value is differentiated, and the second becomes `step.aux`",
         fix='put all other values into one pytree: `return loss, {"kl": kl, "norm": norm}`',
     )
+
+
+def _check_order(loss: Any, aux: Any) -> None:
+    """Check that a loss function has not returned the outputs first and the loss second.
+
+    Raises:
+        TraceError: Only the second value is a real scalar.
+    """
+    if aux is None or _is_real_scalar(loss) or not _is_real_scalar(aux):
+        return
+    if not any(jnp.ndim(leaf) for leaf in jax.tree.leaves(loss) if hasattr(leaf, "dtype")):
+        return
+    fix = ["return the two in the other order: `return loss, outputs`"]
+    if hasattr(loss, "dtype"):
+        fix.append("if the first value has the losses of the examples, take their mean: `return jnp.mean(losses), aux`")
+    raise TraceError(
+        f"The loss function returned a pair of {describe(loss)} and {describe(aux)}, which must be `(loss, aux)`.",
+        why="training differentiates the first value, and only a real scalar has a gradient",
+        fix=fix,
+    )
+
+
+def _is_real_scalar(value: Any) -> bool:
+    return getattr(value, "shape", None) == () and jnp.issubdtype(value.dtype, jnp.floating)
 
 
 def bound_model(adapter: ModelAdapter, params: PyTree, model_state: PyTree, *, train: bool, key: Any) -> BoundModel:

@@ -18,7 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from fluxcb._compile.field_contents import UNKNOWN, content_of, has_changed, is_of_library, variables_of
+from fluxcb._compile.field_contents import (
+    UNKNOWN,
+    content_of,
+    function_of,
+    has_changed,
+    is_of_library,
+    names_used,
+    variables_of,
+)
 from fluxcb._declare.batch_parts import BatchParts
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.phases import Phase
@@ -257,16 +265,16 @@ def input_variables(model: Any, split: BatchParts) -> list[TracedField]:
 
 
 def _variables(function: Any, reader: str, advice: str) -> list[TracedField]:
-    variables = variables_of(function)
-    if not variables:
+    of, variables, found = function_of(function), variables_of(function), []
+    if of is None:
         return []
-    names = frozenset(names_in(inspect.unwrap(getattr(function, "func", function)).__code__))
-    found = []
+    names = names_used(function)
     for name, variable in variables.items():
         content = content_of(variable, names)
         if content is not UNKNOWN:
-            # The content of a function consists of its variables.
-            what = "A variable of the function" if isinstance(variable, FunctionType) else "The variable"
+            what = "The argument" if name in of.__code__.co_varnames else "The variable"
+            if isinstance(variable, FunctionType | functools.partial):  # its content consists of its variables
+                what = "A variable of the function"
             found.append(TracedField(function, f"{what} `{name}`", reader, advice, name, content, names))
     return found
 

@@ -1,6 +1,7 @@
 """Warnings about a Learner, at the start of its first fit."""
 
 from fluxcb._run.class_numbers import warn_about_class_numbers
+from fluxcb._run.class_targets import warn_about_targets_without_class
 from fluxcb._run.frozen_state import warn_about_frozen_state
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.phases_without_data import warn_about_phases_without_data
@@ -14,6 +15,7 @@ def warn_before_first_fit(core: LearnerCore) -> None:
     if core.state.progress.step > 0:
         return  # a later fit would repeat the warnings of the first one
     warn_about_class_numbers(core)
+    warn_about_targets_without_class(core)
     warn_about_wide_integers(core)
     warn_about_phases_without_data(core)
     warn_about_frozen_state(core)

@@ -34,8 +34,18 @@ class Evaluation:
     options: tuple[tuple[str, bool], ...]
     in_loss: bool
 
-    def error(self, layer: str) -> DeclarationError:
-        """Return the error for a layer whose dropout is on."""
+    def error(self, layer: str, *, switched: bool) -> DeclarationError:
+        """Return the error for a layer whose dropout is on.
+
+        Args:
+            layer: Name of the layer.
+            switched: Whether the layer itself is in training mode, and not only this call of it.
+        """
+        why = "metrics and predictions would be those of a model with randomly disabled units"
+        if switched:
+            return DeclarationError(
+                f"{self._switch(layer)}, which turns dropout on.", where=self.where, why=why, fix=self._keep_mode()
+            )
         fixes = self._fixes("deterministic", layer)
         purpose = "if random numbers in evaluation are intended, draw them from another stream: "
         own = "`rngs=self.noise`, with `self.noise = rngs.noise.fork()` in `__init__`"
@@ -43,17 +53,34 @@ class Evaluation:
         return DeclarationError(
             f"The NNX module `{self.name}` turns dropout on in evaluation, although it is in evaluation mode.",
             where=self.where,
-            why="metrics and predictions would be those of a model with randomly disabled units",
+            why=why,
             fix=fixes,
         )
 
-    def warn_of_batch_statistics(self) -> None:
-        """Warn about batch normalization with the statistics of the batch, which may be intended."""
+    def warn_of_batch_statistics(self, *, switched: bool) -> None:
+        """Warn about batch normalization with the statistics of the batch, which may be intended.
+
+        Args:
+            switched: Whether the layer itself is in training mode, and not only this call of it.
+        """
+        calls = f"In evaluation, the NNX module `{self.name}` calls `nnx.BatchNorm` with `use_running_average=False`"
+        fixes = [self._keep_mode()] if switched else self._fixes("use_running_average", "BatchNorm")
         warn_user(
-            f"In evaluation, the NNX module `{self.name}` calls `nnx.BatchNorm` with `use_running_average=False`, so "
-            "metrics and predictions depend on the other examples of a batch. To use the running average, "
-            f"{'; or '.join(self._fixes('use_running_average', 'BatchNorm'))}.",
+            f"{self._switch('BatchNorm') if switched else calls}, so metrics and predictions depend on the other "
+            f"examples of a batch. To use the running average, {'; or '.join(fixes)}.",
             UserWarning,
+        )
+
+    def _switch(self, layer: str) -> str:
+        who = "the loss function or the NNX module" if self.in_loss else "the NNX module"
+        return f"In evaluation, {who} `{self.name}` switches `nnx.{layer}` to training mode"
+
+    def _keep_mode(self) -> str:
+        """Return the fix for code that switches the mode of the module."""
+        code = f"`model.train()` from the loss function, or `self.train()` from `{self.name}`"
+        return (
+            f"remove {code if self.in_loss else f'`self.train()` from `{self.name}`'}: fluxcb sets the mode, "
+            "which is training mode in training phases only"
         )
 
     def _fixes(self, argument: str, layer: str) -> list[str]:
@@ -111,7 +138,7 @@ class GuardedDropout(nnx.Dropout):
     def __call__(self, inputs: Any, *, deterministic: bool | None = None, rngs: Any = None) -> Any:
         """Return the inputs."""
         if self.rate != 0 and _is_on(self, deterministic, rngs):
-            raise self.evaluation.error("Dropout")
+            raise self.evaluation.error("Dropout", switched=deterministic is None)
         return super().__call__(inputs, deterministic=deterministic, rngs=rngs)
 
 
@@ -123,7 +150,7 @@ class GuardedAttention(nnx.MultiHeadAttention):
     def __call__(self, *args: Any, deterministic: bool | None = None, rngs: Any = None, **kwargs: Any) -> Any:
         """Return the outputs of the layer."""
         if self.dropout_rate > 0 and _is_on(self, deterministic, rngs):
-            raise self.evaluation.error("MultiHeadAttention")
+            raise self.evaluation.error("MultiHeadAttention", switched=deterministic is None)
         return super().__call__(*args, deterministic=deterministic, rngs=rngs, **kwargs)
 
 
@@ -136,7 +163,7 @@ class GuardedBatchNorm(nnx.BatchNorm):
         """Return the outputs of the layer."""
         used = self.use_running_average if use_running_average is None else use_running_average
         if used is False:  # a traced value is no decision
-            self.evaluation.warn_of_batch_statistics()
+            self.evaluation.warn_of_batch_statistics(switched=use_running_average is None)
         return super().__call__(x, use_running_average, **kwargs)
 
 

@@ -81,6 +81,7 @@ class NNXAdapter:
 
         from fluxcb.models._nnx_evaluation import Evaluation, guard_layers
         from fluxcb.models._nnx_inactive import evaluating_layer, record_modes
+        from fluxcb.models._nnx_state import StateUses
 
         kind = type(module)
         where = f"{kind.__module__}.{kind.__qualname__}"
@@ -110,6 +111,7 @@ class NNXAdapter:
         self._random = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.RngState)}
         self._params = {path: leaf for path, leaf in variables.items() if isinstance(leaf, flax_nnx.Param)}
         self._state = {p: leaf for p, leaf in variables.items() if p not in self._random and p not in self._params}
+        self._uses = StateUses(self._name, self._state)
 
     @property
     def held(self) -> tuple[PyTree, PyTree]:
@@ -156,7 +158,7 @@ class NNXAdapter:
         """Return `(outputs, new_model_state)`. The state does not change if `train` is False."""
         from flax import nnx as flax_nnx
 
-        module = self._merge(self._training if train else self._applied, params, model_state, key)
+        module = self._merge(self._training if train else self._applied, params, model_state, key, watch=not train)
         keywords: dict[str, Any] = {**self._flag.keywords(train)} if self._flag else {}
         if self._takes_rngs and key is not None:
             keywords["rngs"] = flax_nnx.Rngs(_stream_key(key, "call"))
@@ -168,6 +170,8 @@ class NNXAdapter:
             warn_of_changed(self._name, module, numbers)
             if self._modes is not None:
                 self._modes.warn(self._kind)
+        else:
+            self._uses.warn(module)
         if not (train and self._state):
             return outputs, model_state
         after = dict(flax_nnx.to_flat_state(flax_nnx.state(module)))
@@ -177,7 +181,7 @@ class NNXAdapter:
         """Return a new module with these arrays, in training or evaluation mode, for a loss function to call."""
         from flax import nnx as flax_nnx
 
-        module = self._merge(self._training if train else self._in_loss, params, model_state, key)
+        module = self._merge(self._training if train else self._in_loss, params, model_state, key, watch=not train)
         if self._flag is not None:
             add_flag(module, *next(iter(self._flag.keywords(train).items())))
         if self._modes is not None:
@@ -187,6 +191,8 @@ class NNXAdapter:
         def new_state(_: Any) -> PyTree:
             if train:
                 warn_of_changed(self._name, module, numbers)
+            else:
+                self._uses.warn(module)
             # Without options, only the loss function itself can have changed the mode, with `model.eval()`.
             if train and self._modes is not None and mode_options(self._kind.__call__):
                 self._modes.warn(self._kind)
@@ -200,12 +206,14 @@ class NNXAdapter:
         """Return a new module with these arrays, in evaluation mode, with the original random streams."""
         return self._merge(self._rebuilt, params, model_state, None)
 
-    def _merge(self, graphdef: Any, params: PyTree, model_state: PyTree, key: Any) -> Any:
+    def _merge(self, graphdef: Any, params: PyTree, model_state: PyTree, key: Any, *, watch: bool = False) -> Any:
         from flax import nnx as flax_nnx
 
         # Every call creates new variables, because NNX does not allow mutation of variables from outside the trace.
         leaves = {path: filled(leaf, leaf_at(params, path)) for path, leaf in self._params.items()}
         leaves |= {path: filled(leaf, leaf_at(model_state, path)) for path, leaf in self._state.items()}
+        if watch:
+            self._uses.watch(leaves)
         leaves |= {path: _seeded(path, leaf, key) for path, leaf in self._random.items()}
         return flax_nnx.merge(graphdef, flax_nnx.from_flat_state(leaves))
 

@@ -170,7 +170,8 @@ def test_other_variables_are_state_and_change_only_in_training():
     assert list(params) == ["linear"]
     assert list(model_state) == ["calls"]
     _, trained = model.apply(params, model_state, XS, train=True, key=KEY)
-    _, evaluated = model.apply(params, trained, XS, train=False, key=KEY)
+    with pytest.warns(UserWarning, match="changes its variable `calls` in evaluation"):
+        _, evaluated = model.apply(params, trained, XS, train=False, key=KEY)
     assert int(trained["calls"]) == 1
     assert int(evaluated["calls"]) == 1
 
@@ -432,6 +433,71 @@ def test_dropout_in_evaluation_of_a_loss_function_raises():
     assert isinstance(model.dropout, flax_nnx.Dropout)
     # The user's own module and the trained module have the layers of Flax.
     assert type(module.dropout) is type(nnx(module).rebuild({}, {}).dropout) is flax_nnx.Dropout
+
+
+class Switches(flax_nnx.Module):
+    """A module whose own code switches it to training mode, if `switch` is true."""
+
+    def __init__(self, *layers, switch=False):
+        self.layers, self.switch = flax_nnx.List(layers), switch
+
+    def __call__(self, x):
+        if self.switch:
+            self.train()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def switched(layer, *, in_loss):
+    """Evaluate a module with one layer. The loss function or the module itself switches it to training mode."""
+    model = nnx(Switches(layer, switch=not in_loss))
+    params, state = model.init(None, None)
+    if not in_loss:
+        return model.apply(params, state, XS[:, None], train=False, key=KEY)[0]
+    bound = model.bind(params, state, train=False, key=KEY).model
+    bound.train()
+    return bound(XS[:, None])
+
+
+SETS_MODE = "fluxcb sets the mode, which is training mode in training phases only"
+REMOVE = {
+    True: f"remove `model.train()` from the loss function, or `self.train()` from `Switches`: {SETS_MODE}",
+    False: f"remove `self.train()` from `Switches`: {SETS_MODE}",
+}
+SWITCHER = {True: "the loss function or the NNX module", False: "the NNX module"}
+
+
+@pytest.mark.parametrize("in_loss", [True, False])
+def test_dropout_that_code_of_the_user_switches_on_in_evaluation_raises(in_loss):
+    rngs = flax_nnx.Rngs(0)
+    attention = flax_nnx.MultiHeadAttention(1, 5, dropout_rate=0.5, decode=False, rngs=rngs)
+    for layer in (flax_nnx.Dropout(0.5, rngs=rngs), attention):
+        with pytest.raises(DeclarationError) as caught:
+            switched(layer, in_loss=in_loss)
+        assert str(caught.value) == (
+            f"In evaluation, {SWITCHER[in_loss]} `Switches` switches `nnx.{type(layer).__name__}` to training mode, "
+            "which turns dropout on.\n"
+            f"  where: {__name__}.Switches\n"
+            "  why:   metrics and predictions would be those of a model with randomly disabled units\n"
+            f"  fix:   {REMOVE[in_loss]}"
+        )
+
+
+@pytest.mark.parametrize("in_loss", [True, False])
+def test_batch_normalization_that_code_of_the_user_switches_in_evaluation_is_a_warning(in_loss):
+    with pytest.warns(UserWarning, match="In evaluation") as caught:
+        switched(flax_nnx.BatchNorm(5, rngs=flax_nnx.Rngs(0)), in_loss=in_loss)
+    assert [str(warning.message) for warning in caught] == [
+        f"In evaluation, {SWITCHER[in_loss]} `Switches` switches `nnx.BatchNorm` to training mode, so metrics and "
+        f"predictions depend on the other examples of a batch. To use the running average, {REMOVE[in_loss]}."
+    ]
+
+
+def test_module_that_nobody_switches_is_in_training_mode_in_training_only():
+    model = nnx(Switches(flax_nnx.Dropout(0.5, rngs=flax_nnx.Rngs(0))))
+    assert (np.asarray(model.bind({}, {}, train=True, key=KEY).model(XS)) == 0).any()
+    np.testing.assert_array_equal(model.bind({}, {}, train=False, key=KEY).model(XS), XS)
 
 
 class InferenceNet(flax_nnx.Module):

@@ -984,3 +984,50 @@ def test_loss_function_that_ignores_the_mask_is_a_warning_whose_fix_works():
     plain = learner(pair(), cross_entropy, data=data)
     plain.fit(1)
     np.testing.assert_allclose(masked.params["w"], plain.params["w"], rtol=1e-5)
+
+
+def swapped_pair(params, batch):
+    outputs = batch[0] @ params["w"]
+    return outputs, cross_entropy(outputs, batch[1])
+
+
+def swapped_pair_of_model(model, batch):
+    outputs = model(batch[0])
+    return outputs, cross_entropy(outputs, batch[1])
+
+
+def with_dict(params, batch):
+    outputs = batch[0] @ params["w"]
+    return {"outputs": outputs}, cross_entropy(outputs, batch[1])
+
+
+def of_params(loss_fn):
+    params = {"w": jnp.zeros((XS.shape[-1], 3))}
+    return Learner.from_loss(params, loss_fn, optax.sgd(RATE), data=[(XS, YS)], default_callbacks=False)
+
+
+def of_model(loss_fn):
+    return learner(pair(), loss_fn, data=[(XS, YS)])
+
+
+@pytest.mark.parametrize(
+    ("build", "loss_fn", "first"),
+    [
+        (of_params, swapped_pair, "float32[8, 3]"),
+        (of_params, with_dict, '{"outputs": float32[8, 3]}'),
+        (of_model, swapped_pair_of_model, "float32[8, 3]"),
+    ],
+)
+def test_outputs_before_the_loss_are_an_error_whose_fixes_work(build, loss_fn, first):
+    with pytest.raises(TraceError) as caught:
+        build(loss_fn)
+    mean = "if the first value has the losses of the examples, take their mean: `return jnp.mean(losses), aux`"
+    is_array = not first.startswith("{")
+    assert str(caught.value) == (
+        f"The loss function returned a pair of {first} and float32[], which must be `(loss, aux)`.\n"
+        "  why:   training differentiates the first value, and only a real scalar has a gradient\n"
+        f"  fix:   return the two in the other order: `return loss, outputs`" + is_array * f"\n     or: {mean}"
+    )
+    build(lambda model, batch: loss_fn(model, batch)[::-1]).fit(1)
+    if is_array:
+        build(lambda model, batch: (jnp.mean(loss_fn(model, batch)[0] ** 2), loss_fn(model, batch)[1])).fit(1)
