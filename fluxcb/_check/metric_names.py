@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fluxcb._declare.access import dotted, writes
+from fluxcb._declare.access import dotted, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.phases import Phase, ValidationPhase, defined_phase_names, named_phase
@@ -216,18 +216,71 @@ class MetricNames:
             phase = watched.phase
             if phase not in run or phase in has_data or phase in filled or self.is_open(phase):
                 continue
-            if any(phase in (p.name for p in d.callback.metric_phases()) for d in self.declared):
-                continue  # its statistics do not use the Learner's data
-            give = "data=(training, validation)" if phase == ValidationPhase.name else f'data={{"{phase}": batches}}'
+            if self._is_computed_otherwise(phase):
+                continue
             others = [f"{other}/{watched.metric}" for other in has_data if (other, watched.metric) in self.providers]
             yield MissingStateError(
                 f"{declared.label} watches `{watched}`, but the Learner has no data for {phase}.",
                 why="the metric would never have a value, so the callback would have no effect",
                 fix=[
-                    f"pass data for it to the Learner: `{give}`",
+                    _passing_data(phase),
                     *(f'write "{name}" as the metric, without `phase=`' for name in others),
                 ],
             )
+
+    def _is_computed_otherwise(self, phase: str) -> bool:
+        """Return whether a callback computes the metrics of a phase from data that is not the Learner's."""
+        return any(phase in (p.name for p in d.callback.metric_phases()) for d in self.declared)
+
+    def parts_without_data(self, has_data: Collection[str], filled: Collection[str]) -> Iterator[CheckError]:
+        """Yield a problem for each declared read of metrics of a phase that never runs because it has no data.
+
+        Args:
+            has_data: Names of the phases that have data.
+            filled: Names of the phases whose data callbacks may assign.
+        """
+        absent = {p.name for p in self.phases if not self._is_computed_otherwise(p.name)} - {*has_data, *filled}
+        runs = [phase for phase in self.phases if phase.name in has_data]
+        for declared in self.declared if absent else ():
+            found: dict[StatePath, str] = {}
+            for handler in declared.handlers:
+                # A handler of the phase itself does not run either, for which a fit has a warning.
+                if not any(issubclass(phase, handler.phase) for phase in runs):
+                    continue
+                where = declared.where if handler.access is None else declared.place_of(handler)
+                for path, permission in declared.access_of(handler).items():
+                    named = path[0] == "cbstate" and len(path) > 2 and path[1] in _BY_METRIC and path[2] in absent
+                    if named and not writes(permission) and not self._may_be_added(path):
+                        found.setdefault(path, where)
+            for path, where in found.items():
+                yield self._part_without_data(declared, path, where, has_data)
+
+    def _may_be_added(self, path: StatePath) -> bool:
+        """Return whether a callback may add values at a path, other than those of the metrics of a phase that runs."""
+        for declared in self.declared:
+            of_user = not declared.is_shipped or declared.cls.access_argument is not None
+            for written, permission in declared.access.items():
+                # The callbacks of the library name the phase to which they add, unless they add to those that run.
+                if writes(permission) and (written[:3] == path[:3] or (of_user and overlap(written, path))):
+                    return True
+        return False
+
+    def _part_without_data(
+        self, declared: Declared, path: StatePath, where: str, has_data: Collection[str]
+    ) -> CheckError:
+        hub, phase, *metric = path[1:]
+        names = [other for other in has_data if metric and (other, metric[0]) in self.providers]
+        test = f'"{metric[0]}" in learner.cbstate.{hub}["{phase}"]' if metric else f'"{phase}" in learner.cbstate.{hub}'
+        return MissingStateError(
+            f"{declared.label} reads `{dotted(path)}`, but the Learner has no data for {phase}.",
+            where=where,
+            why="it would never have a value",
+            fix=[
+                _passing_data(phase),
+                *(f"declare and read `cbstate.{hub}.{other}.{metric[0]}` instead" for other in names),
+                f"to read it only if it exists, declare `Read()` on `cbstate.{hub}`, and test `{test}`",
+            ],
+        )
 
     # -- names of logged values ----------------------------------------------------------------
 
@@ -302,6 +355,12 @@ def mode_warnings(declared: Sequence[Declared]) -> Iterator[str]:
     new = (d.callback for d in declared if getattr(unwrap(d.callback), "_fluxcb_owner", None) is None)
     texts = (getattr(watched, "mode_warning", None) for callback in new for watched in callback.watched_metrics())
     yield from dict.fromkeys(text for text in texts if text is not None)
+
+
+def _passing_data(phase: str) -> str:
+    # A pair has no place for the data of another phase.
+    give = "data=(training, validation)" if phase == ValidationPhase.name else f'data={{"{phase}": batches}}'
+    return f"pass data for it to the Learner: `{give}`"
 
 
 def _near(name: str, known: Collection[str]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fluxcb._check.forgotten_creators import forgotten_creators, misspelled
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._check.ordering import moment_name
@@ -14,7 +15,7 @@ from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
 from fluxcb._declare.events import BUILTIN_EVENTS, ComputeEnd, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.signatures import assigns
+from fluxcb._declare.signatures import assigns, example_call
 from fluxcb._declare.state import (
     ENGINE_STEP_NAMES,
     FIRST_LEVEL,
@@ -200,7 +201,8 @@ def _missing_state(declared: Sequence[Declared]) -> list[CheckError]:
             if exists and path[1] in PROVIDERS:
                 problems.append(_unpromised(d, path, where, appended.get(path[1], ())))
             else:
-                problems.append(_missing(d, path, where, [p for entries in created.values() for p, _ in entries]))
+                written = [p for entries in created.values() for p, _ in entries]
+                problems.append(_missing(d, path, where, written, declared))
     return problems
 
 
@@ -227,10 +229,14 @@ def _unpromised(
     )
 
 
-def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePath]) -> CheckError:
+def _missing(
+    d: Declared, path: StatePath, where: str, written: Sequence[StatePath], declared: Sequence[Declared]
+) -> CheckError:
     provider, appends = PROVIDERS.get(path[1]), writes(lookup(d.access, path) or Read())
     others = {p[: len(path)][-1] for p in written}
-    suggestion = "" if provider else nearest(path[-1], others | set(PROVIDERS))
+    known = sorted(others | set(PROVIDERS))
+    # Users choose the names of entries, so a name that is merely similar to another one is usually meant.
+    suggestion = "" if provider else misspelled(path[1], known) if len(path) == 2 else nearest(path[-1], known)
     hint = f" Did you mean `{suggestion}`?" if suggestion else ""
     fix = [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
     if provider:
@@ -242,6 +248,8 @@ def _missing(d: Declared, path: StatePath, where: str, written: Sequence[StatePa
     elif suggestion:
         added = f"add `{PROVIDERS[suggestion]}()` to the callbacks"
         fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`, and {added}")
+    if not provider and all(p[1] != path[1] for p in written):
+        fix[:0] = [f"add `{example_call(cls)}` to the callbacks" for cls in forgotten_creators(path[1], d, declared)]
     return MissingStateError(
         f"{d.label} {'appends to' if appends else 'reads'} `{dotted(path)}`, which no callback creates.{hint}",
         where=where,

@@ -30,7 +30,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import access_declarer
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
-from fluxcb._declare.signatures import method_place, source_of
+from fluxcb._declare.signatures import current_definition, method_place, source_of
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
@@ -353,6 +353,18 @@ def _classes(classes: Any, cls: type[Callback]) -> tuple[type[Callback], ...]:
                 fix=f"name the class: `({type(entry).__name__},)`"
                 if isinstance(entry, Callback)
                 else "return a tuple of subclasses of Callback",
+            )
+        # A subclass may inherit the method. Its callbacks then run after those of the class that defines it.
+        if current_definition(entry) is current_definition(cls):
+            raise DeclarationError(
+                f"`{cls.__name__}.runafter` names `{cls.__name__}`, its own class.",
+                where=method_place(cls, "runafter"),
+                why="a callback cannot run before itself",
+                fix=[
+                    "name the class of the callback that runs first",
+                    f"for two instances of `{cls.__name__}`, leave `{cls.__name__}` out of `runafter`, and write "
+                    "`in_order(first, second)` in the callbacks list",
+                ],
             )
     return tuple(classes)
 

@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import CodeType, TracebackType
 from typing import Any
 
@@ -19,6 +19,7 @@ from fluxcb._errors import DeclarationError
 __all__ = [
     "accepts",
     "assigns",
+    "constants_in",
     "current_definition",
     "example_call",
     "line_of",
@@ -56,6 +57,22 @@ def names_in(code: CodeType) -> set[str]:
     """Return the names of attributes and globals in a function and in the functions that it defines."""
     inner = (names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return {*code.co_names}.union(*inner)
+
+
+def constants_in(function: Any) -> set[str]:
+    """Return the strings among the constants in the code of a function and of the functions that it defines."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return set() if code is None else set(_strings(code.co_consts))
+
+
+def _strings(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from _strings(constant)
+        elif isinstance(constant, CodeType):
+            yield from _strings(constant.co_consts)
 
 
 def assigns(function: Any, name: str) -> bool:

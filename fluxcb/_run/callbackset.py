@@ -326,11 +326,20 @@ class CallbackSet(Uncopied):
             DeclarationError: The Learner does not have this callback.
         """
         # Users keep a reference to their own callback, and not to the wrapper around it.
-        absent = "delete this call, or pass one of the callbacks in `learner.callbacks`"
+        absent = self._by_name(callback) or "delete this call, or pass one of the callbacks in `learner.callbacks`"
         old = self._first(callback, absent) if isinstance(callback, type) else unwrap(callback)
         if old not in self:
             raise DeclarationError(f"{callback!r} is not a callback of this Learner.", fix=absent)
         self.set(_exchanged(self._items, old, []))
+
+    def _by_name(self, name: Any) -> str:
+        """Return the call that removes the callback with a name, or "" if there is none."""
+        inner = [unwrap(callback) for callback in self]
+        if any(type(callback).__name__ == name for callback in inner):
+            return f"write `learner.callbacks.remove(learner.callbacks.get({name}))`"
+        if isinstance(name, str) and any(callback.name == name for callback in self):
+            return f"write `learner.callbacks.remove(next(c for c in learner.callbacks if c.name == {name!r}))`"
+        return ""
 
 
 def _exchanged(items: list[Any], old: Callback, new: list[Any]) -> list[Any]:

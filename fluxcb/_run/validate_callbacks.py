@@ -122,7 +122,7 @@ def check_hyperparams(graph: CallbackGraph, hyperparams: HyperparamIndex) -> Non
 
 
 def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
-    """Check that the metrics that callbacks watch belong to phases with data, if the Learner has any data.
+    """Check that the metrics that callbacks watch or read belong to phases with data, if the Learner has any data.
 
     Args:
         graph: The graph.
@@ -133,14 +133,14 @@ def check_watched_data(graph: CallbackGraph, has_data: Collection[str]) -> None:
     """
     if not has_data:
         return  # a hand-written loop provides its own batches
-    if not any(tuple(declared.callback.watched_metrics()) for declared in graph.declared):
-        return
     written = [path for d in graph.declared for path, permission in d.access.items() if writes(permission)]
     names = {phase.name for phase in graph.phases}
     # A callback that may assign the data of a phase can provide it later.
     filled = {name for name in names if any(overlap(path, ("data", name)) for path in written)}
     # All problems at once, as in the check of the graph.
-    problems = list(MetricNames(graph.declared, graph.phases).without_data(has_data, filled))
+    names_of_metrics = MetricNames(graph.declared, graph.phases)
+    found = names_of_metrics.without_data, names_of_metrics.parts_without_data
+    problems = [problem for find in found for problem in find(has_data, filled)]
     if problems:
         raise CheckError.of(problems)
 

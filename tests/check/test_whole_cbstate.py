@@ -85,4 +85,5 @@ def test_wildcard_without_init_creates_nothing() -> None:
 
     with pytest.raises(MissingStateError) as error:
         fluxcb.check([Writes(), Reads()], default_callbacks=False)
-    assert error.value.what == "Reads() reads `cbstate.steps`, which no callback creates. Did you mean `bad_steps`?"
+    assert error.value.what == "Reads() reads `cbstate.steps`, which no callback creates."
+    assert error.value.fix[0] == "add `OnHost()` to the callbacks"

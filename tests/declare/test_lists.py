@@ -150,8 +150,29 @@ def test_invalid_runafter_raises(classes: Any, what: str, fix: str, refused: Any
 
 
 def test_runafter_accepts_any_sequence_of_classes() -> None:
-    (declared,) = declare([After([Plain, After])])[0]
-    assert declared.runafter == (Plain, After)
+    (declared,) = declare([After([Plain, Callback])])[0]
+    assert declared.runafter == (Plain, Callback)
+
+
+def test_runafter_that_names_its_own_class_raises(refused: Any) -> None:
+    with refused(
+        DeclarationError,
+        "`After.runafter` names `After`, its own class.\n"
+        "  where: After.runafter  <@after>\n"
+        "  why:   a callback cannot run before itself\n"
+        "  fix:   name the class of the callback that runs first\n"
+        "     or: for two instances of `After`, leave `After` out of `runafter`, and write `in_order(first, second)` "
+        "in the callbacks list",
+    ):
+        declare([After((Plain, After))])
+    first, second = After((Plain,)), After((Plain,))
+    assert declare([in_order(first, second)])[1] == [(0, 1)]
+
+
+def test_subclass_may_inherit_runafter_that_names_its_base() -> None:
+    class AfterAll(After): ...
+
+    assert declare([AfterAll((After,))])[0][0].runafter == (After,)
 
 
 def test_labels_are_unique_and_wrappers_keep_names() -> None:

@@ -210,7 +210,7 @@ class Everything(Callback):
         return {"params": Read()}
 
     def runafter(self) -> Any:
-        return (Everything,)
+        return (OnSchedule,)
 
     def resolveconflict(self, other: Callback) -> Any:
         self.said.append(other)
@@ -253,7 +253,7 @@ def test_wrappers_forward_declarations_and_state(wrap: Any) -> None:
     assert unwrap(wrapped) is inner
     assert wrapped.name == "everything"
     assert wrapped.stateaccess() == inner.stateaccess()
-    assert wrapped.runafter() == (Everything,)
+    assert wrapped.runafter() == (OnSchedule,)
     assert wrapped.resolveconflict(other) == NoConflict()
     wrapped.init("learner")
     loaded = {"said": ["loaded"]}

@@ -134,7 +134,8 @@ def drawn_kinds(rng: Random) -> tuple[Kind, ...]:
             row = Row(event, phase, narrowed)
             if not ambiguous(merged(inherited, [*rows, row])):
                 rows.append(row)
-        after = (rng.randrange(count),) if rng.random() < 0.3 else ()
+        named = (rng.randrange(count),) if rng.random() < 0.3 else ()
+        after = tuple(other for other in named if other != number)  # a class that names itself is refused
         kinds.append(Kind(merged(inherited, rows), access, base, after))
     return tuple(kinds)
 

@@ -147,6 +147,26 @@ def test_missing_callbacks_raise():
     assert raised.value.fix == ("delete this call, or pass one of the callbacks in `learner.callbacks`",)
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("Counts", "write `learner.callbacks.remove(learner.callbacks.get(Counts))`"),
+        ("mine", "write `learner.callbacks.remove(next(c for c in learner.callbacks if c.name == 'mine'))`"),
+        ("Counted", "delete this call, or pass one of the callbacks in `learner.callbacks`"),
+    ],
+)
+def test_removing_by_name_says_how_to_remove_the_callback(name, fix):
+    counts = Counts()
+    counts.name = "mine"
+    learner = testlearner(every(counts, steps=2), EventLog())
+    with pytest.raises(DeclarationError) as raised:
+        learner.callbacks.remove(name)
+    assert str(raised.value) == f"{name!r} is not a callback of this Learner.\n  fix:   {fix}"
+    if name != "Counted":
+        exec(fix.split("`")[1], {"learner": learner, "Counts": Counts})
+        assert [type(callback) for callback in learner.callbacks] == [EventLog]
+
+
 def bad_sets():
     return {
         "conflict": ([Scales(2.0)], ConflictError),

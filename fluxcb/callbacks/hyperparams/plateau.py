@@ -16,6 +16,7 @@ from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import choice, finite_number, whole_number
+from fluxcb.callbacks.hyperparams.lost_changes import LostChanges
 from fluxcb.callbacks.keyword_fixes import PLATEAU_FIXES
 from fluxcb.callbacks.watched import Watched, note_of_changed_metric, resolved_mode
 
@@ -28,7 +29,8 @@ class ReduceLROnPlateau(Callback):
     The metric is checked once per epoch, after validation. A value is an improvement if it is better than the best
     value so far by more than `threshold`. NaN is never an improvement. Epochs without a value do not count. The best
     value and the counts are saved in checkpoints, and kept for a later `fit` of the same Learner. To start over, as in
-    Keras, write `learner.callbacks.replace(ReduceLROnPlateau(...))` before `fit`.
+    Keras, write `learner.callbacks.replace(ReduceLROnPlateau(...))` before `fit`. If another callback overwrites a
+    reduced rate, a UserWarning is issued at the next reduction.
 
     Args:
         factor: Factor of each reduction, between 0 and 1.
@@ -108,6 +110,7 @@ class ReduceLROnPlateau(Callback):
         self.best: float | None = None
         self.bad_epochs = 0
         self.cooling = 0
+        self._changes = LostChanges()
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
@@ -125,13 +128,14 @@ class ReduceLROnPlateau(Callback):
         return (self._watched,)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, the count of epochs without an improvement, the cooldown's rest, and the metric."""
+        """Return the best value, the counts, the metric, and the last reduction if another callback can undo it."""
         counts = {"best": self.best, "bad_epochs": self.bad_epochs, "cooling": self.cooling}
-        return {**counts, "watched": f"{self._watched} ({self.mode})"}
+        return {**counts, "watched": f"{self._watched} ({self.mode})", **self._changes.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
         """Restore what `state_dict` returned. The best value and the count start over for another metric or mode."""
         self.best, self.bad_epochs, self.cooling = state["best"], state["bad_epochs"], state["cooling"]
+        self._changes.load_state_dict(state)
         now = f"{self._watched} ({self.mode})"
         note = note_of_changed_metric(state.get("watched"), now, "the best value and the count start")
         if note is not None:  # the rest of the cooldown follows from the last reduction, whatever the metric was
@@ -156,6 +160,7 @@ class ReduceLROnPlateau(Callback):
             old = float(learner.hyperparams.learning_rate)
             new = max(self.factor * old, self.min_lr)
             if new < old:
+                self._changes.note(self, "learning_rate", learner, old, new)
                 learner.hyperparams.learning_rate = new
             elif old < self.min_lr * (1 - 1e-6):  # float32 rounds a rate that equals the bound
                 warn_user(

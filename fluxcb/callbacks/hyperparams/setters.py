@@ -19,6 +19,7 @@ from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks.arguments import function_of
 from fluxcb.callbacks.hyperparams.hyperparameter import ObjAttrParam, hyperparameter_name, shown_hyperparameter
+from fluxcb.callbacks.hyperparams.lost_changes import LostChanges
 
 __all__ = ["FLOAT32_MAX", "HyperParamSetter", "HyperParamSetterWithFunc", "TriggerSetter"]
 
@@ -42,6 +43,7 @@ class TriggerSetter(Callback):
     def __init__(self, param: Any) -> None:
         self.param = param
         self.param_name = param.name if isinstance(param, ObjAttrParam) else hyperparameter_name(param)
+        self._changes = LostChanges()
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
@@ -61,13 +63,18 @@ class TriggerSetter(Callback):
             learner.cbstate.attributes[self.param_name] = self.param.value
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the value of an attribute. The value of a hyperparameter is part of the train state."""
-        return {"value": self.param.value} if isinstance(self.param, ObjAttrParam) else {}
+        """Return the value of an attribute, and the last change of a hyperparameter if another callback can undo it.
+
+        The value of a hyperparameter is part of the train state.
+        """
+        return {"value": self.param.value} if isinstance(self.param, ObjAttrParam) else self._changes.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> str | None:
-        """Set an attribute to its saved value."""
+        """Set an attribute to its saved value, and restore the last change."""
         if isinstance(self.param, ObjAttrParam):
             self.param.value = state["value"]
+        else:
+            self._changes.load_state_dict(state)
 
     def next_value(self, learner: LearnerView) -> Any:
         """Return the value to set now, or None to keep the current value. Subclasses override this method."""
@@ -95,7 +102,11 @@ class TriggerSetter(Callback):
             self.param.value = value
             learner.cbstate.attributes[self.param_name] = value
             return
-        learner.hyperparams[self.param_name] = self._number(value)
+        number = self._number(value)
+        # Reading the value waits for the device, so setters without a rival do not read it.
+        if self._changes.can_occur(self, self.param_name):
+            self._changes.note(self, self.param_name, learner, self.current(learner), number)
+        learner.hyperparams[self.param_name] = number
 
     def _number(self, value: Any) -> float:
         try:
@@ -134,7 +145,8 @@ class HyperParamSetter(TriggerSetter):
 
     The value is also set at the beginning of each later fit, but not if that fit resumes a run. Therefore, compute the
     value from the counters in `learner.progress`, not from the number of calls. If another callback sets the same
-    hyperparameter, that is a conflict until `in_order` declares their order.
+    hyperparameter, that is a conflict until `in_order` declares their order. If another callback overwrites a value,
+    a UserWarning is issued when the setter next sets one.
 
     Args:
         param: A `HyperParameter` class, a name in `hyperparams`, or an `ObjAttrParam`.
