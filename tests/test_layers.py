@@ -82,12 +82,13 @@ MAY_IMPORT: dict[str, Set[str] | None] = {
 # The engine drives callbacks without knowing the library of callbacks. Only these files import it, with these reasons.
 KNOWS_THE_LIBRARY = {
     "_run.batch_progress": "`predict` and `evaluate` show their progress on the console of the Learner's ProgressBar",
+    "_run.changing_state": "warnings about frozen or averaged parameters whose model state the training changes",
     "_run.check": "`fluxcb.check` adds the default callbacks, as the Learner does",
     "_run.class_numbers": "a warning about metrics of `Metrics` that count targets that the loss leaves out",
     "_run.class_targets": "a warning about targets without a class for `accuracy` and similar metrics",
     "_run.data_metrics": "`learner.evaluate(metrics=...)` takes the metrics of `Metrics`",
     "_run.declared_parts": "parts of shared state that is kept by phase are found in a `ByPhase`",
-    "_run.frozen_state": "a warning about a `Freeze` of parameters whose model state the training changes",
+    "_run.ended_schedules": "a warning about a `Scheduler` that ended at 0 before the last half of a fit",
     "_run.inference_checks": "an error for a statistic of an `InferenceRunner` that does not exist",
     "_run.learner": "the Learner adds the default callbacks",
     "_run.preempted": "`FitSummary` prints that SIGTERM has ended the fit, so there is no warning about it then",

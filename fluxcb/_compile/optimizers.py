@@ -17,7 +17,7 @@ import optax
 
 from fluxcb._errors import nearest
 
-__all__ = ["Origin", "nearest_hyperparameter", "origin_of"]
+__all__ = ["Origin", "nearest_hyperparameter", "origin_of", "schedule_of_updates"]
 
 # Names of hyperparameters in other libraries and in papers.
 _ALIASES = {
@@ -110,6 +110,31 @@ def origin_of(optimizer: Any, injected: tuple[str, ...]) -> Origin:
     # With several candidates, a suggestion could name the wrong part of the optimizer.
     factory, depth = parts[0] if len(parts) == 1 else (None, 0)
     return Origin(factory, depth > 0, injected)
+
+
+def schedule_of_updates(optimizer: Any) -> Callable[[Any], Any] | None:
+    """Return the schedule that multiplies the whole update of an optimizer, such as that of `optax.adam(schedule)`.
+
+    Args:
+        optimizer: The optimizer.
+
+    Returns:
+        The schedule of the last transformation in an `optax.chain`, after which nothing changes the update; None if
+        the last transformation has no schedule, or is not known.
+    """
+    function: Any = getattr(optimizer, "update", None)
+    while inspect.isfunction(function) and function.__module__.startswith("optax."):
+        cells = _cells(function)
+        match function.__qualname__.partition(".")[0]:
+            case "scale_by_schedule":
+                return cells.get("step_size_fn")
+            case "chain":
+                function = (cells.get("update_fns") or (None,))[-1]
+            case "with_extra_args_support":
+                function = getattr(cells.get("tx"), "update", None)
+            case _:
+                return None
+    return None
 
 
 def _may_be_number(parameter: inspect.Parameter) -> bool:

@@ -1,8 +1,8 @@
 """Warnings about a Learner, at the start of its first fit."""
 
+from fluxcb._run.changing_state import warn_about_frozen_state
 from fluxcb._run.class_numbers import warn_about_class_numbers
 from fluxcb._run.class_targets import warn_about_targets_without_class
-from fluxcb._run.frozen_state import warn_about_frozen_state
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._run.phases_without_data import warn_about_phases_without_data
 from fluxcb._run.wide_integers import warn_about_wide_integers
@@ -18,4 +18,5 @@ def warn_before_first_fit(core: LearnerCore) -> None:
     warn_about_targets_without_class(core)
     warn_about_wide_integers(core)
     warn_about_phases_without_data(core)
-    warn_about_frozen_state(core)
+    steps = map(core.traced, core.phases)
+    warn_about_frozen_state(core.graph, [step for step in steps if step is not None])

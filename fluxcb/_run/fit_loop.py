@@ -12,6 +12,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import positive
 from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DeclarationError
+from fluxcb._run.ended_schedules import scheduled_rates, warn_of_ended_schedules
 from fluxcb._run.engine import refuse_rewinds
 from fluxcb._run.epochs import Epoch, run_epoch
 from fluxcb._run.interrupts import PREEMPTED, Interrupt
@@ -114,6 +115,7 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
     # A single object serves all attempts, because it remembers the checkpoint that did not help.
     rewinding = Rewinding(core, phases)
     core.engine.programs.initial.warn_if_edited()
+    rates = scheduled_rates(core)
     while True:
         target, reason = _run(core, phases, length, rewinding, resumes=resumes, ended=ended)
         if target is None:
@@ -121,6 +123,8 @@ def run_fit(core: LearnerCore, phases: tuple[Phase, ...], length: FitLength, *, 
             fit.finished = reason is None
             if reason == PREEMPTED:
                 warn_of_preemption(core.graph, core.state.progress)
+            else:
+                warn_of_ended_schedules(core, rates)
             return reason
         # To handlers, a rewind looks like a fit that ends and another fit that resumes. A callback that resumes exactly
         # therefore also rewinds exactly, without extra code.

@@ -30,6 +30,7 @@ from fluxcb._declare.turns import InTurn
 from fluxcb._errors import DataError, DeclarationError
 from fluxcb._run.batch_placement import BatchPlacement
 from fluxcb._run.batch_stream import BatchStream
+from fluxcb._run.changing_state import warn_about_averaged_state
 from fluxcb._run.data_sources import data_sources
 from fluxcb._run.declared_parts import check_parts
 from fluxcb._run.distributed_state import check_padding
@@ -233,7 +234,7 @@ class LearnerCore:
     def _dry_run(self, plan: Plan) -> None:
         """Trace every phase whose batch shape is known. The compiled programs use these traces."""
         programs = self.engine.programs
-        used: dict[Phase, frozenset[str]] = {}
+        steps: dict[Phase, TracedStep] = {}
 
         def setup(phase: Phase) -> StepSetup:
             return self._setup_for(plan, phase)
@@ -246,11 +247,12 @@ class LearnerCore:
                 if batch is not None:
                     step = programs.traced(phase, batch)
                     programs.windows(phase, step)  # raises if a host handler declares a value that the step lacks
-                    used[phase] = step.optimizers
+                    steps[phase] = step
             training = [phase for phase in self.phases if type(phase).trains]
             # Only if all of these phases were traced: another one may use the optimizer that seems unused.
-            if training and used.keys() >= set(training):
-                refuse_unused(self.state.optimizer, frozenset().union(*used.values()))
+            if training and steps.keys() >= set(training):
+                refuse_unused(self.state.optimizer, frozenset().union(*(s.optimizers for s in steps.values())))
+            warn_about_averaged_state(plan.graph, steps.values())
         except BaseException:  # keep the previous callbacks
             undo()
             raise
@@ -326,10 +328,9 @@ class LearnerCore:
         try:
             self.install(items)
         except BaseException:
-            state.cbstate = before[0]
+            state.cbstate, state.train.switches = before[0], before[2]
             if before[1] is not None:
                 state.train.carry = before[1]
-            state.train.switches = before[2]
             raise
         kept = {id(unwrap(d.callback)) for d in self.graph.declared}  # the removed ones may join another Learner
         for declared in old:

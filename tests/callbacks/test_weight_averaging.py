@@ -202,3 +202,30 @@ def test_two_averages_in_their_own_entries_follow_their_own_decay():
         predicted = learner.predict(x, average=entry)
         np.testing.assert_allclose(predicted, 2 * expected[0] + expected[1], rtol=1e-5, atol=1e-6)
     assert learner.evaluate() == learner.evaluate(average="ema")  # that with `validate=True`
+
+
+@pytest.mark.parametrize(
+    ("decay", "percent", "fixed"), [(0.001, "0.1", "0.999"), (0.005, "0.5", "0.995"), (0.1, "10", "0.9")]
+)
+def test_a_decay_that_looks_like_the_weight_of_the_new_parameters_is_a_warning(decay, percent, fixed):
+    with pytest.warns(UserWarning, match="keeps only") as caught:
+        ParameterEMA(decay)
+    assert [str(warning.message) for warning in caught] == [
+        f"`ParameterEMA({decay})` keeps only {percent} % of the average at each update, so it is nearly equal to the "
+        f"current parameters. If {decay} is meant as the weight of the new parameters, like `step_size` of "
+        f"`optax.incremental_update`, write `ParameterEMA({fixed})`."
+    ]
+    # `ema <- ema + step_size * (params - ema)`, as in Optax
+    collect, initial = Collect(), testlearner().params
+    learner = testlearner(collect, ParameterEMA(float(fixed)))
+    learner.fit(1)
+    expected = np.array([initial["w"], initial["b"]])
+    for params in collect.params:
+        expected = optax.incremental_update(params, expected, step_size=decay)
+    average = learner.cbstate["ema"]["params"]
+    np.testing.assert_allclose([average["w"], average["b"]], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("decay", [0, 0.0, 0.2, 0.5])
+def test_no_average_and_a_fast_average_are_no_warning(decay):
+    ParameterEMA(decay)

@@ -175,7 +175,8 @@ class ParameterEMA(_ParameterAverage):
     To keep a second average, define a subclass that has its own entry: `entry = "slow_ema"`.
 
     Args:
-        decay: Weight of the previous average, at least 0 and below 1.
+        decay: Weight of the previous average, at least 0 and below 1. In `optax.incremental_update`, `step_size` is
+            `1 - decay`.
         debias: Whether to remove the weight of the initial parameters.
         validate: Whether validation runs with the average. The training parameters are restored afterward, bit for bit.
 
@@ -195,6 +196,10 @@ class ParameterEMA(_ParameterAverage):
     Raises:
         DeclarationError: `decay` is outside [0, 1).
 
+    Warns:
+        UserWarning: `decay` is above 0 and at most 0.1, which is probably meant as `1 - decay`.
+        UserWarning: The parameters are bfloat16 or float16, and `decay` is so close to 1 that the average barely moves.
+
     Example:
         >>> from fluxcb.callbacks import ParameterEMA
         >>> ParameterEMA(0.99), ParameterEMA(0.99, debias=True)
@@ -211,6 +216,14 @@ class ParameterEMA(_ParameterAverage):
         super().__init__(validate=validate)
         self.decay = finite_number(decay, "`decay` of ParameterEMA", least=0, below=1)
         self.debias = debias
+        # 0 is no mistake: the average then equals the current parameters.
+        if 0 < decay <= 0.1:
+            warn_user(
+                f"`{type(self).__name__}({decay})` keeps only {100 * decay:.3g} % of the average at each update, so it "
+                f"is nearly equal to the current parameters. If {decay} is meant as the weight of the new parameters, "
+                f"like `step_size` of `optax.incremental_update`, write `{type(self).__name__}({1 - decay:.6g})`.",
+                UserWarning,
+            )
 
     def init(self, learner: LearnerView) -> None:
         """Create `cbstate.ema`, and warn if its numbers are too coarse for `decay`."""
@@ -254,8 +267,9 @@ class StochasticWeightAveraging(_ParameterAverage):
     held steps (`step.skip`, `step.hold`) do not count as updates.
 
     This callback does not set the learning rate. The paper uses a constant or cyclic learning rate from `start` on;
-    use a `Scheduler` for that. It does not recompute batch statistics either: for a network with batch normalization,
-    run one pass over the training data with the average before you use it.
+    use a `Scheduler` for that. It does not recompute batch statistics either. Those of the trained parameters do not
+    fit the average, so a network with batch normalization gives worse results with the average until you recompute
+    them, as docs/how-to/average-the-parameters.md shows.
 
     If validation runs with the average, `learner.model`, `learner.predict` and `fluxcb.checkpoints.load_model` also
     use the average.
@@ -280,6 +294,9 @@ class StochasticWeightAveraging(_ParameterAverage):
 
     Raises:
         DeclarationError: `start` or `every` is not an integer of at least 1.
+
+    Warns:
+        UserWarning: With `validate=True`, the training changes the model state, such as batch statistics.
 
     Example:
         >>> from fluxcb.callbacks import StochasticWeightAveraging

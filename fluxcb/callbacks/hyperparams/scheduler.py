@@ -103,7 +103,7 @@ class Scheduler(Callback):
         self.count = choice(count, ("steps", "updates"), "`count` of `Scheduler`")
         # The name contains a hyperparameter, so that schedulers of different hyperparameters have separate counts. The
         # name of a hyperparameter in a group contains dots, such as `head.learning_rate`.
-        self._entry = f"{next(iter(self.schedules))}_updates".replace(".", "_")
+        self.updates_entry = f"{next(iter(self.schedules))}_updates".replace(".", "_")
 
     def stateaccess(self) -> Mapping[str, Any]:
         """Return the paths that the callback reads and writes."""
@@ -113,10 +113,10 @@ class Scheduler(Callback):
 
     def _setting(self) -> Mapping[str, Any]:
         hyperparams = {"hyperparams": {name: Write() for name in self.schedules}}
-        return {**hyperparams, "cbstate": {self._entry: Read()}} if self.count == "updates" else hyperparams
+        return {**hyperparams, "cbstate": {self.updates_entry: Read()}} if self.count == "updates" else hyperparams
 
     def _counting(self) -> Mapping[str, Any]:
-        return {"step": {"skip": Read(), "hold": Read()}, "cbstate": {self._entry: Write()}}
+        return {"step": {"skip": Read(), "hold": Read()}, "cbstate": {self.updates_entry: Write()}}
 
     def handlers(self) -> list[Handler]:
         """Return the handlers; the one that counts updates only if `count="updates"`."""
@@ -132,8 +132,8 @@ class Scheduler(Callback):
         import jax
         import numpy as np
 
-        if self.count == "updates" and self._entry not in learner.cbstate:
-            learner.cbstate[self._entry] = jax.device_put(np.int32(0))
+        if self.count == "updates" and self.updates_entry not in learner.cbstate:
+            learner.cbstate[self.updates_entry] = jax.device_put(np.int32(0))
 
     def how_to_declare(self, path: StatePath, permission: Permission) -> str:
         """Return the edit that declares a path: for a hyperparameter, the argument of the constructor."""
@@ -143,12 +143,16 @@ class Scheduler(Callback):
 
     def resolveconflict(self, other: Callback) -> Resolution:
         """Refuse another `Scheduler` that counts updates in the same entry."""
-        if isinstance(other, Scheduler) and self.count == other.count == "updates" and self._entry == other._entry:
+        if (
+            isinstance(other, Scheduler)
+            and self.count == other.count == "updates"
+            and self.updates_entry == other.updates_entry
+        ):
             name = next(iter(self.schedules))
             raise ConflictError(
                 f"{self!r} and {other!r} both set `hyperparams.{name}` and count updates.",
                 where=[repr(self), repr(other)],
-                why=f"both would count each update in `cbstate.{self._entry}`",
+                why=f"both would count each update in `cbstate.{self.updates_entry}`",
                 fix="join the schedules into one: `optax.join_schedules([first, second], [updates])`",
             )
         return NotDefined()
@@ -156,7 +160,7 @@ class Scheduler(Callback):
     @on(ForwardBegin, AbstractTrainingPhase)
     def set_hyperparams(self, event: Event, phase: Phase, learner: LearnerView) -> None:
         """Set each hyperparameter to the value of its schedule at this step."""
-        step = learner.cbstate[self._entry] if self.count == "updates" else learner.progress.step
+        step = learner.cbstate[self.updates_entry] if self.count == "updates" else learner.progress.step
         for name, schedule in self.schedules.items():
             learner.hyperparams[name] = schedule(step) if callable(schedule) else schedule
 
@@ -167,7 +171,7 @@ class Scheduler(Callback):
 
         flags = [getattr(learner.step, flag) for flag in ("skip", "hold") if flag in learner.step]
         updated = ~functools.reduce(jnp.logical_or, flags) if flags else True
-        learner.cbstate[self._entry] = learner.cbstate[self._entry] + jnp.asarray(updated, jnp.int32)
+        learner.cbstate[self.updates_entry] = learner.cbstate[self.updates_entry] + jnp.asarray(updated, jnp.int32)
 
     def __repr__(self) -> str:
         count = [] if self.count == "steps" else [f'count="{self.count}"']

@@ -1,29 +1,28 @@
-"""Warnings about frozen parts of a model whose model state still changes in training."""
+"""Warnings about model state that the training changes, although its parameters are frozen or averaged."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._compile.step import TracedStep
 from fluxcb._declare.callback import unwrap
-from fluxcb._run.learner_core import LearnerCore
 from fluxcb._tracebacks import warn_user
-from fluxcb.callbacks import Freeze
+from fluxcb.callbacks import Freeze, StochasticWeightAveraging
 
-__all__ = ["warn_about_frozen_state"]
+__all__ = ["warn_about_averaged_state", "warn_about_frozen_state"]
 
 
-def warn_about_frozen_state(core: LearnerCore) -> None:
+def warn_about_frozen_state(graph: CallbackGraph, steps: Iterable[TracedStep]) -> None:
     """Warn about each `Freeze` of a part whose model state the training changes, such as batch statistics."""
-    freezing = [d for d in core.graph.declared if isinstance(unwrap(d.callback), Freeze)]
+    freezing = [d for d in graph.declared if isinstance(unwrap(d.callback), Freeze)]
     if not freezing:
         return
-    steps = [core.traced(phase) for phase in core.phases if type(phase).trains]
-    changing = [path for step in steps if step is not None for path in _changing(step)]
+    changing = list(_changing(steps))
     for declared in freezing:
         freeze: Any = unwrap(declared.callback)
         # The model state of a Linen module begins with the name of a collection, such as `batch_stats`.
@@ -37,7 +36,35 @@ def warn_about_frozen_state(core: LearnerCore) -> None:
             )
 
 
-def _changing(step: TracedStep) -> Iterator[str]:
+def warn_about_averaged_state(graph: CallbackGraph, steps: Iterable[TracedStep]) -> None:
+    """Warn about a `StochasticWeightAveraging` whose average is used with the model state of the trained parameters."""
+    for declared in graph.declared:
+        average = unwrap(declared.callback)
+        # A moving average is close to the trained parameters, so their model state also fits `ParameterEMA`.
+        if not isinstance(average, StochasticWeightAveraging) or not average.validate or declared.disabled:
+            continue
+        path = next(_changing(steps), None)
+        if path is not None:
+            name = type(average).__name__
+            warn_user(
+                f"{declared.label} averages the parameters, but not the model state that the training changes: "
+                f"`model_state.{path}`. Batch statistics of the trained parameters do not fit the average, so "
+                "validation and `learner.model` give worse results than the average can. Write "
+                f"`{name}({average.start}, every={average.every}, validate=False)` to use the trained parameters "
+                "there. After the training, recompute the statistics for the average, as in "
+                "docs/how-to/average-the-parameters.md.",
+                UserWarning,
+            )
+
+
+def _changing(steps: Iterable[TracedStep]) -> Iterator[str]:
+    """Yield the path of each floating-point array of the model state that training steps compute anew."""
+    for step in steps:
+        if type(step.phase).trains:
+            yield from _changing_in(step)
+
+
+def _changing_in(step: TracedStep) -> Iterator[str]:
     """Yield the path of each floating-point array of the model state that a step computes anew."""
     jaxpr = step.jaxpr.jaxpr
     carry, _ = jax.tree.unflatten(step.structure, jaxpr.outvars)
