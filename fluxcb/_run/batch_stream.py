@@ -150,13 +150,14 @@ class BatchStream:
             self._total_pulled -= len(self._buffered)
             self._buffered.clear()
             self._begin_pass(self._passes, opens=False)
-        if self._iterator is None or self._iterator is _UNOPENED:
+        iterator = self._iterator
+        if iterator is None or iterator is _UNOPENED:
             source: Any = self.source
             # Data on the device is passed as row numbers, and the window program gathers the rows. A program on a mesh
             # cannot read such arrays, which are on one device.
             resident = getattr(source, "resident", False) is True and hasattr(source, "iter_rows")
-            self._iterator = source.iter_rows() if resident and self._placement is None else iter(source)
-        return self._iterator
+            iterator = self._iterator = source.iter_rows() if resident and self._placement is None else iter(source)
+        return iterator
 
     def _begin_pass(self, epoch: int | None = None, *, opens: bool = True) -> Iterator[Batch]:
         if self._exhausted:
