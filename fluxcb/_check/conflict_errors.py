@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Sequence
 
 from fluxcb._check.conflicts import Overlaps
-from fluxcb._declare.access import dotted
+from fluxcb._declare.access import Append, Write, dotted, lookup, recommended
 from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._errors import ConflictError
 from fluxcb._typing import StatePath
@@ -33,6 +33,7 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
         fixes.append(f"make `{after}.runafter()` return `({before},)`")
     if one.cls is other.cls and repr(one.callback) == repr(other.callback):
         fixes.append(f"if you need only one {one.callback!r}, remove the other from the list")
+    fixes[:0] = _appending(one, other, overlaps)
     in_cbstate = all(path[0] == "cbstate" for pair in overlaps.both_write for path in pair)
     if in_cbstate and not (one.is_shipped or other.is_shipped):
         fixes.append("declare `Append()` in both if the order of the values that they add does not matter")
@@ -42,6 +43,18 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
         why=f"both run at {_listed(moments)}, and the result depends on which one is last",
         fix=fixes,
     )
+
+
+def _appending(one: Declared, other: Declared, overlaps: Overlaps) -> list[str]:
+    """Return the fix for a path where one callback adds a value and the user's other one writes, but may add, too."""
+    for of_user, adds in ((one, other), (other, one)):
+        for path in {path for pair in overlaps.both_write for path in pair}:
+            recommends = isinstance(recommended(path, Write()), Append) and isinstance(
+                lookup(of_user.access, path), Write
+            )
+            if recommends and not of_user.is_shipped and isinstance(lookup(adds.access, path), Append):
+                return [f"declare `Append()` on `{dotted(path)}` in `{of_user.cls.__name__}`"]
+    return []
 
 
 def _shared_entry(one: Declared, other: Declared, entry: StatePath, where: list[str]) -> ConflictError:

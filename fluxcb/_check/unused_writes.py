@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from fluxcb._check.source.touches import Reading, Runs, Touch
-from fluxcb._declare.access import Append, Permission, Write, dotted, lookup, writes
+from fluxcb._declare.access import STEP_FLAGS, Append, Permission, Write, dotted, lookup, writes
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import BUILTIN_EVENTS, BackwardEnd, Event, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
-from fluxcb._declare.state import STEP_FLAGS, available, writable_at
+from fluxcb._declare.state import available, writable_at
 from fluxcb._errors import CheckError, UndeclaredAccessError
 from fluxcb._typing import StatePath
 

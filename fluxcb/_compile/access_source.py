@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fluxcb._declare.access import Permission, line_to_add, lookup, writes
+from fluxcb._declare.access import Permission, line_to_add, lookup, recommended, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._declare.proxy import ProxyCallback, access_declarer
@@ -66,7 +66,7 @@ class HandlerAccess(Declared):
 
     def _edit_of_class(self, path: StatePath, permission: Permission) -> str:
         if self._inherits:
-            mapping = _extended("super().stateaccess()", self._owner.stateaccess(), path, permission)
+            mapping = _extended("super().stateaccess()", self._owner.stateaccess(), path, recommended(path, permission))
             return f"add `def stateaccess(self): return {mapping}` to `{type(self._owner).__name__}`"
         edit = self._whole.how_to_declare(path, permission)
         added = f"add `{line_to_add(path, permission)}` to"

@@ -14,11 +14,11 @@ from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import check_leaves, is_number
 from fluxcb._compile.lent_values import LentValues
 from fluxcb._compile.skip_records import OWN_SKIP
-from fluxcb._declare.access import Append, Permission, Write, dotted, writes
+from fluxcb._declare.access import STEP_FLAGS, Append, Permission, Write, dotted, writes
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import Event
 from fluxcb._declare.signatures import assigns
-from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, writable_at
+from fluxcb._declare.state import PROVIDERS, writable_at
 from fluxcb._errors import AccessError, FluxcbError, TraceError, did_you_mean
 from fluxcb._traced_values import describe
 from fluxcb._typing import StatePath

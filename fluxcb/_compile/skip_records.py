@@ -12,9 +12,8 @@ from fluxcb._compile.arrays import is_key
 from fluxcb._compile.carry_paths import below, root_of
 from fluxcb._compile.lineage import norm_of
 from fluxcb._compile.updating import FLAG_SCOPE
-from fluxcb._declare.access import dotted
+from fluxcb._declare.access import STEP_FLAGS, dotted
 from fluxcb._declare.declared import BoundHandler
-from fluxcb._declare.state import STEP_FLAGS
 from fluxcb._typing import StatePath
 
 if TYPE_CHECKING:  # `TraceState` holds the records

@@ -33,12 +33,12 @@ from fluxcb._compile.step_setup import StepSetup
 from fluxcb._compile.trace_effects import warn_of_random_numbers, warn_once_only
 from fluxcb._compile.traced_schedules import is_due
 from fluxcb._compile.updating import Gradient, Updates
-from fluxcb._declare.access import dotted
+from fluxcb._declare.access import STEP_FLAGS, dotted
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import ComputeEnd, Event, TracedEvent, UpdateEnd
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, StepRange, Switched
-from fluxcb._declare.state import CARRY, STEP_FLAGS
+from fluxcb._declare.state import CARRY
 from fluxcb._errors import FluxcbError, TraceError, did_you_mean
 from fluxcb._typing import PyTree, StatePath
 

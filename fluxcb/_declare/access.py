@@ -13,6 +13,8 @@ from fluxcb._errors import DeclarationError
 from fluxcb._typing import StatePath
 
 __all__ = [
+    "MONITORS",
+    "STEP_FLAGS",
     "Access",
     "Append",
     "Permission",
@@ -24,8 +26,15 @@ __all__ = [
     "lookup",
     "normalise",
     "overlap",
+    "recommended",
     "writes",
 ]
+
+MONITORS = ("cbstate", "monitors")
+"""The path of the hub of `Monitors`."""
+
+STEP_FLAGS = (("step", "skip"), ("step", "hold"), ("step", "stop"))
+"""The paths of the flags of a step."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +166,15 @@ def _nested(path: Iterable[str], leaf: str = "Read()") -> str:
 
 def line_to_add(path: StatePath, permission: Permission) -> str:
     """Return the mapping that the user must add to `stateaccess` for this permission."""
-    return _nested(path, f"{type(permission).__name__}()")
+    return _nested(path, f"{type(recommended(path, permission)).__name__}()")
+
+
+def recommended(path: StatePath, permission: Permission) -> Permission:
+    """Return the permission to recommend for a use that needs `permission`.
+
+    Callbacks set the flags of a step, and log values, in any order. `Write()` would conflict with others that do so.
+    """
+    return Append() if path == MONITORS or (path in STEP_FLAGS and writes(permission)) else permission
 
 
 def _is_prefix(a: StatePath, b: StatePath) -> bool:

@@ -34,13 +34,11 @@ __all__ = [
     "FIRST_LEVEL",
     "MAPPING_METHODS",
     "METRICS",
-    "MONITORS",
     "MONITOR_METHODS",
     "PROGRESS",
     "PROVIDERS",
     "RATE_FIX",
     "RATE_WHY",
-    "STEP_FLAGS",
     "STEP_PROVIDERS",
     "UNDECLARED",
     "available",
@@ -117,9 +115,6 @@ COUNTER_ALIASES: Mapping[str, str] = {
 MAPPING_METHODS = ("get", "items", "keys", "values")
 """The methods of the parts of a learner, such as `learner.step`, unless an entry has the name."""
 
-MONITORS = ("cbstate", "monitors")
-"""The path of the hub of `Monitors`."""
-
 MONITOR_METHODS: Mapping[str, Permission] = {
     **dict.fromkeys(("put_scalar", "put_text", "put_image", "put_histogram", "put"), Append()),
     **dict.fromkeys(("latest", "history"), Read()),
@@ -137,7 +132,6 @@ ENGINE_STEP_NAMES: Mapping[str, str] = {
     "earlier_losses": "earlier values of `step.loss`, if the phase assigns it several times",
 }
 
-STEP_FLAGS = (("step", "skip"), ("step", "hold"), ("step", "stop"))
 """Paths that are false by default, and that the engine combines with "or" over all their writers."""
 
 # The callbacks that create shared state, for the text of a MissingStateError. A test compares it with the callbacks.

@@ -18,9 +18,8 @@ from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import is_number
 from fluxcb._compile.traced import name_hash
-from fluxcb._declare.access import Permission, Read, Write, dotted, writes
+from fluxcb._declare.access import STEP_FLAGS, Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.state import STEP_FLAGS
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.refused_access import (
     computed_value_written,

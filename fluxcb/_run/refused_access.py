@@ -3,9 +3,9 @@
 import re
 from typing import Any
 
-from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, writes
+from fluxcb._declare.access import STEP_FLAGS, Append, Permission, Read, Write, dotted, lookup, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.state import PROVIDERS, STEP_FLAGS, writable_at
+from fluxcb._declare.state import PROVIDERS, writable_at
 from fluxcb._errors import AccessError, MissingStateError, did_you_mean
 from fluxcb._run.shared_parts import is_hub, part_names
 from fluxcb._run.state import HostState

@@ -15,13 +15,13 @@ from fluxcb._check.metric_names import MetricNames, mode_warnings
 from fluxcb._check.uncalled_handlers import uncalled_handlers
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import Write, lookup, overlap, writes
+from fluxcb._declare.access import STEP_FLAGS, Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import StepEnd, TracedEvent, Trigger
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import assigns
-from fluxcb._declare.state import PROVIDERS, STEP_FLAGS
+from fluxcb._declare.state import PROVIDERS
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, CheckpointError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.inference_checks import check_inference

@@ -49,7 +49,7 @@ def plot_curves(
 
     Returns:
         The matplotlib axes (`axes.figure.savefig(...)` writes a file). Without matplotlib, an object that a notebook
-        displays as an SVG image (`.save("curves.svg")` writes a file), or None in a terminal.
+        displays as an SVG image (`.save("curves.svg")` writes a file). None if `ax` is a console.
 
     Raises:
         DataError: A curve has no point that can be drawn.
@@ -121,15 +121,14 @@ def _draw_with_matplotlib(panel: Panel, target: Any, *, legend_above: bool) -> A
 # -- without matplotlib ------------------------------------------------------------------------
 
 
-def show_panels(panels: Sequence[Panel]) -> Picture | None:
-    """Return an image if this runs in a notebook, which displays it; otherwise print charts to the terminal."""
+def show_panels(panels: Sequence[Panel]) -> Picture:
+    """Return an image, which a notebook displays. Outside a notebook, print charts to the terminal as well."""
     import rich
 
     console = rich.get_console()
-    if console.is_jupyter:
-        return Picture(*panels)
-    print_panels(panels, console)
-    return None
+    if not console.is_jupyter:
+        print_panels(panels, console)
+    return Picture(*panels)
 
 
 def print_panels(panels: Sequence[Panel], console: Console) -> None:

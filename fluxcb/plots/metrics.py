@@ -29,8 +29,8 @@ def plot_metrics(source: Any, *names: str, ax: Any = None) -> Any:
             If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
     Returns:
-        The matplotlib axes. Without matplotlib, an object that a notebook displays as an SVG image, or None in a
-        terminal; see `plot_curves`.
+        The matplotlib axes. Without matplotlib, an object that a notebook displays as an SVG image, and that can be
+        saved; see `plot_curves`. None if `ax` is a console.
 
     Raises:
         DataError: A name matches nothing, or there are no values.

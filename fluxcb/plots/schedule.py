@@ -31,7 +31,8 @@ def plot_schedule(
 
     Returns:
         The matplotlib axes, or a list of axes if several hyperparameters are drawn into a new figure. Without
-        matplotlib, an object that a notebook displays as an SVG image, or None in a terminal; see `plot_curves`.
+        matplotlib, an object that a notebook displays as an SVG image, and that can be saved; see `plot_curves`. None
+        if `ax` is a console.
 
     Raises:
         DeclarationError: There is no schedule, a key is not a hyperparameter, a schedule does not return a single

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fluxcb import AccessError, DataError, DeclarationError, TraceError
+from fluxcb import AccessError, ConflictError, DataError, DeclarationError, TraceError
 from tests.fixes.programs import check_row, row
 
 
@@ -36,7 +36,45 @@ def provided(name: str) -> str:
     return other + uses("StepEnd", f"learner.step.{name}", access).replace("Uses())", "Adds(), Uses())")
 
 
+PUT = 'learner.cbstate.monitors.put_scalar("my/loss", 1.0)'
+SKIP = "learner.step.skip = learner.step.loss > 100"
+SKIPS = '{"step": {"loss": Read(), "skip": Append()}}'
+LOGS = '{"cbstate": {"monitors": Append()}}'
+
 ROWS = [
+    # flags and logged values, to which several callbacks add
+    row(
+        "may not read `cbstate.monitors`",
+        uses("StepEnd", PUT).replace("Uses())", "Uses(), Monitors(), Metrics(), LogMetrics())"),
+        uses("StepEnd", PUT, LOGS).replace("Uses())", "Uses(), Monitors(), Metrics(), LogMetrics())"),
+        kind=AccessError,
+    ),
+    row(
+        "declares only to read `cbstate.monitors`",
+        uses("StepEnd", PUT, LOGS.replace("Append", "Read")).replace("Uses())", "Uses(), Monitors())"),
+        uses("StepEnd", PUT, LOGS).replace("Uses())", "Uses(), Monitors(), Metrics(), LogMetrics())"),
+        kind=AccessError,
+    ),
+    row(
+        "may not write `step.skip`",
+        uses("BackwardEnd", SKIP, '{"step": {"loss": Read()}}').replace("Uses())", "Uses(), StopOnNaNLoss())"),
+        # As `stateaccess` would have it: the parts of `step` together.
+        uses("BackwardEnd", SKIP, SKIPS).replace("Uses())", "Uses(), StopOnNaNLoss())") + f"# {FLAG}",
+        kind=AccessError,
+    ),
+    row(
+        "both write `step.skip`",
+        uses("BackwardEnd", SKIP, SKIPS.replace("Append", "Write")).replace("Uses())", "Uses(), StopOnNaNLoss())"),
+        uses("BackwardEnd", SKIP, SKIPS).replace("Uses())", "Uses(), StopOnNaNLoss())") + "# step.skip",
+        uses("BackwardEnd", SKIP, SKIPS.replace("Append", "Write")).replace(
+            "fit(Uses())", "fit(in_order(Uses(), StopOnNaNLoss()))"
+        ),
+        uses("BackwardEnd", SKIP, SKIPS.replace("Append", "Write"))
+        .replace("class Uses(Callback):\n", "class Uses(Callback):\n    def runafter(self): return (StopOnNaNLoss,)\n")
+        .replace("Uses())", "Uses(), StopOnNaNLoss())")
+        + "# Uses.runafter()",
+        kind=ConflictError,
+    ),
     # names of other libraries
     row(
         "reads `progress.global_step`, which is not a counter. Did you mean `step`?",

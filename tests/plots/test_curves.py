@@ -115,11 +115,14 @@ def test_points_outside_axes_are_skipped():
     assert printed({"loss": points}, log_x=True) == printed({"loss": [(1, 1.0), (100, 2.0)]}, log_x=True)
 
 
-def test_terminal_chart_without_matplotlib(monkeypatch):
+def test_terminal_chart_without_matplotlib(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     console = Console(file=(file := io.StringIO()), width=40)
     monkeypatch.setattr(rich, "get_console", lambda: console)
-    assert plot_curves(CURVES, x_label="step", y_label="value") is None
+    picture = plot_curves(CURVES, x_label="step", y_label="value")
+    picture.save(tmp_path / "curves.svg")
+    assert (tmp_path / "curves.svg").read_text().startswith("<svg")
+    assert repr(picture) == "<Picture of up, down>"
     assert file.getvalue() == printed()
 
 

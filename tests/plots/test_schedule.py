@@ -63,7 +63,7 @@ def test_terminal_chart(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     console = Console(file=(file := io.StringIO()), width=60)
     monkeypatch.setattr(rich, "get_console", lambda: console)
-    assert plot_schedule({LearningRate: onecycle(100, 1e-3), "b1": 0.9}, 100) is None
+    assert repr(plot_schedule({LearningRate: onecycle(100, 1e-3), "b1": 0.9}, 100)) == "<Picture of learning_rate, b1>"
     lines = file.getvalue().splitlines()
     assert [line for line in lines if "■" in line] == ["■ learning_rate", "■ b1"]
     assert [line.split() for line in lines if "step" in line] == [["0", "step", "99"]] * 2

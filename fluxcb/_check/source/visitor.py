@@ -30,8 +30,9 @@ from fluxcb._check.source.frame import (
 )
 from fluxcb._check.source.text import find_source
 from fluxcb._check.source.touches import How, Reading, Runs, Touch
+from fluxcb._declare.access import MONITORS
 from fluxcb._declare.signatures import shown_path
-from fluxcb._declare.state import MAPPING_METHODS, MONITOR_METHODS, MONITORS
+from fluxcb._declare.state import MAPPING_METHODS, MONITOR_METHODS
 
 __all__ = ["Visitor"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from fluxcb._declare.access import Read
+from fluxcb._declare.access import Read, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.events import FitBegin, FitEnd
 from fluxcb._declare.handlers import on
@@ -17,10 +17,13 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import shown_path
 from fluxcb._errors import as_sentence
 from fluxcb._tracebacks import warn_user
+from fluxcb.callbacks.gradients.average import ParameterEMA
+from fluxcb.callbacks.metrics.metrics import Metrics
 from fluxcb.callbacks.progress.console import console_for, show_block
 from fluxcb.callbacks.progress.printer import MetricsPrinter
 from fluxcb.callbacks.progress.progress import ProgressBar
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver
+from fluxcb.callbacks.stopping.nan_loss import StopOnNaNLoss
 from fluxcb.checkpoints.savers import RunSaver
 from fluxcb.logging.consoles import text_file
 
@@ -62,7 +65,9 @@ class FitSummary(Callback):
     A metric that was NaN or infinite in an epoch of the fit is named. If it is the loss of a phase, the callback also
     issues a warning, because training continues after a validation loss that is not finite.
 
-    If `SkipNonFinite`, `LossSpikeGuard` or `DynamicLossScale` has skipped steps, their number is printed.
+    If `SkipNonFinite`, `LossSpikeGuard` or `DynamicLossScale` has skipped steps, their number is printed. A warning is
+    printed if all steps of the fit were skipped, and if the average of a `ParameterEMA`, which validation uses, mainly
+    consists of the initial parameters.
 
     The files are those that callbacks return from `output_locations`. The last line is the advice of the callback that
     ended the fit (`CancelFitting(reason, advice=...)`). Without such advice, it tells how to use the trained model or
@@ -74,15 +79,15 @@ class FitSummary(Callback):
     Access:
         callbacks: Read.
         model: Read.
-        cbstate: Read (from an earlier moment). Only `metrics_epoch` and the numbers of skipped steps are used, if they
-            exist.
+        cbstate: Read (from an earlier moment). Only `metrics_epoch`, the numbers of skipped steps, and the number of
+            updates of a `ParameterEMA` are used, if they exist.
 
     Runs:
         FitBegin, FitEnd x Phase (host).
 
     Cost:
-        Prints a few lines per fit. Fetches only the numbers of skipped steps, at the beginning and the end of the fit.
-            `Metrics` keeps the values of epochs on the host.
+        Prints a few lines per fit. Fetches only the numbers of skipped steps, at the beginning and the end of the fit,
+            and that of updates. `Metrics` keeps the values of epochs on the host.
 
     Warns:
         RuntimeWarning: A loss was NaN or infinite in an epoch of the fit.
@@ -143,6 +148,9 @@ class FitSummary(Callback):
         if began is not None and event.outcome != "failed":  # after an error, the train state may be inconsistent
             counts = {name: total - began.skipped.get(name, 0) for name, total in _skipped(learner).items()}
             lines += [f"{name} skipped {count} of {steps} steps." for name, count in counts.items() if count > 0]
+            if trained and event.outcome != "rewinding":
+                lines += _without_updates(learner, phase, steps, began.epoch)
+                lines += _young_averages(learner)
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
             locations = list(_locations(learner.callbacks)) if trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
@@ -203,6 +211,41 @@ def _not_finite(learner: LearnerView, known: int) -> Iterator[tuple[str, str]]:
             yield name, f"{name} was {bad[0][1]} in epoch {bad[0][0]}"
         elif bad:
             yield name, f"{name} was not finite in {len(bad)} of {len(fitted)} epochs, first in epoch {bad[0][0]}"
+
+
+def _without_updates(learner: LearnerView, phase: Phase, steps: int, known: int) -> Iterator[str]:
+    """Yield a line if all steps of a fit were skipped, which the lack of training metrics shows."""
+    values = [pairs for name, pairs in _metrics(learner) if name.startswith(f"{phase.name}/")]
+    if any(pairs[-1][0] > known for pairs in values):
+        return
+    if not any(isinstance(unwrap(callback), Metrics) for callback in learner.callbacks):
+        return
+    skipping = [
+        declared.label
+        for declared in learner.callbacks.graph.declared
+        if not isinstance(unwrap(declared.callback), StopOnNaNLoss)
+        and any(path == ("step", "skip") and writes(permission) for path, permission in declared.access.items())
+    ]
+    if skipping:
+        yield (
+            f"Warning: all {steps} steps were skipped, so the parameters have not changed. "
+            f"`step.skip` is set by {' and '.join(skipping)}."
+        )
+
+
+def _young_averages(learner: LearnerView) -> Iterator[str]:
+    """Yield a line for each average that validation uses and that mainly consists of the initial parameters."""
+    for callback in map(unwrap, learner.callbacks):
+        if not isinstance(callback, ParameterEMA) or not callback.validate or callback.debias:
+            continue
+        updates = int(learner.cbstate[callback.entry]["updates"])
+        share = callback.decay**updates
+        if share > 0.5:
+            yield (
+                f"Warning: after only {updates} updates, the initial parameters still make up {share:.0%} of the "
+                f"average that validation and `learner.model` use. Write `{type(callback).__name__}({callback.decay}, "
+                "debias=True)`, or train longer."
+            )
 
 
 def _locations(callbacks: Any) -> Iterator[str]:
