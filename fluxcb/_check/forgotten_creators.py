@@ -8,7 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import Declared
+from fluxcb._declare.handlers import is_handler
 from fluxcb._declare.signatures import assigns, constants_in, current_definition
+from fluxcb._typing import StatePath
 
 __all__ = ["forgotten_creators", "misspelled"]
 
@@ -20,11 +22,11 @@ def misspelled(name: str, known: Collection[str]) -> str:
     return swapped or next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.85)), "")
 
 
-def forgotten_creators(entry: str, reader: Declared, declared: Sequence[Declared]) -> list[type[Callback]]:
-    """Return the user's callback class that creates an entry of `cbstate` and has no instance in the list.
+def forgotten_creators(path: StatePath, reader: Declared, declared: Sequence[Declared]) -> list[type[Callback]]:
+    """Return the user's callback class that creates an entry of `cbstate` or `step` and has no instance in the list.
 
     Args:
-        entry: The name of the entry.
+        path: The path of the entry.
         reader: The callback that needs it.
         declared: The list.
 
@@ -35,7 +37,7 @@ def forgotten_creators(entry: str, reader: Declared, declared: Sequence[Declared
     return [
         cls
         for cls in _subclasses(Callback)
-        if cls not in used and _creates(cls, entry) and _is_reachable(cls, reader.cls) and not inspect.isabstract(cls)
+        if cls not in used and _creates(cls, path) and _is_reachable(cls, reader.cls) and not inspect.isabstract(cls)
     ][:1]
 
 
@@ -47,9 +49,14 @@ def _subclasses(cls: type[Callback]) -> Iterator[type[Callback]]:
         yield from _subclasses(subclass)
 
 
-def _creates(cls: type[Callback], entry: str) -> bool:
-    """Return whether the `init` of a class names an entry: `learner.cbstate.entry = ...`, or as a string."""
+def _creates(cls: type[Callback], path: StatePath) -> bool:
+    """Return whether the `init` of a class names an entry of `cbstate`, or a handler assigns a value of the step."""
     # The name in `stateaccess` alone would not show whether the class creates the entry or reads it as well.
+    entry = path[1]
+    if path[0] == "step":
+        return any(
+            assigns(method, entry) for base in cls.__mro__ for method in vars(base).values() if is_handler(method)
+        )
     if cls.init is Callback.init:
         return False
     return assigns(cls.init, entry) or entry in constants_in(cls.init)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fluxcb._check.conflict_errors import ordering
 from fluxcb._check.forgotten_creators import forgotten_creators, misspelled
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
@@ -111,7 +112,12 @@ def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) 
                 if path[0] == "step" and path[1] in STEP_PROVIDERS:
                     fix = [f"add `{STEP_PROVIDERS[path[1]]}()` to the callbacks, which writes it"]
                 elif path[0] == "step":
-                    fix = [_listed_in_provides(path[1], phase) for phase in phases if _assigns(phase, path[1])] or fix
+                    forgotten = forgotten_creators(path, d, declared)
+                    fix = (
+                        [_listed_in_provides(path[1], phase) for phase in phases if _assigns(phase, path[1])]
+                        or [f"add `{example_call(cls)}` to the callbacks" for cls in forgotten]
+                        or fix
+                    )
                 problems.append(UnknownStateError(what, where=where, fix=fix))
             elif path[0] in ("progress", "key", "*") and writes(permission):
                 what = f"{d.label} declares a write to `{dotted(path)}`, which no callback can write."
@@ -250,7 +256,7 @@ def _missing(
         added = f"add `{PROVIDERS[suggestion]}()` to the callbacks"
         fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`, and {added}")
     if not (provider or creates_itself) and all(p[1] != path[1] for p in written):
-        fix[:0] = [f"add `{example_call(cls)}` to the callbacks" for cls in forgotten_creators(path[1], d, declared)]
+        fix[:0] = [f"add `{example_call(cls)}` to the callbacks" for cls in forgotten_creators(path, d, declared)]
     return MissingStateError(
         f"{d.label} {'appends to' if appends else 'reads'} `{dotted(path)}`, which no callback creates.{hint}",
         where=where,
@@ -281,11 +287,43 @@ def _used_too_early(graph: CallbackGraph) -> list[CheckError]:
         if any(event is StepEnd or issubclass(event, TracedEvent) for event, _ in places):
             reachable |= written - known  # fluxcb does not know when handlers add their own names
         for path, permission in handler.access.items():
-            if path[0] != "step" or len(path) < 2 or path[1] in reachable:
+            if path[0] != "step" or len(path) < 2:
+                continue
+            if path[1] in reachable:
+                writer = _later_writer(graph, handler, places, path) if path[1] in written - known else None
+                if writer is not None and not writes(permission):
+                    problems.append(_before_writer(handler, writer, path))
                 continue
             if path[1] in known or (path[1] in written and not writes(permission)):
                 problems.append(_too_early(handler, path, moments, added=path[1] not in known))
     return problems
+
+
+def _later_writer(
+    graph: CallbackGraph, reader: BoundHandler, places: Sequence[Any], path: StatePath
+) -> BoundHandler | None:
+    """Return the handler that writes a value after its reader, in the same moment, if no handler writes it before."""
+    later = None
+    for moment, handlers in graph.orders.items():
+        before = True
+        for handler in handlers:
+            if handler.declared.position == reader.declared.position:
+                before = False
+            elif any(writes(p) and overlap(written, path) for written, p in handler.access.items()):
+                if before or moment not in places:
+                    return None
+                later = handler
+    # Host handlers run after the step, which has all values then.
+    return later if all(issubclass(event, TracedEvent) for event, _ in places) else None
+
+
+def _before_writer(reader: BoundHandler, writer: BoundHandler, path: StatePath) -> CheckError:
+    return MissingStateError(
+        f"{reader.declared.label} reads `{dotted(path)}` before {writer.declared.label} writes it.",
+        where=[reader.where, writer.where],
+        why="`in_order` or `runafter` states this order, and the value does not exist before it is written",
+        fix=f"state the other order: {ordering(writer.declared, reader.declared)}",
+    )
 
 
 def _too_early(handler: BoundHandler, path: StatePath, moments: Sequence[Any], *, added: bool) -> CheckError:

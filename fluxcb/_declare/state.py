@@ -159,7 +159,11 @@ PROVIDERS: Mapping[str, str] = {
 }
 
 # The callbacks that write step values which other callbacks read.
-STEP_PROVIDERS: Mapping[str, str] = {"metrics": "Metrics"}
+STEP_PROVIDERS: Mapping[str, str] = {
+    "metrics": "Metrics",
+    "finite_grads": "CheckNumerics",
+    "finite_params": "CheckNumerics",
+}
 
 # Metrics of the library that are numbers, for the text of a MissingStateError. A test compares it with the metrics.
 METRICS: Mapping[str, str] = {"accuracy": "accuracy", "auroc": "AUROC()", "smooth_loss": "SmoothLoss()"}

@@ -63,7 +63,8 @@ def refuse_shared(graph: CallbackGraph, owner: object) -> None:
                 f"{declared.label} already belongs to another Learner.",
                 why="a callback's own state would mix the two trainings",
                 fix=[
-                    "construct a new instance for each Learner",
+                    "construct a new instance for each Learner; `fluxcb check` and pytest call a function such as "
+                    "`make_learner` several times, so construct it inside the function",
                     "free it first: `other.callbacks.remove(callback)`",
                 ],
             )

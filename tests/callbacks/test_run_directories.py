@@ -76,11 +76,24 @@ def test_the_fix_of_a_best_saver_without_a_checkpointer_works(tmp_path):
         f"{folder} contains checkpoints of another run.\n"
         "  why:   a directory can hold only one run: checkpoints are numbered by step, and old ones are deleted\n"
         "  fix:   continue that run: if it has a `Checkpointer`, `learner.fit(..., resume=True)`; otherwise, "
-        f"call `learner.restore({str(folder)!r})` before `fit`\n"
+        f"call `learner.restore({str(folder)!r})` before `fit`, with the argument "
+        '`allow=("callbacks",)` if the list of callbacks has changed\n'
         "     or: start a new run: use another directory, or delete this one"
     )
-    (call,) = re.findall(r"`(learner\.restore\(.*\))`", raised.value.fix[0])
+    (call,) = re.findall(r"`(learner\.restore\([^`]*\))`", raised.value.fix[0])
     eval(call, {"learner": second})  # noqa: S307 - of the message's own text
+    second.fit(1)
+    assert (second.step, steps_in(folder)) == (12, [12])
+
+
+@pytest.mark.filterwarnings("ignore:The run resumes:fluxcb.checkpoints.ResumeWarning")
+def test_a_checkpointer_can_be_added_to_the_run_of_a_best_saver(tmp_path):
+    training(Metrics(), MinSaver(tmp_path)).fit(2)
+    folder = tmp_path / "min-validation-loss"
+    second = training(Metrics(), MinSaver(tmp_path), Checkpointer(tmp_path))
+    with pytest.raises(CheckpointError, match=re.escape('with the argument `allow=("callbacks",)`')):
+        second.fit(1)
+    second.restore(folder, allow=("callbacks",))
     second.fit(1)
     assert (second.step, steps_in(folder)) == (12, [12])
     shutil.rmtree(folder)

@@ -294,7 +294,12 @@ ROWS = [
     row(
         "already belongs to another Learner",
         "tick = Tick(); learner(tick), learner(tick)",
-        "learner(Tick()), learner(Tick())",
+        """
+        def make_learner():
+            return learner(Tick())
+
+        make_learner(), make_learner()  # as `fluxcb check` does
+        """,
         "callback = Tick(); other = learner(callback); other.callbacks.remove(callback); learner(callback)",
     ),
     row(

@@ -221,7 +221,8 @@ def test_instance_belongs_to_one_learner():
     assert str(raised.value) == (
         "Counts() already belongs to another Learner.\n"
         "  why:   a callback's own state would mix the two trainings\n"
-        "  fix:   construct a new instance for each Learner\n"
+        "  fix:   construct a new instance for each Learner; `fluxcb check` and pytest call a function such as "
+        "`make_learner` several times, so construct it inside the function\n"
         "     or: free it first: `other.callbacks.remove(callback)`"
     )
     learner.callbacks.remove(counts)

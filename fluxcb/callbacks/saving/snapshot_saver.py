@@ -185,7 +185,10 @@ class SnapshotSaver(Callback, RunLock):
 
     def how_to_continue(self) -> str:
         """Return the call that continues the run in the directory."""
-        restore = f"call `learner.restore({os.fspath(self.folder)!r})` before `fit`"
+        restore = (
+            f"call `learner.restore({os.fspath(self.folder)!r})` before `fit`, with the argument "
+            '`allow=("callbacks",)` if the list of callbacks has changed'
+        )
         return f"if it has a `Checkpointer`, `learner.fit(..., resume=True)`; otherwise, {restore}"
 
     @on(StepEnd | EpochBegin | EpochEnd, Phase, access={}, when=AtWindowEnds())

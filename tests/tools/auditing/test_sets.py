@@ -247,7 +247,8 @@ def test_factory_returning_same_callbacks_is_reported(problems):
         "EventLog() "
         "already belongs to another Learner.\n"
         "  why:   a callback's own state would mix the two trainings\n"
-        "  fix:   construct a new instance for each Learner\n"
+        "  fix:   construct a new instance for each Learner; `fluxcb check` and pytest call a function such as "
+        "`make_learner` several times, so construct it inside the function\n"
         "     or: free it first: `other.callbacks.remove(callback)`",
     )
 
