@@ -269,7 +269,8 @@ def test_a_plot():
 
 def test_a_plot_without_matplotlib_is_printed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
-    assert LRFinderResult((0.01, 0.1, 1.0, 10.0), (4.0, 4.0, 1.0, 9.0), beta=0.0).plot() is None
+    picture = LRFinderResult((0.01, 0.1, 1.0, 10.0), (4.0, 4.0, 1.0, 9.0), beta=0.0).plot()
+    assert repr(picture) == "<Picture of loss (averaged)>"
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "■ loss (averaged)   │ suggestion: 0.1"
     assert lines[-1].split() == ["0.01", "learning", "rate", "10"]

@@ -214,9 +214,9 @@ def test_undeclared_entry_of_a_missing_callback_shows_both_edits():
     _, last = refusal(uses("learner.cbstate.monitors"))
     assert last == (
         "  fix:   add `Monitors()` to the callbacks, which creates it, and add "
-        '`{"cbstate": {"monitors": Read()}}` to `stateaccess`'
+        '`{"cbstate": {"monitors": Append()}}` to `stateaccess`'
     )
-    trained(Monitors(), uses("learner.cbstate.monitors", {"cbstate": {"monitors": Read()}}))
+    trained(Monitors(), uses("learner.cbstate.monitors", {"cbstate": {"monitors": Append()}}))
 
 
 @pytest.mark.parametrize("at", [StepBegin, EpochEnd])

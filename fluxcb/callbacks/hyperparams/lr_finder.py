@@ -96,8 +96,8 @@ class LRFinderResult(Constructed):
                 figure. If matplotlib is not installed, it is an SVG image in a notebook, and a chart in a terminal.
 
         Returns:
-            The matplotlib axes. Without matplotlib, an object that a notebook displays as an SVG image, or None in a
-            terminal; see `fluxcb.plots.plot_curves`.
+            The matplotlib axes. Without matplotlib, an object that a notebook displays as an SVG image, and that can be
+            saved; see `fluxcb.plots.plot_curves`. None if `ax` is a console.
 
         Raises:
             DataError: There are no losses, because the first one was not finite.
