@@ -33,11 +33,15 @@ def forgotten_creators(path: StatePath, reader: Declared, declared: Sequence[Dec
     Returns:
         A list of at most one class.
     """
-    used = {current_definition(base) for d in declared for base in d.cls.__mro__}
+    # By name, because a notebook cell or module that runs again defines the class again.
+    names = {base.__name__ for d in declared for base in d.cls.__mro__}
     return [
         cls
         for cls in _subclasses(Callback)
-        if cls not in used and _creates(cls, path) and _is_reachable(cls, reader.cls) and not inspect.isabstract(cls)
+        if cls.__name__ not in names
+        and _creates(cls, path)
+        and _is_reachable(cls, reader.cls)
+        and not inspect.isabstract(cls)
     ][:1]
 
 

@@ -244,18 +244,19 @@ def _missing(
     # Users choose the names of entries, so a name that is merely similar to another one is usually meant.
     suggestion = "" if provider else misspelled(path[1], known) if len(path) == 2 else nearest(path[-1], known)
     hint = f" Did you mean `{suggestion}`?" if suggestion else ""
-    creates_itself = not d.is_shipped and assigns(d.cls.init, path[-1])
+    creator = next((o.cls for o in (d, *declared) if not o.is_shipped and assigns(o.cls.init, path[-1])), None)
     fix = [f"add a callback that declares `Write()` on `{dotted(path)}` and creates it in its `init`"]
     if provider:
         fix = [f"add `{provider}()` to the callbacks, which creates it"]
-    elif creates_itself:
-        fix = [f"declare `Write()` on `{dotted(path)}`, because `{d.cls.__name__}.init` creates it"]
+    elif creator is not None:
+        place = "" if creator is d.cls else f" in `{creator.__name__}.stateaccess`"
+        fix = [f"declare `Write()` on `{dotted(path)}`{place}, because `{creator.__name__}.init` creates it"]
     elif suggestion in others:
         fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`")
     elif suggestion:
         added = f"add `{PROVIDERS[suggestion]}()` to the callbacks"
         fix.insert(0, f"write `{suggestion}` instead of `{path[-1]}`, and {added}")
-    if not (provider or creates_itself) and all(p[1] != path[1] for p in written):
+    if not provider and creator is None and all(p[1] != path[1] for p in written):
         fix[:0] = [f"add `{example_call(cls)}` to the callbacks" for cls in forgotten_creators(path, d, declared)]
     return MissingStateError(
         f"{d.label} {'appends to' if appends else 'reads'} `{dotted(path)}`, which no callback creates.{hint}",

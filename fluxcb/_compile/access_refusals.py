@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
 from fluxcb._compile.optimizers import nearest_hyperparameter
-from fluxcb._declare.access import Append, Permission, Read, Write, code_reading, dotted, lookup, writes
+from fluxcb._declare.access import MONITORS, Append, Permission, Read, Write, code_reading, dotted, lookup, writes
 from fluxcb._declare.declared import Declared
-from fluxcb._declare.state import ALIASES, COUNTER_ALIASES, FIRST_LEVEL, PROGRESS, UNDECLARED
+from fluxcb._declare.state import (
+    ALIASES,
+    COUNTER_ALIASES,
+    FIRST_LEVEL,
+    MONITOR_ALIASES,
+    MONITOR_METHODS,
+    PROGRESS,
+    UNDECLARED,
+)
 from fluxcb._errors import AccessError, FluxcbError, nearest
 from fluxcb._typing import StatePath
 
@@ -104,6 +113,12 @@ class Refusal:
         # These names have a meaning outside handlers or in other libraries, so no similar name is suggested.
         if not parent and name in (*ALIASES, *_COUNTERS, *_METHODS, *_STOPS, "emit", "log", "state"):
             what, fix = self._elsewhere(name, needed)
+        elif parent == MONITORS and (method := _monitor_method(name)):
+            what = f"uses `{dotted(path)}`, which is not a method. Did you mean `{method}`?"
+            fix = [
+                f"write `{code_reading((*parent, method))}(...)`",
+                f"if `{name}` is the name of logged values, {self.declared.how_to_declare(path, needed)}",
+            ]
         elif suggestion:
             what += f" Did you mean `{suggestion}`?"
             suggested_path = (*parent, suggestion)
@@ -111,7 +126,7 @@ class Refusal:
             part = not parent and suggestion in NAMESPACES  # permissions are declared for parts of a namespace
             if not (suggestion in self.writable if writing else suggestion in self.readable or part):
                 fix += f", and {self.declared.how_to_declare(suggested_path, needed)}"
-            if parent == ("cbstate", "monitors"):  # its entries have any name
+            if parent == MONITORS:  # its entries have any name
                 fix = [fix, self.declared.how_to_declare(path, needed)]
         # Parts of a learner have only the methods of a Mapping, which change nothing.
         elif parent and name in ("setdefault", "update", "pop"):
@@ -200,3 +215,10 @@ class Refusal:
         what = f"{'writes' if writes(needed) else 'reads'} `{name}`, which is not part of the state."
         declare = "" if path[0] == "progress" else f", and {self.declared.how_to_declare(path, needed)}"
         return what, f"write `{code_reading(path)}` instead of `learner.{name}`{declare}"
+
+
+def _monitor_method(name: str) -> str:
+    """Return the method of the hub of `Monitors` that a name means, or an empty string."""
+    # Names of logged values, such as `history_loss`, can be similar to a method.
+    close = difflib.get_close_matches(name, MONITOR_METHODS, n=1, cutoff=0.8)
+    return MONITOR_ALIASES.get(name) or next(iter(close), "")

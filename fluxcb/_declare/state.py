@@ -34,6 +34,7 @@ __all__ = [
     "FIRST_LEVEL",
     "MAPPING_METHODS",
     "METRICS",
+    "MONITOR_ALIASES",
     "MONITOR_METHODS",
     "PROGRESS",
     "PROVIDERS",
@@ -120,6 +121,12 @@ MONITOR_METHODS: Mapping[str, Permission] = {
     **dict.fromkeys(("latest", "history"), Read()),
 }
 """The methods of the hub whose first argument is a name, and the permission on this name that a call needs."""
+
+MONITOR_ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(("add", "log", "log_metric", "log_scalar", "record", "scalar", "write"), "put_scalar"),
+    **{f"add_{kind}": f"put_{kind}" for kind in ("scalar", "text", "image", "histogram")},
+}
+"""Methods of other loggers, which users try on the hub."""
 
 ENGINE_STEP_NAMES: Mapping[str, str] = {
     "batch": "the batch",

@@ -18,7 +18,7 @@ from fluxcb._compile.handler_backend import Touched
 from fluxcb._compile.hyperparams import unusable
 from fluxcb._compile.leaves import is_number
 from fluxcb._compile.traced import name_hash
-from fluxcb._declare.access import STEP_FLAGS, Permission, Read, Write, dotted, writes
+from fluxcb._declare.access import MONITORS, STEP_FLAGS, Permission, Read, Write, dotted, writes
 from fluxcb._declare.declared import Declared
 from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.refused_access import (
@@ -375,7 +375,9 @@ class HostBackend:
                 f"{self._declared.label} assigns `{dotted(path)}`, a part of a {type(target).__name__}.",
                 where=self._declared.where,
                 why="the assignment would not reach the object that other callbacks read",
-                fix=f"change it in place, by methods of `learner.{dotted(path)}`",
+                fix=f'write `learner.cbstate.monitors.put_scalar("{path[2]}", value)`'
+                if path[:-1] == MONITORS
+                else f"change it in place, by methods of `learner.{dotted(path)}`",
             )
         if isinstance(target, MutableMapping):
             target[path[-1]] = value

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 from fluxcb._calls import Constructed
 from fluxcb._declare.access import Permission
 from fluxcb._declare.schedules import positive
-from fluxcb._declare.state import MONITOR_METHODS
-from fluxcb._errors import DeclarationError, MissingStateError, did_you_mean
+from fluxcb._declare.state import MONITOR_ALIASES, MONITOR_METHODS
+from fluxcb._errors import AccessError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._tracebacks import warn_user
 from fluxcb.logging.loggable_state import loggable_of, loggable_state
 from fluxcb.logging.loggables import Histogram, Image, Loggable, Text, Value
@@ -205,6 +205,18 @@ class MonitorHub(Constructed):
             raise _no_attribute("learner.cbstate.monitors", name, (*logged, *_public(MonitorHub)))
         return self[name]
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name != "limit":
+            self[name] = value
+        object.__setattr__(self, name, value)
+
+    def __setitem__(self, name: str, value: Any) -> NoReturn:
+        raise AccessError(
+            f"A value was assigned to `{name}` of `learner.cbstate.monitors`.",
+            why="assigning a value does not log it",
+            fix=f'write `learner.cbstate.monitors.put_scalar("{name}", value)`',
+        )
+
     def __contains__(self, name: object) -> bool:
         return name in self._series
 
@@ -366,7 +378,9 @@ class _Named:
 
 
 def _no_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:
-    return AttributeError(f"`{owner}` has no `{name}`.{did_you_mean(name, known)}")
+    meant = MONITOR_ALIASES.get(name)
+    hint = f" Did you mean `{meant}`?" if meant else did_you_mean(name, known)
+    return AttributeError(f"`{owner}` has no `{name}`.{hint}")
 
 
 def _public(cls: type) -> list[str]:

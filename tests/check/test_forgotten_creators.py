@@ -36,6 +36,13 @@ class CreatesNoise(Callback):
         learner.cbstate["gn_ema"] = 0.0
 
 
+class CreatesUndeclared(Callback):
+    """Create an entry that is not declared."""
+
+    def init(self, learner: Any) -> None:
+        learner.cbstate.worst = 0.0
+
+
 class Uses(Callback):
     def __init__(self, name: str) -> None:
         self.entry = name
@@ -114,3 +121,9 @@ def test_class_that_is_in_the_list_or_only_reads_is_not_suggested() -> None:
 )
 def test_nearest_name_is_a_typo_of_one_or_two_letters(name: str, meant: str) -> None:
     assert misspelled(name, list(PROVIDERS)) == meant
+
+
+def test_callback_in_the_list_that_creates_the_entry_without_declaring_it_is_named() -> None:
+    fix = r"fix:   declare `Write\(\)` on `cbstate.worst` in `CreatesUndeclared.stateaccess`, because "
+    with pytest.raises(MissingStateError, match=f"{fix}`CreatesUndeclared.init` creates it$"):
+        fluxcb.check([CreatesUndeclared(), Uses("worst")])

@@ -39,6 +39,7 @@ def provided(name: str) -> str:
 PUT = 'learner.cbstate.monitors.put_scalar("my/loss", 1.0)'
 SKIP = "learner.step.skip = learner.step.loss > 100"
 SKIPS = '{"step": {"loss": Read(), "skip": Append()}}'
+GAP = '{"cbstate": {"monitors": {"gap": Append()}}}'
 LOGS = '{"cbstate": {"monitors": Append()}}'
 
 ROWS = [
@@ -60,6 +61,33 @@ ROWS = [
         uses("BackwardEnd", SKIP, '{"step": {"loss": Read()}}').replace("Uses())", "Uses(), StopOnNaNLoss())"),
         # As `stateaccess` would have it: the parts of `step` together.
         uses("BackwardEnd", SKIP, SKIPS).replace("Uses())", "Uses(), StopOnNaNLoss())") + f"# {FLAG}",
+        kind=AccessError,
+    ),
+    row(
+        "A value was assigned to `gap` of `learner.cbstate.monitors`",
+        uses("EpochEnd", "learner.cbstate.monitors.gap = 1.0", LOGS).replace("Uses())", "Uses(), Monitors())"),
+        uses("EpochEnd", 'value = 1.0; learner.cbstate.monitors.put_scalar("gap", value)', LOGS).replace(
+            "Uses())", "Uses(), Monitors())"
+        ),
+        kind=AccessError,
+    ),
+    row(
+        "assigns `cbstate.monitors.gap`",
+        uses("EpochEnd", "learner.cbstate.monitors.gap = 1.0", GAP).replace("Uses())", "Uses(), Monitors())"),
+        uses("EpochEnd", 'value = 1.0; learner.cbstate.monitors.put_scalar("gap", value)', GAP).replace(
+            "Uses())", "Uses(), Monitors())"
+        ),
+        kind=AccessError,
+    ),
+    row(
+        "uses `cbstate.monitors.log`, which is not a method. Did you mean `put_scalar`?",
+        uses("EpochEnd", 'learner.cbstate.monitors.log("gap", 1.0)', GAP).replace("Uses())", "Uses(), Monitors())"),
+        uses("EpochEnd", 'learner.cbstate.monitors.put_scalar("gap", 1.0)', GAP).replace(
+            "Uses())", "Uses(), Monitors())"
+        ),
+        uses("EpochEnd", "learner.cbstate.monitors.log.put_scalar(1.0)", GAP.replace("gap", "log")).replace(
+            "Uses())", "Uses(), Monitors())"
+        ),
         kind=AccessError,
     ),
     row(

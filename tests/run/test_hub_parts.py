@@ -162,7 +162,7 @@ def where():
             Write(),
             "{own} assigns `cbstate.monitors.loss`, a part of a MonitorHub.\n{where}"
             "  why:   the assignment would not reach the object that other callbacks read\n"
-            "  fix:   change it in place, by methods of `learner.cbstate.monitors.loss`",
+            '  fix:   write `learner.cbstate.monitors.put_scalar("loss", value)`',
         ),
     ],
 )
