@@ -131,7 +131,8 @@ def test_the_fix_of_a_saver_without_a_checkpointer_is_to_restore(tmp_path, monke
     call = f"learner.restore({str(folder)!r})"
     fix = (
         "continue later from the newest checkpoint: if it has a `Checkpointer`, `learner.fit(..., resume=True)`; "
-        f"otherwise, call `{call}` before `fit`"
+        f"otherwise, call `{call}` before `fit`, with the argument "
+        '`allow=("callbacks",)` if the list of callbacks has changed'
     )
     assert raised.value.fix == ("free some space, or use another directory", fix)
     disk.steps = ()
