@@ -366,18 +366,16 @@ class HostBackend:
         target: Any = self._state.cbstate
         for part in path[1:-1]:
             # A handler may write below a name that no handler has written yet.
-            if isinstance(target, MutableMapping):
-                target = target.setdefault(part, {})
-            else:
-                target = shared_part(target, part, writable=True)
+            nested = isinstance(target, MutableMapping)
+            target = target.setdefault(part, {}) if nested else shared_part(target, part, writable=True)
         if is_hub(target):
             raise AccessError(
                 f"{self._declared.label} assigns `{dotted(path)}`, a part of a {type(target).__name__}.",
                 where=self._declared.where,
                 why="the assignment would not reach the object that other callbacks read",
-                fix=f'write `learner.cbstate.monitors.put_scalar("{path[2]}", value)`'
-                if path[:-1] == MONITORS
-                else f"change it in place, by methods of `learner.{dotted(path)}`",
+                fix=f"change it in place, by methods of `learner.{dotted(path)}`"
+                if path[:-1] != MONITORS
+                else f'write `learner.cbstate.monitors.put_scalar("{path[2]}", value)`',
             )
         if isinstance(target, MutableMapping):
             target[path[-1]] = value
