@@ -1,7 +1,7 @@
-"""A warning about targets of the shape of the outputs that have no class, in metrics that compare classes.
+"""A warning about metrics that compare classes, if the targets are neither one-hot vectors nor probabilities.
 
-Such metrics take the position of the largest number of a row as its class. For several labels per example, and for
-regression, this is a number without a meaning.
+Such a metric takes the position of the largest number in each row as the class. If an example has several labels, or a
+target is a real value, the result has no meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fluxcb.callbacks import ConfusionMatrix, Metric, Metrics, PerClassAccuracy,
 
 __all__ = ["warn_about_targets_without_class"]
 
-_ROWS = 1000  # of a data source, which are enough to find a row that is not one-hot
+_ROWS = 1000  # how many examples to look at; a row that is not one-hot is usually among the first
 
 
 def warn_about_targets_without_class(core: LearnerCore) -> None:
@@ -42,7 +42,7 @@ def warn_about_targets_without_class(core: LearnerCore) -> None:
     if not metrics or core.adapter is None:
         return
     for phase in core.phases:
-        # A phase of the user may compute other outputs and targets.
+        # A user's own phase may compute different outputs and targets.
         if type(phase) not in (TrainingPhase, ValidationPhase) or type(phase).name not in core.streams:
             continue
         step = core.traced(phase)  # first, because it may pull the batch

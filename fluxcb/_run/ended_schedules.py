@@ -77,7 +77,7 @@ def warn_of_ended_schedules(core: LearnerCore, before: Mapping[tuple[str, str], 
     for key, after in scheduled_rates(core).items():
         if key not in before or after.next_count - before[key].next_count < 2:
             continue
-        # Without compiling, because the last value of most schedules is not 0.
+        # Evaluated without compiling, because this test rules out most schedules.
         if abs(float(after.schedule(np.int32(after.next_count - 1)))) > _SMALL:
             continue
         values = np.abs(np.asarray(jax.jit(jax.vmap(after.schedule))(np.arange(after.next_count, dtype=np.int32))))

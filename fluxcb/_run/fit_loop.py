@@ -158,7 +158,7 @@ def _run(
     # This describes an epoch that the fit resumes, because EpochBegin is not emitted again for it.
     resumed = fit.at is not None and fit.at.phase in _names(core.phase_set.training_groups()[0])
     core.state.progress.compiled = not resumed or engine.step_loop(phase).compiled
-    # A finished run that is started again emits FitBegin and FitEnd but trains nothing.
+    # If a finished run is started again, FitBegin and FitEnd are emitted, but no step runs.
     complete = ended is not None or not _has_more(core, length)
     try:
         try:

@@ -207,15 +207,11 @@ class MonitorHub(Constructed):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and name != "limit":
-            self[name] = value
+            raise _assigned(name)  # otherwise, the value would be lost silently
         object.__setattr__(self, name, value)
 
     def __setitem__(self, name: str, value: Any) -> NoReturn:
-        raise AccessError(
-            f"A value was assigned to `{name}` of `learner.cbstate.monitors`.",
-            why="assigning a value does not log it",
-            fix=f'write `learner.cbstate.monitors.put_scalar("{name}", value)`',
-        )
+        raise _assigned(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._series
@@ -375,6 +371,14 @@ class _Named:
 
     def __repr__(self) -> str:
         return f"<monitors: {self.name}>"
+
+
+def _assigned(name: str) -> AccessError:
+    return AccessError(
+        f"A value was assigned to `{name}` of `learner.cbstate.monitors`.",
+        why="assigning a value does not log it",
+        fix=f'write `learner.cbstate.monitors.put_scalar("{name}", value)`',
+    )
 
 
 def _no_attribute(owner: str, name: str, known: Iterable[str]) -> AttributeError:
