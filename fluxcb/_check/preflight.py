@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from fluxcb._check.conflict_errors import ordering
@@ -11,13 +11,14 @@ from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._check.ordering import moment_name
 from fluxcb._check.scheduled import overwritten_hyperparams, scheduled_twice
-from fluxcb._declare.access import Append, Permission, Read, Write, dotted, lookup, overlap, writes
+from fluxcb._declare.access import Append, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
 from fluxcb._declare.events import BUILTIN_EVENTS, ComputeEnd, HostEvent, StepBegin, StepEnd, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.signatures import assigns, example_call
 from fluxcb._declare.state import (
+    ALIASES,
     ENGINE_STEP_NAMES,
     FIRST_LEVEL,
     PROGRESS,
@@ -101,15 +102,20 @@ def unchecked_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> Callback
 def _unknown_paths(declared: Sequence[Declared], phases: Sequence[type[Phase]]) -> list[CheckError]:
     problems: list[CheckError] = []
     steps = step_names(phases) | set(ENGINE_STEP_NAMES) | _written_step_names(declared)
+    shared = {path[1] for d in declared for path, _, _ in d.accesses() if path[0] == "cbstate" and len(path) > 1}
     names = {p.name for p in phases}
     for d in declared:
         for path, permission, where in d.accesses():
             problem = _unknown(path, steps, names)
             if problem:
                 what, hint, known = problem
+                nested = _nested(path[0], steps, shared) if path[0] not in FIRST_LEVEL else None
+                hint = "" if nested else hint
                 what = f"{d.label} declares access to `{dotted(path)}`, {what}.{hint}"
                 fix = [f"name one of {', '.join(sorted(known))}" if known else f"write `{path[0]}` alone"]
-                if path[0] == "step" and path[1] in STEP_PROVIDERS:
+                if nested:
+                    fix = [f"write `{line_to_add((*nested, *path[1:]), permission)}`"]
+                elif path[0] == "step" and path[1] in STEP_PROVIDERS:
                     fix = [f"add `{STEP_PROVIDERS[path[1]]}()` to the callbacks, which writes it"]
                 elif path[0] == "step":
                     forgotten = forgotten_creators(path, d, declared)
@@ -153,15 +159,17 @@ def _written_step_names(declared: Sequence[Declared]) -> set[str]:
     }
 
 
+def _nested(name: str, steps: Collection[str], shared: Collection[str]) -> StatePath | None:
+    """Return the path of a value that a declaration names without its first part, such as `loss`, if there is one."""
+    parts = {"step": steps, "cbstate": {*PROVIDERS, *shared}, "progress": PROGRESS}
+    return next(((part, name) for part, known in parts.items() if name in known), ALIASES.get(name))
+
+
 def _unknown(path: StatePath, steps: set[str], phase_names: set[str]) -> tuple[str, str, Iterable[str]] | None:
     """Return the problem of a path, a hint, and possible names to use instead, or None if the path is valid."""
     first = path[0]
     if first not in FIRST_LEVEL:
-        if first in steps:
-            hint = f' Step values are nested: `{{"step": {{"{first}": Read()}}}}`.'
-        else:
-            hint = did_you_mean(first, FIRST_LEVEL)
-        return "which is not a part of the Learner", hint, FIRST_LEVEL
+        return "which is not a part of the Learner", did_you_mean(first, FIRST_LEVEL), FIRST_LEVEL
     if first in ("*", "control") and len(path) > 1:
         return f"but `{first}` has no parts", "", ()
     if len(path) < 2:

@@ -59,12 +59,15 @@ def adapt(model: Any) -> ModelAdapter:
         return cast(ModelAdapter, model)
     kinds = tuple(map(_library, model)) if isinstance(model, tuple) else ()
     is_bindable = kinds == ("flax.linen", None) and isinstance(model[1], Mapping)
-    bound = ["pass `module.bind(variables)` for a Linen module and its variables"] if is_bindable else []
+    known = ["pass `module.bind(variables)` for a Linen module and its variables"] if is_bindable else []
+    function = _function_with_params(model)
+    if function is not None:
+        known = [f"pass `(lambda key, xs: params, {function})` for a function and the params that you have"]
     raise DeclarationError(
         f"`model` is {_described(model)}, which fluxcb cannot train.",
         why="the step needs a model that it can initialize and apply to a batch of inputs",
         fix=[
-            *bound,
+            *known,
             "pass a Flax NNX or Linen module, or an Equinox module",
             "pass `(module, state)` as `eqx.nn.make_with_state(make_module)(...)` returns it",
             "pass two functions, `(init(key, xs) -> params, apply(params, xs) -> outputs)`",
@@ -92,6 +95,16 @@ def _is_pair(model: tuple[Any, Any]) -> bool:
     # Only plain tuples, because Optax's GradientTransformation(init, update) is also a tuple of two functions.
     fields = getattr(model, "_fields", ("init", "apply"))
     return fields == ("init", "apply") and all(callable(entry) and _library(entry) is None for entry in model)
+
+
+def _function_with_params(model: Any) -> str | None:
+    """Return the name of the function in a pair of a function and its params, in any order."""
+    if type(model) is tuple and len(model) == 2:
+        for function, params in (model, model[::-1]):
+            if callable(function) and _library(function) is None and isinstance(params, Mapping):
+                name = getattr(function, "__name__", "")
+                return name if name.isidentifier() else "apply"
+    return None
 
 
 def _is_adapter(model: Any) -> bool:

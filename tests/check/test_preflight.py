@@ -59,10 +59,6 @@ STEP_NAMES += ["updates", "xs", "ys"]
         ({"stpe": {"loss": Read()}}, "`stpe.loss`, which is not a part of the Learner. Did you mean `step`?"),
         ({"zzz": Read()}, "`zzz`, which is not a part of the Learner."),
         (
-            {"loss": Read()},
-            '`loss`, which is not a part of the Learner. Step values are nested: `{"step": {"loss": Read()}}`.',
-        ),
-        (
             {"step": {"lsos": Read()}},
             "`step.lsos`, which no phase provides and no callback writes. Did you mean `loss`?",
         ),
@@ -83,6 +79,38 @@ def test_unknown_path_raises(access: Any, what: str, refused: Any) -> None:
     text = f"Says declares access to {what}\n  where: Says.stateaccess  <@says>\n  fix:   {fix}"
     with refused(UnknownStateError, text):
         checked_graph([Says(access)], PHASES)
+
+
+class Creates(Callback):
+    def init(self, learner: Any) -> None:
+        learner.cbstate["mine"] = 0
+
+    def stateaccess(self) -> Any:
+        return {"cbstate": {"mine": Write()}}
+
+
+@pytest.mark.parametrize(
+    ("access", "declaration"),
+    [
+        ({"loss": Read()}, '{"step": {"loss": Read()}}'),
+        ({"grads": Write()}, '{"step": {"grads": Write()}}'),
+        ({"history": Read()}, '{"cbstate": {"history": Read()}}'),
+        ({"metrics_epoch": {"validation": Read()}}, '{"cbstate": {"metrics_epoch": {"validation": Read()}}}'),
+        ({"monitors": Write()}, '{"cbstate": {"monitors": Append()}}'),
+        ({"mine": Read()}, '{"cbstate": {"mine": Read()}}'),
+        ({"epoch": Read()}, '{"progress": {"epoch": Read()}}'),
+        ({"lr": Write()}, '{"hyperparams": {"learning_rate": Write()}}'),
+    ],
+)
+def test_part_named_alone_raises_with_its_place(access: Any, declaration: str, refused: Any) -> None:
+    (first,) = access
+    path = "metrics_epoch.validation" if first == "metrics_epoch" else first
+    text = (
+        f"Says declares access to `{path}`, which is not a part of the Learner.\n"
+        f"  where: Says.stateaccess  <@says>\n  fix:   write `{declaration}`"
+    )
+    with refused(UnknownStateError, text):
+        checked_graph([Says(access), Creates()], PHASES)
 
 
 @pytest.mark.parametrize(

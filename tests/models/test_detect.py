@@ -110,7 +110,7 @@ EXPLANATION = (
         (3, "of type `int`"),
         (apply, "of type `function`"),
         ({"w": jnp.ones(2)}, "of type `dict`"),
-        ((init, {"w": 1}), "a tuple (function, dict)"),
+        ((init, 1), "a tuple (function, int)"),
         ((init, apply, apply), "a tuple (function, function, function)"),
         ((nn.Dense(3), nn.Dense(3)), "a tuple (Dense, Dense)"),
         (optax.sgd(0.1), "of type `GradientTransformationExtraArgs`"),
@@ -130,6 +130,16 @@ def test_linen_module_with_its_variables_has_a_fix_that_keeps_them():
         adapt((module, variables))
     params, _ = adapt(module.bind(variables)).init(jax.random.key(2), jnp.ones((2, 5)))
     assert (params["kernel"] == variables["params"]["kernel"]).all()
+
+
+@pytest.mark.parametrize("in_order", [lambda params: (apply, params), lambda params: (params, apply)])
+def test_function_with_params_has_a_fix_that_keeps_them(in_order):
+    params = {"w": jnp.full((2, 3), 4.0)}
+    text = r"fix:   pass `\(lambda key, xs: params, apply\)` for a function and the params that you have"
+    with pytest.raises(DeclarationError, match=text):
+        adapt(in_order(params))
+    initial, _ = adapt((lambda key, xs: params, apply)).init(jax.random.key(2), jnp.ones((5, 2)))
+    assert initial is params
 
 
 def test_model_class_raises():
