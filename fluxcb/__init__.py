@@ -106,9 +106,18 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = importlib.import_module(f"fluxcb.{name}")
     else:
-        raise AttributeError(f"module 'fluxcb' has no attribute {name!r}")
+        raise AttributeError(f"module 'fluxcb' has no attribute {name!r}{_place(name)}")
     globals()[name] = value
     return value
+
+
+def _place(name: str) -> str:
+    """Return a hint for a name that is in a submodule, such as `fluxcb.Metrics`."""
+    # Not for `__wrapped__` and the like, which tools look up in every object.
+    modules = () if name.startswith("_") else _MODULES
+    places = (module for module in modules if name in importlib.import_module(f"fluxcb.{module}").__all__)
+    place = next(places, None)
+    return f". Write `fluxcb.{place}.{name}`." if place else ""
 
 
 def __dir__() -> list[str]:

@@ -179,3 +179,17 @@ def test_names_missing_from_dir_are_found(sample, tmp_path):
 
 def test_public_modules_are_read_from_folder(sample, tmp_path):
     assert public_modules(tmp_path / "sample_of_names") == ["sample_of_names", "sample_of_names.tools"]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("Metrics", "callbacks"), ("ArrayLoader", "data"), ("EpochEnd", "events"), ("load_model", "checkpoints")],
+)
+def test_name_of_a_submodule_has_a_hint_with_its_place(name, place):
+    import fluxcb
+
+    with pytest.raises(AttributeError) as raised:
+        getattr(fluxcb, name)
+    assert str(raised.value) == f"module 'fluxcb' has no attribute '{name}'. Write `fluxcb.{place}.{name}`."
+    assert hasattr(getattr(fluxcb, place), name)
+    assert not hasattr(fluxcb, "no_such_name")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from fluxcb._calls import Constructed
 from fluxcb._errors import did_you_mean
@@ -18,9 +18,11 @@ class NamedValues(Constructed):
 
     Attributes:
         values: The values by name.
+        recorded_by: A sentence for errors that says how to record further values.
     """
 
     values: dict[str, Any]
+    recorded_by: ClassVar[str] = ""
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.values:
@@ -28,8 +30,10 @@ class NamedValues(Constructed):
             if not isinstance(name, str):
                 raise KeyError(f"{name!r} is not the name of a metric. Recorded so far: {known}.")
             hint = " Epoch values are recorded at EpochEnd of their phase. Trigger comes after the validation."
-            text = f"`{name}` has no values yet.{did_you_mean(name, self.values)} Recorded so far: {known}."
-            raise KeyError(text if self.values else text + hint)
+            nearest = did_you_mean(name, self.values)
+            text = f"`{name}` has no values yet.{nearest} Recorded so far: {known}."
+            further = "" if nearest or not self.recorded_by else f" {self.recorded_by}"
+            raise KeyError(text + (further if self.values else hint))
         return self.values[name]
 
     def __contains__(self, name: object) -> bool:

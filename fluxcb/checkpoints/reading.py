@@ -98,15 +98,17 @@ def resolve_checkpoint(path: str | os.PathLike[str], *, together: bool = False) 
             fix=["train until it has saved a checkpoint", "use the directory of another saver"],
         )
     if found is None:
-        children = sorted(folder.iterdir()) if folder.is_dir() else []
-        runs = [child for child in children if child.is_dir() and entries_of(child)]
+        # If the last part of the path is wrong, the run is its parent or a sibling.
+        near = folder if folder.is_dir() else folder.parent
+        candidates = [near, *sorted(near.iterdir())] if near.is_dir() else []
+        runs = [candidate for candidate in candidates if candidate.is_dir() and entries_of(candidate)]
         raise CheckpointError(
             f"There is no checkpoint in {folder}.",
             why="a checkpoint is a folder with a number as its name"
             if folder.is_dir()
             else why_impossible(folder) or "there is no such directory",
             fix=[
-                *(f"use a subdirectory that contains checkpoints: {str(child)!r}" for child in runs[:3]),
+                *(f"use a directory that contains checkpoints: {str(run)!r}" for run in runs[:3]),
                 fix_of_path(folder, "use the directory that was passed to `Checkpointer`"),
             ],
         )

@@ -115,6 +115,8 @@ def test_value_of_an_epoch_that_is_missing_is_an_error_that_names_the_others():
     for read in (values.__getitem__, values.last):
         with pytest.raises(KeyError, match=r"`los` has no values yet. Did you mean `loss`\? Recorded so far: 'loss'."):
             read("los")
+        with pytest.raises(KeyError, match=r"so far: 'loss'\. `Metrics\(function\)` records further metrics, such as"):
+            read("f1")
 
 
 def test_reading_by_phase_adds_no_entry_and_refuses_other_keys():

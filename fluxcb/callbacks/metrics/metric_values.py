@@ -10,6 +10,8 @@ from fluxcb.callbacks.named_values import NamedValues
 
 __all__ = ["EpochValues", "StepValues", "is_array"]
 
+_RECORDED_BY = "`Metrics(function)` records further metrics, such as `Metrics(accuracy)`."
+
 
 class EpochValues(NamedValues):
     """The epoch values of the metrics of one phase, by name.
@@ -18,6 +20,8 @@ class EpochValues(NamedValues):
         values: For each metric, `(epoch, value)` pairs in the order in which the epochs ended. A value is a float, or a
             NumPy array if the metric has a shape.
     """
+
+    recorded_by = _RECORDED_BY
 
     def __init__(self) -> None:
         self.values: dict[str, list[tuple[int, Any]]] = {}
@@ -103,6 +107,8 @@ class StepValues(NamedValues):
         values: For each metric, its value at each of these steps.
         seen: Number of the last step that was processed, even if it has no values.
     """
+
+    recorded_by = _RECORDED_BY
 
     def __init__(self) -> None:
         self.steps: list[int] = []

@@ -166,11 +166,20 @@ def test_folder_of_saver_instead_of_checkpoint_raises(tmp_path, refused):
         CheckpointError,
         f"There is no checkpoint in {tmp_path}.\n"
         "  why:   a checkpoint is a folder with a number as its name\n"
-        f"  fix:   use a subdirectory that contains checkpoints: {str(best)!r}\n"
+        f"  fix:   use a directory that contains checkpoints: {str(best)!r}\n"
         "     or: use the directory that was passed to `Checkpointer`",
     ):
         load_params(tmp_path)
     load_params(best)
+
+
+@pytest.mark.parametrize(("saved", "wrong"), [("run", "run/best"), ("run/best", "run/bets")])
+def test_directory_that_does_not_exist_raises_with_its_neighbors(saved, wrong, tmp_path):
+    testlearner(Checkpointer(tmp_path / saved)).fit(1)
+    with pytest.raises(CheckpointError) as raised:
+        load_params(tmp_path / wrong)
+    assert f"  fix:   use a directory that contains checkpoints: {str(tmp_path / saved)!r}\n" in str(raised.value)
+    load_params(tmp_path / saved)
 
 
 def test_hook_without_state_raises():
