@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
@@ -11,13 +12,14 @@ from fluxcb._errors import DeclarationError
 from fluxcb._importing import refuse_while_importing
 from fluxcb._run.fit_loop import FitLength
 from fluxcb._run.history import History
-from fluxcb._run.interrupts import caught_interrupts
+from fluxcb._run.interrupts import Interrupt, caught_interrupts
 from fluxcb._run.keyword_fixes import POPULATION_FIT_FIXES
 from fluxcb._run.learner import Learner
 from fluxcb._run.resume import unlock_run
 from fluxcb._run.run_changes import check_allowed, check_resume
 from fluxcb._tracebacks import calling_line, warn_user
 from fluxcb.callbacks.arguments import flag
+from fluxcb.callbacks.progress.console import console_for, show_block
 from fluxcb.callbacks.watched import Watched, resolved_mode
 from fluxcb.plots.panel import Panel
 from fluxcb.plots.picture import Picture
@@ -35,6 +37,7 @@ from fluxcb.populations.ranking import ranked
 from fluxcb.populations.record import PopulationRecord
 from fluxcb.populations.resume import resume_members
 from fluxcb.populations.session import Session
+from fluxcb.populations.summary import ending_lines
 from fluxcb.populations.table import PopulationTable
 
 __all__ = ["Population"]
@@ -277,6 +280,7 @@ class Population(Constructed, Uncopied):
         def fit(learner: Learner) -> None:
             learner.fit(epochs, steps=steps, steps_per_epoch=steps_per_epoch, resume=resume)
 
+        began, steps_before = time.monotonic(), [learner.step for learner in self._members]
         try:
             with caught_interrupts() as interrupt, calling_line():
                 session = Session(self._members, self._labels, self._steps, self._meeting)
@@ -284,6 +288,8 @@ class Population(Constructed, Uncopied):
         finally:
             for core in self._cores:
                 unlock_run(core)
+        trained = steps_before != [learner.step for learner in self._members]
+        self._show_ending(errors, interrupt, trained=trained, seconds=time.monotonic() - began)
         self._raise(errors)
         if interrupt.requested and not interrupt.preempted:
             raise KeyboardInterrupt
@@ -307,6 +313,25 @@ class Population(Constructed, Uncopied):
                     "build a new `Population`, and train it for all epochs in one `fit`",
                 ],
             )
+
+    def _show_ending(
+        self, errors: list[BaseException | None], interrupt: Interrupt, *, trained: bool, seconds: float
+    ) -> None:
+        """Print how the fit ended, below the table if there is one."""
+        table = next((callback for callback in self._callbacks[0] if isinstance(callback, PopulationTable)), None)
+        if table is None:
+            return
+        signal = "SIGTERM" if interrupt.preempted else "Ctrl-C" if interrupt.requested else None
+        lines = ending_lines(
+            self._members,
+            self._labels,
+            errors,
+            interrupted=signal,
+            trained=trained,
+            seconds=seconds,
+            best=table.call_of_best(),
+        )
+        show_block(console_for(table.file), lines)
 
     def _raise(self, errors: list[BaseException | None]) -> None:
         """Raise the first error of a member. Those of Ctrl-C are the same for all members."""

@@ -88,6 +88,14 @@ class PopulationTable(PopulationCallback):
         """Return the metric that the table shows."""
         return (self._watched,)
 
+    def call_of_best(self) -> str:
+        """Return the call that gives the number of the best member by this metric: `population.best()`."""
+        name = str(self._watched)
+        arguments = [] if name == "validation/loss" else [f'"{name}"']
+        if self._mode != self._watched.default_mode:
+            arguments.append(f'mode="{self._mode}"')
+        return f"population.best({', '.join(arguments)})"
+
     @on(Trigger, AbstractTrainingPhase)
     def show(self, event: Event, phase: Phase, learner: LearnerView) -> None:
         """Print the line of an epoch, in the first member that trains."""

@@ -27,7 +27,7 @@ from fluxcb.callbacks.stopping.nan_loss import StopOnNaNLoss
 from fluxcb.checkpoints.savers import RunSaver
 from fluxcb.logging.consoles import text_file
 
-__all__ = ["FitSummary"]
+__all__ = ["FitSummary", "written_locations"]
 
 # `previous=True` means that the values come from earlier moments. The access covers all of `cbstate`, because the entry
 # `metrics_epoch` may be missing.
@@ -152,7 +152,7 @@ class FitSummary(Callback):
                 lines += _without_updates(learner, phase, steps, began.epoch)
                 lines += _young_averages(learner)
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
-            locations = list(_locations(learner.callbacks)) if trained else []
+            locations = list(written_locations(learner.callbacks)) if trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
             lines.append(f"Next: {_advice(event, learner, is_first=began is None or began.is_first)}.")
         show_block(console_for(self.file), lines)
@@ -248,7 +248,7 @@ def _young_averages(learner: LearnerView) -> Iterator[str]:
             )
 
 
-def _locations(callbacks: Any) -> Iterator[str]:
+def written_locations(callbacks: Any) -> Iterator[str]:
     """Yield the locations that the callbacks have written to, without duplicates."""
     seen: set[str] = set()
     for callback in callbacks:
