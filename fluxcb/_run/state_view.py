@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from fluxcb._calls import entry_point
 from fluxcb._declare.access import Write, dotted
 from fluxcb._declare.callback import Callback
+from fluxcb._declare.state import PROVIDERS
 from fluxcb._errors import AccessError, did_you_mean
 from fluxcb._run.shared_parts import is_hub
 
@@ -44,7 +45,7 @@ class StateView(Mapping[str, Any]):
     @entry_point
     def __getitem__(self, name: str) -> Any:
         if name not in self._entries:
-            hint = did_you_mean(str(name), self._entries)
+            hint = self._hint(str(name))
             # A KeyError, because `get` and `in` of a mapping expect it.
             raise KeyError(f"`learner.{self._name}` has no {name!r}.{hint}")
         return self._entries[name]
@@ -58,10 +59,15 @@ class StateView(Mapping[str, Any]):
     @entry_point
     def __getattr__(self, name: str) -> Any:  # called only for names that are not methods
         if name.startswith("_") or name not in self._entries:
-            hint = did_you_mean(name, self._entries)
+            hint = self._hint(name)
             # An AttributeError, because `hasattr` expects it.
             raise AttributeError(f"`learner.{self._name}` has no `{name}`.{hint}", name=name, obj=self)
         return self._entries[name]
+
+    def _hint(self, name: str) -> str:
+        if self._name == "cbstate" and name in PROVIDERS:
+            return f" `{PROVIDERS[name]}` creates it if it is among the callbacks."
+        return did_you_mean(name, self._entries)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._entries]

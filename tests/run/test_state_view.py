@@ -75,6 +75,10 @@ def test_handlers_can_read_entries_by_attribute():
     ("read", "text"),
     [
         (lambda learner: learner.cbstate.histroy, "`learner.cbstate` has no `histroy`. Did you mean `history`?"),
+        (
+            lambda learner: learner.cbstate.ema,
+            "`learner.cbstate` has no `ema`. `ParameterEMA` creates it if it is among the callbacks.",
+        ),
         (lambda learner: learner.hyperparams.rate, "`learner.hyperparams` has no `rate`."),
         (lambda learner: learner.cbstate.history.trainin, "ByPhase has no `trainin`. Did you mean `training`?"),
         (lambda learner: learner.cbstate.metrics_epoch.training.lss, "EpochValues has no `lss`. Did you mean `loss`?"),
