@@ -20,6 +20,7 @@ from fluxcb.testing import testlearner
 def learner():
     learner = testlearner(Recorder(), Metrics(), Monitors(), ParameterEMA(), Entries())
     learner.fit(1)
+    learner.cbstate.monitors.put_scalar("loss", 3)
     return learner
 
 
@@ -51,7 +52,6 @@ def test_entries_by_phase_and_name_are_readable_by_attribute(learner):
     assert shared.history.training.steps == 4
     assert shared.metrics_epoch.validation.loss is shared["metrics_epoch"]["validation"]["loss"]
     assert shared.metrics_step.training.loss is shared["metrics_step"]["training"]["loss"]
-    shared.monitors.put_scalar("loss", 3)
     assert shared.monitors.loss.latest() == shared["monitors"]["loss"].latest() == 3.0
 
 
@@ -76,8 +76,8 @@ def test_handlers_can_read_entries_by_attribute():
     [
         (lambda learner: learner.cbstate.histroy, "`learner.cbstate` has no `histroy`. Did you mean `history`?"),
         (
-            lambda learner: learner.cbstate.ema,
-            "`learner.cbstate` has no `ema`. `ParameterEMA` creates it if it is among the callbacks.",
+            lambda learner: learner.cbstate.swa,
+            "`learner.cbstate` has no `swa`. `StochasticWeightAveraging` creates it if it is among the callbacks.",
         ),
         (lambda learner: learner.hyperparams.rate, "`learner.hyperparams` has no `rate`."),
         (lambda learner: learner.cbstate.history.trainin, "ByPhase has no `trainin`. Did you mean `training`?"),
@@ -145,7 +145,7 @@ def test_suggested_fixes_work():
     assert (learner.cbstate.x, learner.hyperparams.learning_rate) == (1, 0.5)
 
 
-def test_repr_shows_entries(learner):
+def test_repr_shows_entries():
     expected = """{
     'metrics_epoch': ByPhase with training, validation,
     'metrics_step': ByPhase with training,
