@@ -17,7 +17,7 @@ import optax
 
 from fluxcb._errors import nearest
 
-__all__ = ["Origin", "nearest_hyperparameter", "origin_of", "schedule_of_updates"]
+__all__ = ["Origin", "injected_schedule", "nearest_hyperparameter", "origin_of", "schedule_of_updates"]
 
 # Names of hyperparameters in other libraries and in papers.
 _ALIASES = {
@@ -135,6 +135,12 @@ def schedule_of_updates(optimizer: Any) -> Callable[[Any], Any] | None:
             case _:
                 return None
     return None
+
+
+def injected_schedule(optimizer: Any) -> Callable[[Any], Any] | None:
+    """Return the schedule of `fluxcb.inject(optax.adam, learning_rate=schedule)`, otherwise None."""
+    schedules = _cells(getattr(optimizer, "update", None)).get("sched_hps", {})
+    return getattr(schedules.get("learning_rate"), "schedule_fn", None)
 
 
 def _may_be_number(parameter: inspect.Parameter) -> bool:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 
-from fluxcb._compile.optimizers import schedule_of_updates
+from fluxcb._compile.optimizers import injected_schedule, schedule_of_updates
 from fluxcb._declare.callback import unwrap
 from fluxcb._run.learner_core import LearnerCore
 from fluxcb._tracebacks import warn_user
@@ -63,6 +63,10 @@ def _scheduled(core: LearnerCore) -> Iterator[ScheduledRate]:
         # The last transformation of a chain has the last state.
         *_, state = (s for s in jax.tree.leaves(train.carry["opt_state"], is_leaf=_is_state) if _is_state(s))
         yield ScheduledRate("The optimizer", "its learning rate", schedule, "update", int(state.count))
+    schedule = injected_schedule(core.state.optimizer)
+    if schedule is not None:
+        count = train.carry["opt_state"].hyperparams_states["learning_rate"].count
+        yield ScheduledRate("The optimizer", "`hyperparams.learning_rate`", schedule, "update", int(count))
 
 
 def warn_of_ended_schedules(core: LearnerCore, before: Mapping[tuple[str, str], ScheduledRate]) -> None:

@@ -36,6 +36,10 @@ def inside(schedule):
     return learner_of(optimizer=optax.chain(optax.clip_by_global_norm(9.0), optax.adam(schedule)))
 
 
+def injected(schedule):
+    return learner_of(optimizer=fluxcb.inject(optax.adam, learning_rate=schedule))
+
+
 def text(owner, rate, unit, since, idle, fitted, total):
     return (
         f"{owner} has set {rate} to 0 from {unit} {since} on, so the last {idle} of the {fitted} {unit}s of this fit "
@@ -46,7 +50,11 @@ def text(owner, rate, unit, since, idle, fitted, total):
 
 
 BY_CALLBACK = ("Scheduler(learning_rate)", "`hyperparams.learning_rate`")
-MADE = {"step": (scheduled, BY_CALLBACK), "update": (inside, ("The optimizer", "its learning rate"))}
+MADE = {
+    "callback": (scheduled, "step", BY_CALLBACK),
+    "optimizer": (inside, "update", ("The optimizer", "its learning rate")),
+    "inject": (injected, "update", ("The optimizer", "`hyperparams.learning_rate`")),
+}
 
 
 def warned(action):
@@ -56,10 +64,10 @@ def warned(action):
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("unit", MADE)
+@pytest.mark.parametrize("place", MADE)
 @pytest.mark.parametrize("steps_per_call", [1, "auto"])
-def test_a_second_fit_after_the_end_of_the_schedule_is_a_warning(unit, steps_per_call):
-    make, owner = MADE[unit]
+def test_a_second_fit_after_the_end_of_the_schedule_is_a_warning(place, steps_per_call):
+    make, unit, owner = MADE[place]
     learner = make(optax.cosine_decay_schedule(1e-2, 8))
     assert warned(lambda: learner.fit(2)) == []
     before = learner.params
@@ -71,14 +79,14 @@ def test_a_second_fit_after_the_end_of_the_schedule_is_a_warning(unit, steps_per
         assert warned(lambda: longer.fit(2)) == warned(lambda: longer.fit(2)) == []  # noqa: B023 - called here
 
 
-@pytest.mark.parametrize("unit", MADE)
-def test_a_schedule_of_as_many_steps_as_epochs_is_a_warning(unit):
-    make, owner = MADE[unit]
+@pytest.mark.parametrize("place", MADE)
+def test_a_schedule_of_as_many_steps_as_epochs_is_a_warning(place):
+    make, unit, owner = MADE[place]
     learner = make(optax.cosine_decay_schedule(1e-2, 3))
     assert warned(lambda: learner.fit(3)) == [text(*owner, unit, 4, 9, 12, 12)]
 
 
-@pytest.mark.parametrize("unit", MADE)
+@pytest.mark.parametrize("place", MADE)
 @pytest.mark.parametrize(
     ("schedule", "fits"),
     [
@@ -93,8 +101,8 @@ def test_a_schedule_of_as_many_steps_as_epochs_is_a_warning(unit):
         (optax.cosine_decay_schedule(1e-2, 4, alpha=0.01), [{"epochs": 3}]),
     ],
 )
-def test_other_schedules_are_no_warning(unit, schedule, fits):
-    learner = MADE[unit][0](schedule)
+def test_other_schedules_are_no_warning(place, schedule, fits):
+    learner = MADE[place][0](schedule)
     for fit in fits:
         assert warned(lambda: learner.fit(**fit)) == []  # noqa: B023 - called here
 
