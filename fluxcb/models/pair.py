@@ -75,6 +75,14 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 where="fluxcb.models.pair(init, apply)",
                 fix="pass `init(key, xs) -> params` and `apply(params, xs) -> outputs`",
             )
+    if names_a_key(_first_parameter(apply)) and not names_a_key(_first_parameter(init)):
+        first, second = (getattr(function, "__name__", "function") for function in (init, apply))
+        raise DeclarationError(
+            "The two functions of a model pair are in the wrong order.",
+            where=_place(init),
+            why=f"`{second}` takes {inspect.signature(apply)}, so it is the function that returns the params",
+            fix=f"swap them: `({second}, {first})`" if first != second else "swap them: `(init, apply)`",
+        )
     _refuse_module_with_flag(apply)
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}
     for name, function in (("init", init), ("apply", apply)):
@@ -89,6 +97,14 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
     _warn_about_keys(apply)
     _warn_about_flags(apply)
     return PairAdapter(init, apply, stateful)
+
+
+def _first_parameter(function: Callable[..., Any]) -> str:
+    """Return the name of the first parameter of a function, or "" if it is not known."""
+    try:
+        return next(iter(inspect.signature(function).parameters), "")
+    except (TypeError, ValueError):  # no signature
+        return ""
 
 
 def _renamed_key(function: Callable[..., Any], name: str) -> list[str]:

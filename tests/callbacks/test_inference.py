@@ -37,6 +37,7 @@ from fluxcb.callbacks import (
     ParameterEMA,
     ScalarStats,
     StatMonitorParamSetter,
+    accuracy,
 )
 from fluxcb.data import ArrayLoader
 from fluxcb.events import ComputeEnd, ForwardBegin, LossBegin, StepEnd, Trigger
@@ -693,6 +694,14 @@ def test_invalid_values_are_an_error(values, inferencer, message):
         (
             lambda: InferenceRunner(pairs(), []),
             "Each inferencer of `InferenceRunner` must be an `Inferencer`, not None.",
+        ),
+        (
+            lambda: InferenceRunner(pairs(), accuracy),
+            "`InferenceRunner` received the function `accuracy`, which is not an `Inferencer`.",
+        ),
+        (
+            lambda: InferenceRunner(pairs(), [ClassificationError]),
+            "`InferenceRunner` received the class `ClassificationError`, not an instance of it.",
         ),
         (
             lambda: InferenceRunner(pairs(), ["loss"]),

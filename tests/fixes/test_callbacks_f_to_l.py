@@ -163,6 +163,31 @@ ROWS = [
         'InferenceRunner(BATCHES, [ScalarStats("loss")])',
     ),
     row(
+        "received the class `ScalarStats`, not an instance of it",
+        "InferenceRunner(BATCHES, [ScalarStats])",
+        'fit(InferenceRunner(BATCHES, [ScalarStats("loss")]))',
+    ),
+    row(
+        "received the function `accuracy`, which is not an `Inferencer`",
+        "InferenceRunner(BATCHES, accuracy)",
+        """
+        def make_params(key, xs): return {"w": jnp.ones((1, 2))}
+        def loss(outputs, ys): return optax.softmax_cross_entropy_with_integer_labels(outputs, ys).mean()
+        data = [(x, np.zeros(4, int)) for x, _ in BATCHES]
+        runner = InferenceRunner(data, ClassificationError())
+        learner(runner, model=(make_params, PAIR[1]), loss_fn=loss, data=data).fit(1)
+        """,
+        """
+        class Largest(Inferencer):
+            def fetches(self): return ("outputs",)
+            def before(self): self.value = -np.inf
+            def on_fetches(self, values, samples): self.value = max(self.value, float(values["outputs"].max()))
+            def after(self): return {"largest": self.value}
+
+        fit(InferenceRunner(BATCHES, Largest()))
+        """,
+    ),
+    row(
         "but `outputs` has no `probs`",
         """
         model = (PAIR[0], lambda params, xs: {"logits": xs @ params["w"]})

@@ -46,6 +46,19 @@ ROWS = [
         """,
     ),
     row(
+        "The two functions of a model pair are in the wrong order.",
+        """
+        def init(key, xs): return PAIR[0](key, xs)
+        def apply(params, xs): return PAIR[1](params, xs)
+        learner(model=(apply, init))
+        """,
+        """
+        def init(key, xs): return PAIR[0](key, xs)
+        def apply(params, xs): return PAIR[1](params, xs)
+        learner(model=(init, apply)).fit(1)
+        """,
+    ),
+    row(
         "`loss_fn` takes (params, batch, is_training), and is called as `loss_fn(params, batch, key)`.",
         "from_loss(lambda params, batch, is_training: jnp.mean(params['w']) * (2.0 if is_training else 1.0))",
         "from_loss(lambda params, batch, train: jnp.mean(params['w']) * (2.0 if train else 1.0)).fit(1)",

@@ -139,6 +139,13 @@ def test_functions_with_other_signatures_raise():
             "  fix:   write `def init(key, xs):`",
         ),
         (
+            lambda: pair(apply, init),
+            "The two functions of a model pair are in the wrong order.\n"
+            f"  where: apply  {__file__}:{apply.__code__.co_firstlineno}\n"
+            "  why:   `init` takes (key, xs), so it is the function that returns the params\n"
+            "  fix:   swap them: `(init, apply)`",
+        ),
+        (
             lambda: pair(init, swapped_apply),
             "`apply` of a model pair takes (xs, params), and is called as `apply(params, xs)`.\n"
             f"  where: {swapped_apply.__qualname__}  {__file__}:{swapped_apply.__code__.co_firstlineno}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -110,6 +111,20 @@ class InferenceRunner(Callback):
         self.inferencers = tuple(inferencers) if isinstance(inferencers, Iterable) else (inferencers,)
         for inferencer in self.inferencers or (None,):
             fits = isinstance(inferencer, Inferencer)
+            if isinstance(inferencer, type) and issubclass(inferencer, Inferencer):
+                raise DeclarationError(
+                    f"`{cls}` received the class `{inferencer.__name__}`, not an instance of it.",
+                    fix=f"write `{inferencer.__name__}(...)`",
+                )
+            if inspect.isfunction(inferencer):
+                raise DeclarationError(
+                    f"`{cls}` received the function `{inferencer.__name__}`, which is not an `Inferencer`.",
+                    why="metrics belong to `Metrics(...)`, which measures them on the data of the Learner",
+                    fix=[
+                        "for the accuracy, write `ClassificationError()`, which gives the error rate",
+                        "define a subclass of `Inferencer` for another statistic",
+                    ],
+                )
             require(fits, inferencer, f"Each inferencer of `{cls}`", "an `Inferencer`", '[ScalarStats("loss")]')
         self.phase = ValidationPhase() if phase is None else phase
         fits, expected = isinstance(self.phase, Phase), "an instance of a phase that does not train"
