@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fluxcb._check.conflicts import Overlaps
 from fluxcb._declare.access import Append, Write, dotted, lookup, recommended
+from fluxcb._declare.callback import unwrap
 from fluxcb._declare.declared import BoundHandler, Declared
 from fluxcb._errors import ConflictError
 from fluxcb._typing import StatePath
@@ -25,6 +26,8 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
             return _shared_entry(a.declared, b.declared, max(entries, key=len), where)
     paths = " and ".join(dict.fromkeys(f"`{dotted(max(pair, key=len))}`" for pair in overlaps.both_write))
     one, other = a.declared, b.declared
+    if _overwrites(other, one, [path for pair in overlaps.both_write for path in pair]):
+        one, other = other, one
     fixes = [ordering(one, other)]
     # Only suggest changes to classes that the user wrote.
     first, second = (other, one) if other.is_shipped else (one, other)
@@ -43,6 +46,13 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
         why=f"both run at {_listed(moments)}, and the result depends on which one is last",
         fix=fixes,
     )
+
+
+def _overwrites(scheduler: Declared, other: Declared, paths: Iterable[StatePath]) -> bool:
+    """Return whether a callback sets at every step what the other one may set at some steps, so it must come first."""
+    scheduled, others = (getattr(unwrap(d.callback), "scheduled_hyperparams", ()) for d in (scheduler, other))
+    names = {path[1] for path in paths if path[0] == "hyperparams" and len(path) > 1}
+    return any(name in scheduled and name not in others for name in names)
 
 
 def _appending(one: Declared, other: Declared, overlaps: Overlaps) -> list[str]:
@@ -102,7 +112,8 @@ def contradictory_copies(
 
 def ordering(one: Declared, other: Declared) -> str:
     """Return the edit of the callbacks list that states an order of two callbacks."""
-    if one.code and other.code:
+    is_clear = one.code != other.code or "..." not in one.code
+    if one.code and other.code and is_clear:
         return f"put them in the list as `in_order({one.code}, {other.code})`"
     return "assign the two to variables, and put them in the list as `in_order(first, second)`"
 

@@ -10,7 +10,7 @@ from fluxcb._check.forgotten_creators import forgotten_creators, misspelled
 from fluxcb._check.graph import CallbackGraph
 from fluxcb._check.metric_names import MetricNames
 from fluxcb._check.ordering import moment_name
-from fluxcb._check.scheduled import overwritten_hyperparams, scheduled_twice
+from fluxcb._check.scheduled import overwritten_hyperparams, overwritten_in_step, scheduled_twice
 from fluxcb._declare.access import Append, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
 from fluxcb._declare.callback import Callback
 from fluxcb._declare.declared import BoundHandler, Declared, declare
@@ -92,6 +92,7 @@ def unchecked_graph(callbacks: Iterable[Any], phases: Iterable[Any]) -> Callback
     conflicts = {(c.a.declared.position, c.b.declared.position) for c in graph.conflicts}
     graph.problems += [*names.unprovided(), *names.unprovided_parts(), *names.not_numbers(), *names.unlogged()]
     graph.problems += [*names.doubled(conflicts), *overwritten_hyperparams(declared, graph.phases)]
+    graph.problems += overwritten_in_step(graph)
     twice = scheduled_twice(declared)
     # The error of such a conflict suggests an order.
     replaced = [c.error for c in graph.conflicts if (c.a.declared.position, c.b.declared.position) in twice]

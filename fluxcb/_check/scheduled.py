@@ -1,17 +1,20 @@
-"""Hyperparameters that a callback sets at each step, so that what another callback sets has no effect."""
+"""Hyperparameters that a callback sets at each step, so that what another callback sets before has no effect."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 
+from fluxcb._check.conflict_errors import ordering
+from fluxcb._check.ordering import Ordering, moment_name
 from fluxcb._declare.access import overlap, writes
 from fluxcb._declare.callback import unwrap
-from fluxcb._declare.declared import Declared
+from fluxcb._declare.declared import Declared, Moment
 from fluxcb._declare.phases import Phase
 from fluxcb._errors import ConflictError
+from fluxcb._typing import StatePath
 
-__all__ = ["overwritten_hyperparams", "scheduled_twice"]
+__all__ = ["overwritten_hyperparams", "overwritten_in_step", "scheduled_twice"]
 
 
 def overwritten_hyperparams(declared: Sequence[Declared], phases: Sequence[type[Phase]]) -> Iterator[ConflictError]:
@@ -29,13 +32,8 @@ def scheduled_twice(declared: Sequence[Declared]) -> dict[tuple[int, int], Confl
 
     A wrapped callback may be disabled while the other one runs, so it is left out.
     """
-    always = [
-        (d, names)
-        for d in declared
-        if unwrap(d.callback) is d.callback and (names := set(getattr(d.callback, "scheduled_hyperparams", ())))
-    ]
     problems = {}
-    for (one, names), (other, others) in itertools.combinations(always, 2):
+    for (one, names), (other, others) in itertools.combinations(_always(declared), 2):
         for name in sorted(names & others)[:1]:
             problems[one.position, other.position] = ConflictError(
                 f"{one.label} and {other.label} both set `hyperparams.{name}` at every step.",
@@ -47,6 +45,57 @@ def scheduled_twice(declared: Sequence[Declared]) -> dict[tuple[int, int], Confl
                 ],
             )
     return problems
+
+
+def overwritten_in_step(graph: Ordering) -> Iterator[ConflictError]:
+    """Yield a problem for each callback that sets a hyperparameter in the step, before a schedule sets it again.
+
+    A pair without a known order already has a problem, which suggests the order that works.
+    """
+    unordered = {frozenset((c.a.declared.position, c.b.declared.position)) for c in graph.conflicts}
+    always = _always(graph.declared)
+    schedulers = [scheduler for scheduler, _ in always]
+    for scheduler, names in always:
+        others = [
+            d
+            for d in graph.declared
+            if d not in schedulers and frozenset((d.position, scheduler.position)) not in unordered
+        ]
+        for other, name in itertools.product(others, sorted(names)):
+            moment = _overwritten_at(graph, other, scheduler, ("hyperparams", name))
+            if moment is not None:
+                yield ConflictError(
+                    f"{scheduler.label} sets `hyperparams.{name}` at every step, so the value that {other.label} sets "
+                    f"before it at {moment_name(moment)} has no effect.",
+                    where=[scheduler.where, other.where],
+                    why="`in_order`, `runafter` or `resolveconflict` states this order, and the last value counts",
+                    fix=f"state the other order: {ordering(scheduler, other)}",
+                )
+
+
+def _overwritten_at(graph: Ordering, other: Declared, scheduler: Declared, path: StatePath) -> Moment | None:
+    """Return where a callback sets a value for the last time in a step, if the other one sets it later."""
+    for phase in (phase for phase in graph.phases if phase.trains):
+        last = {
+            handler.declared.position: (position, moment)
+            for position, (moment, handler) in enumerate(
+                (moment, handler) for moment in graph.moments if moment[1] is phase for handler in graph.orders[moment]
+            )
+            if handler.traced and any(writes(p) and overlap(written, path) for written, p in handler.access.items())
+        }
+        found, own = (last.get(declared.position) for declared in (other, scheduler))
+        if found is not None and own is not None and found[0] < own[0]:
+            return found[1]
+    return None
+
+
+def _always(declared: Sequence[Declared]) -> list[tuple[Declared, set[str]]]:
+    """Return the callbacks that set hyperparameters at every step, with their names. A wrapped one may be disabled."""
+    return [
+        (d, names)
+        for d in declared
+        if unwrap(d.callback) is d.callback and (names := set(getattr(d.callback, "scheduled_hyperparams", ())))
+    ]
 
 
 def _setting(declared: Declared, name: str, phases: Sequence[type[Phase]]) -> tuple[str, str] | None:

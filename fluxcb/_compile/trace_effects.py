@@ -152,12 +152,14 @@ def _number_changed(before: Any, after: Any) -> bool:
     return False
 
 
-def _counters_of(function: Any) -> dict[str, float]:
-    """Return the numbers in variables outside of a function that the function assigns, by name."""
+def _counters_of(function: Any) -> dict[str, Any]:
+    """Return variables from outside of a function: the numbers that it assigns, and copies of the lists."""
     function = inspect.unwrap(getattr(function, "__func__", function))
-    assigned = _assigned_in(function.__code__) if isinstance(function, FunctionType) else frozenset[str]()
-    variables = variables_of(function) if assigned else {}
-    return {name: variables[name] for name in assigned if isinstance(variables.get(name), int | float)}
+    if not isinstance(function, FunctionType):
+        return {}
+    assigned, variables = _assigned_in(function.__code__), variables_of(function)
+    numbers = {name: variables[name] for name in assigned if isinstance(variables.get(name), int | float)}
+    return numbers | {name: list(value) for name, value in variables.items() if isinstance(value, list)}
 
 
 @functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
@@ -169,9 +171,11 @@ def _assigned_in(code: CodeType) -> frozenset[str]:
     return frozenset(outer | {name for operation, name in instructions if operation == "STORE_GLOBAL"})
 
 
-def _warn_of_counters(called: str, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+def _warn_of_counters(called: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
     for name in before.keys() & after.keys():
-        if before[name] != after[name]:
+        old, new = before[name], after[name]
+        # The items of a list may be arrays, so they are not compared with `==`.
+        if list(map(id, old)) != list(map(id, new)) if isinstance(old, list) and isinstance(new, list) else old != new:
             warn_user(
                 f"{called} changed the variable `{name}`. The change happens once, while the step is traced, and not "
                 "at each step. Change it in a host handler, for example of StepEnd.",

@@ -14,7 +14,23 @@ These exceptions are control flow, not errors. A traced handler cannot raise an 
 It writes `step.skip` or `step.stop` instead.
 """
 
-__all__ = ["Cancel", "CancelEpoch", "CancelFitting", "CancelStep", "PauseFitting", "RewindFitting"]
+import ast
+import inspect
+import textwrap
+from typing import Any
+
+from fluxcb._declare.signatures import source_of
+from fluxcb._errors import DeclarationError
+
+__all__ = [
+    "Cancel",
+    "CancelEpoch",
+    "CancelFitting",
+    "CancelStep",
+    "PauseFitting",
+    "RewindFitting",
+    "refuse_unraised",
+]
 
 
 class Cancel(Exception):  # noqa: N818 - control flow, not an error
@@ -76,3 +92,33 @@ class RewindFitting(CancelFitting):
         super().__init__(reason)
         self.args = (reason, before, at_most)  # all arguments, so that pickling works
         self.reason, self.before, self.at_most = reason, before, at_most
+
+
+_NAMES = frozenset(cls.__name__ for cls in (CancelStep, CancelEpoch, CancelFitting, PauseFitting, RewindFitting))
+
+
+def refuse_unraised(function: Any) -> None:
+    """Check that a handler raises these exceptions where it creates them. `CancelFitting("...")` alone does nothing.
+
+    Raises:
+        DeclarationError: A statement only creates or names such an exception.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or not _NAMES.intersection(code.co_names):  # parsing the source takes long
+        return
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, SyntaxError, TypeError):  # no source, or a part of a line, such as a lambda
+        return
+    for statement in ast.walk(tree):
+        if not isinstance(statement, ast.Expr):
+            continue
+        value = statement.value.func if isinstance(statement.value, ast.Call) else statement.value
+        name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else ""
+        if name in _NAMES:
+            raise DeclarationError(
+                f"`{function.__name__}` has a statement `{ast.unparse(statement)}`, which does not end anything.",
+                where=f"{function.__qualname__}  {source_of(function)}",
+                why=f"`{name}` is an exception, which takes effect when it is raised",
+                fix=f"write `raise {ast.unparse(statement)}`",
+            )

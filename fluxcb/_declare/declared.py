@@ -119,12 +119,19 @@ class Declared:
 
     @functools.cached_property
     def code(self) -> str:
-        """The callback as code that can be pasted, or "": a label may have a number, or show a function."""
+        """The callback as code, with `...` for arguments that its repr abbreviates; "" if its label is not code."""
         try:
-            ast.parse(self.label, mode="eval")
-        except SyntaxError:
+            call = ast.parse(self.label, mode="eval").body
+        except SyntaxError:  # a label may have a number, or show a function
             return ""
-        return self.label if self.label == repr(self.callback) else ""
+        if self.label != repr(self.callback):
+            return ""
+        if not isinstance(call, ast.Call):
+            return self.label
+        arguments = (*call.args, *(keyword.value for keyword in call.keywords))
+        # `Scheduler(learning_rate)` names the hyperparameter, and is not the call that creates the callback.
+        abbreviated = any(isinstance(node, ast.Name) for argument in arguments for node in ast.walk(argument))
+        return f"{ast.unparse(call.func)}(...)" if abbreviated else self.label
 
     @property
     def is_shipped(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fluxcb._calls import Constructed, entry_point
 from fluxcb._declare.annotations import annotated, classes_in, evaluate, is_subclass, with_annotations
+from fluxcb._declare.control import refuse_unraised
 from fluxcb._declare.events import Event, HostEvent, TracedEvent
 from fluxcb._declare.phases import Phase
 from fluxcb._declare.schedules import Always, EveryEpochs, EverySteps, Schedule
@@ -240,7 +241,13 @@ def is_handler(value: Any) -> bool:
 
 
 def handlers_of(name: str, function: Any) -> list[Handler]:
-    """Return the handlers that a marked function defines under its name in a class."""
+    """Return the handlers that a marked function defines under its name in a class.
+
+    Raises:
+        DeclarationError: `jax.jit` or another decorator of JAX is above `@on`.
+    """
+    if type(function).__module__.partition(".")[0] in ("jax", "jaxlib"):  # it has a copy of the mark
+        raise _not_a_function(function)
     return [handler if handler.name == name else replace(handler, name=name) for handler in getattr(function, _MARK)]
 
 
@@ -258,6 +265,7 @@ def _mark(
             fix="give each handler a unique name",
         )
     check_options(access, when, where)
+    refuse_unraised(function)
     parameters = tuple(inspect.signature(function).parameters.values())
     if explicit is None:
         event, phase = annotated(function, frame, where)

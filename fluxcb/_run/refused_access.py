@@ -3,8 +3,10 @@
 import re
 from typing import Any
 
+from fluxcb._check.graph import CallbackGraph
 from fluxcb._declare.access import STEP_FLAGS, Append, Permission, Read, Write, dotted, lookup, writes
 from fluxcb._declare.declared import Declared
+from fluxcb._declare.signatures import assigns
 from fluxcb._declare.state import PROVIDERS, writable_at
 from fluxcb._errors import AccessError, MissingStateError, did_you_mean
 from fluxcb._run.shared_parts import is_hub, part_names
@@ -12,9 +14,36 @@ from fluxcb._run.state import HostState
 from fluxcb._run.window import Window
 from fluxcb._typing import StatePath
 
-__all__ = ["computed_value_written", "flag_written_late", "missing_entry", "refused_step_write", "undeclared_fix"]
+__all__ = [
+    "computed_value_written",
+    "flag_written_late",
+    "missing_entry",
+    "refuse_late_writes",
+    "refused_step_write",
+    "undeclared_fix",
+]
 
 _OTHER_EVENT = re.compile(r"\b(?:Fit|Epoch|Step)(?:Begin|End)\b|\bTrigger\b")
+
+
+def refuse_late_writes(graph: CallbackGraph) -> None:
+    """Check that callbacks that write a flag, or a value of the step, have a handler that runs within the step.
+
+    Raises:
+        AccessError: A callback has only host handlers.
+    """
+    for declared in graph.declared:
+        if not declared.handlers or any(entry.traced for entry in declared.handlers):
+            continue
+        for path, permission in declared.access.items():
+            if not writes(permission) or path[0] != "step" or len(path) < 2 or path[1] == "batch":
+                continue
+            if path in STEP_FLAGS:
+                raise flag_written_late(declared, path, ", but it has no traced handler")
+            # `Write()` includes reading, which a host handler may do.
+            functions = [entry.function or getattr(declared.cls, entry.name, None) for entry in declared.handlers]
+            if writable_at(path) is not None and any(assigns(function, path[1]) for function in functions):
+                raise computed_value_written(declared, path)
 
 
 def refused_step_write(declared: Declared, path: StatePath, window: Window | None) -> AccessError | None:

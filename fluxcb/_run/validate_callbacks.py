@@ -15,7 +15,7 @@ from fluxcb._check.metric_names import MetricNames, mode_warnings
 from fluxcb._check.uncalled_handlers import uncalled_handlers
 from fluxcb._compile.arrays import leaves_of
 from fluxcb._compile.hyperparams import HyperparamIndex
-from fluxcb._declare.access import STEP_FLAGS, Write, lookup, overlap, writes
+from fluxcb._declare.access import Write, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
 from fluxcb._declare.declared import Declared
 from fluxcb._declare.events import StepEnd, TracedEvent, Trigger
@@ -25,7 +25,7 @@ from fluxcb._declare.state import PROVIDERS
 from fluxcb._declare.uncalled_methods import unmarked
 from fluxcb._errors import CheckError, CheckpointError, DeclarationError, MissingStateError, did_you_mean
 from fluxcb._run.inference_checks import check_inference
-from fluxcb._run.refused_access import flag_written_late
+from fluxcb._run.refused_access import refuse_late_writes
 from fluxcb._tracebacks import warn_user
 from fluxcb._typing import StatePath
 from fluxcb.callbacks import Checkpointer, Monitors, StopOnNaNLoss
@@ -155,7 +155,7 @@ def refuse_useless(graph: CallbackGraph) -> None:
             an epoch only within the epoch.
         MissingStateError: An `InferenceRunner` fetches a step value that does not exist.
     """
-    _refuse_late_flags(graph)
+    refuse_late_writes(graph)
     _refuse_lost_state(graph)
     _refuse_early_metrics(graph)
     check_inference(graph)
@@ -197,18 +197,6 @@ def _warn_empty_log(graph: CallbackGraph) -> None:
             f"{declared.label} has backends, but no callback logs anything, so the log will be empty. "
             "Add `LogMetrics()` to the callbacks."
         )
-
-
-def _refuse_late_flags(graph: CallbackGraph) -> None:
-    """Check that callbacks that declare a flag of the step can write it while the step is computed.
-
-    Raises:
-        AccessError: A callback without traced handlers writes a flag.
-    """
-    for declared in graph.declared:
-        flags = [path for path in STEP_FLAGS if _writes(declared, path)]
-        if flags and declared.handlers and not any(entry.traced for entry in declared.handlers):
-            raise flag_written_late(declared, flags[0], ", but it has no traced handler")
 
 
 def _refuse_early_metrics(graph: CallbackGraph) -> None:

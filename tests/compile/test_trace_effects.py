@@ -1073,6 +1073,36 @@ def test_counter_in_traced_handler_is_a_warning():
         testlearner(Count())
 
 
+@pytest.mark.parametrize("change", [lambda seen: seen.append(1), lambda seen: seen.__setitem__(0, seen[0] + 1)])
+def test_list_that_a_traced_handler_changes_is_a_warning(change):
+    seen, kept = [0], [0]
+
+    class Collect(Callback):
+        @on(ForwardBegin, TrainingPhase)
+        def collect(self, event, phase, learner):
+            change(seen)
+            len(kept)
+
+    text = COUNTED.replace("calls", "seen")
+    with pytest.warns(UserWarning, match=f"^{re.escape('The traced handler Collect().collect' + text)}$"):
+        testlearner(Collect())
+
+
+def test_list_that_a_host_handler_changes_is_no_warning():
+    seen = []
+
+    class Collect(Callback):
+        @on(StepEnd, TrainingPhase)
+        def collect(self, event, phase, learner):
+            seen.append(learner.progress.step)
+
+        def stateaccess(self):
+            return {"progress": fluxcb.Read()}
+
+    testlearner(Collect()).fit(1)
+    assert seen == [1, 2, 3, 4]
+
+
 handled = 0
 limit = 0.5
 

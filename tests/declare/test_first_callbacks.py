@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fluxcb
 from fluxcb import (
     Append,
     Callback,
@@ -18,7 +19,7 @@ from fluxcb import (
     throttle,
     when,
 )
-from fluxcb.callbacks import AUROC, Checkpointer, Metric, Metrics
+from fluxcb.callbacks import AUROC, Checkpointer, CustomCallback, Metric, Metrics
 from fluxcb.events import BackwardEnd, StepEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -28,6 +29,59 @@ def error_of(call):
     with pytest.raises(DeclarationError) as raised:
         call()
     return raised.value
+
+
+# --- a forgotten `raise` ---------------------------------------------------------------------------------------------
+
+
+def test_cancel_that_is_not_raised_is_an_error():
+    def define():
+        class Stops(Callback):
+            @on
+            def stop(self, event: StepEnd, phase: TrainingPhase, learner):
+                if self is not None:
+                    CancelFitting("done")
+
+    error = error_of(define)
+    assert error.what == "`stop` has a statement `CancelFitting('done')`, which does not end anything."
+    assert error.fix == ("write `raise CancelFitting('done')`",)
+
+    class Stops(Callback):
+        @on
+        def stop(self, event: StepEnd, phase: TrainingPhase, learner):
+            if self is not None:
+                raise CancelFitting("done")
+
+        def stateaccess(self):
+            return {"control": Append()}
+
+    assert testlearner(Stops()).fit(1).stop_reason == "done"
+
+
+def test_cancel_that_a_function_does_not_raise_is_an_error():
+    def stop(learner):
+        fluxcb.CancelEpoch  # noqa: B018 - the mistake
+
+    error = error_of(lambda: CustomCallback(stop, StepEnd, TrainingPhase))
+    assert error.what == "`stop` has a statement `fluxcb.CancelEpoch`, which does not end anything."
+    assert error.fix == ("write `raise fluxcb.CancelEpoch`",)
+
+
+def test_cancel_that_is_used_otherwise_is_no_error():
+    class Stops(Callback):
+        @on
+        def stop(self, event: StepEnd, phase: TrainingPhase, learner):
+            reason = CancelFitting("done")
+            self.stops(CancelFitting)
+            raise reason
+
+        def stops(self, kind):
+            assert issubclass(kind, CancelFitting)
+
+        def stateaccess(self):
+            return {"control": Append()}
+
+    assert testlearner(Stops()).fit(1).stop_reason == "done"
 
 
 # --- other decorators -------------------------------------------------------------------------------------------------
@@ -48,6 +102,16 @@ def test_a_jitted_method_is_no_handler(explicit):
     assert error.fix == (
         "remove the other decorator; handlers of traced events, such as BackwardEnd, are compiled with the step",
     )
+
+
+def test_a_jitted_handler_is_an_error():
+    def define():
+        class Zero(Callback):
+            @jax.jit
+            @on
+            def zero(self, event: StepEnd, phase: TrainingPhase, learner): ...
+
+    assert "Zero.zero` has another decorator, which made a `PjitFunction` of it." in error_of(define).what
 
 
 def test_without_the_other_decorator_the_handler_runs():

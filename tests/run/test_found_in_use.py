@@ -280,7 +280,21 @@ def test_writing_step_value_after_step_raises():
             learner.step.loss = 99.0
 
     with pytest.raises(AccessError, match=r"^Fakes\(\) writes `step.loss`, which the step has computed"):
-        line(batches(2), Fakes()).fit(1)
+        line(batches(2), Fakes())
+
+
+def test_writing_step_value_of_another_name_after_step_raises():
+    class Fakes(Callback):
+        def stateaccess(self):
+            return {"step": {"loss": Write()}}
+
+        @on
+        def fake(self, event: StepEnd, phase: TrainingPhase, learner):
+            setattr(learner.step, "lo" + "ss", 99.0)
+
+    learner = line(batches(2), Fakes())  # the code of the handler does not tell
+    with pytest.raises(AccessError, match=r"^Fakes\(\) writes `step.loss`, which the step has computed"):
+        learner.fit(1)
 
 
 def test_numpy_integers_are_accepted():

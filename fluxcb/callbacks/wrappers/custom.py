@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxcb._declare.access import Permission, line_to_add
 from fluxcb._declare.callback import Callback
+from fluxcb._declare.control import refuse_unraised
 from fluxcb._declare.events import Event, is_concrete
 from fluxcb._declare.handlers import Handler, check_pair
 from fluxcb._declare.learner_view import LearnerView
@@ -84,6 +85,7 @@ class CustomCallback(Callback):
         self.name = name or getattr(fn, "__name__", type(fn).__name__)
         where = f"CustomCallback({self.name}, ...)"
         function_of(fn, "`fn` of `CustomCallback`", "learner")
+        refuse_unraised(fn)
         event, phase = check_pair(event, phase, where)
         if not is_concrete(event):
             raise DeclarationError(

@@ -211,7 +211,10 @@ LISTED = "The callbacks list contains {}, which is not a callback instance."
         (lambda log: None, "`callbacks` must be a list of callback instances, not None."),
         (lambda log: log, "`callbacks` must be a list of callback instances, not EventLog()."),
         (lambda log: "abc", LISTED.format("'a'")),
-        (lambda log: {"log": log}, LISTED.format("'log'")),
+        (
+            lambda log: {"log": log},
+            "`callbacks` must be a list of callback instances, not {'log': EventLog()}.",
+        ),
         (lambda log: [log, 5], LISTED.format("5")),
         (lambda log: [log, EventLog], LISTED.format("the class `EventLog`")),
         (lambda log: [[log]], LISTED.format("[EventLog()]")),
