@@ -91,11 +91,10 @@ def _overwritten_at(graph: Ordering, other: Declared, scheduler: Declared, path:
 
 def _always(declared: Sequence[Declared]) -> list[tuple[Declared, set[str]]]:
     """Return the callbacks that set hyperparameters at every step, with their names. A wrapped one may be disabled."""
-    return [
-        (d, names)
-        for d in declared
-        if unwrap(d.callback) is d.callback and (names := set(getattr(d.callback, "scheduled_hyperparams", ())))
+    names: list[tuple[Declared, set[str]]] = [
+        (d, set(getattr(d.callback, "scheduled_hyperparams", ()))) for d in declared
     ]
+    return [(d, of) for d, of in names if of and unwrap(d.callback) is d.callback]
 
 
 def _setting(declared: Declared, name: str, phases: Sequence[type[Phase]]) -> tuple[str, str] | None:

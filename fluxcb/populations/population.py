@@ -280,7 +280,7 @@ class Population(Constructed, Uncopied):
         def fit(learner: Learner) -> None:
             learner.fit(epochs, steps=steps, steps_per_epoch=steps_per_epoch, resume=resume)
 
-        began, steps_before = time.monotonic(), [learner.step for learner in self._members]
+        began, since = time.monotonic(), [learner.step for learner in self._members]
         try:
             with caught_interrupts() as interrupt, calling_line():
                 session = Session(self._members, self._labels, self._steps, self._meeting)
@@ -288,8 +288,7 @@ class Population(Constructed, Uncopied):
         finally:
             for core in self._cores:
                 unlock_run(core)
-        trained = steps_before != [learner.step for learner in self._members]
-        self._show_ending(errors, interrupt, trained=trained, seconds=time.monotonic() - began)
+        self._show_ending(errors, interrupt, since, time.monotonic() - began)
         self._raise(errors)
         if interrupt.requested and not interrupt.preempted:
             raise KeyboardInterrupt
@@ -315,7 +314,7 @@ class Population(Constructed, Uncopied):
             )
 
     def _show_ending(
-        self, errors: list[BaseException | None], interrupt: Interrupt, *, trained: bool, seconds: float
+        self, errors: list[BaseException | None], interrupt: Interrupt, since: list[int], seconds: float
     ) -> None:
         """Print how the fit ended, below the table if there is one."""
         table = next((callback for callback in self._callbacks[0] if isinstance(callback, PopulationTable)), None)
@@ -327,7 +326,7 @@ class Population(Constructed, Uncopied):
             self._labels,
             errors,
             interrupted=signal,
-            trained=trained,
+            since=since,
             seconds=seconds,
             best=table.call_of_best(),
         )

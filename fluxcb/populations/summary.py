@@ -22,7 +22,7 @@ def ending_lines(
     errors: Sequence[BaseException | None],
     *,
     interrupted: Literal["Ctrl-C", "SIGTERM"] | None,
-    trained: bool,
+    since: Sequence[int],
     seconds: float,
     best: str,
 ) -> list[str]:
@@ -33,10 +33,11 @@ def ending_lines(
         labels: Their names, such as `member 2 (learning_rate=0.01)`.
         errors: For each member, the exception that ended its fit, or None.
         interrupted: The signal that ended the fits, or None.
-        trained: Whether any member has trained a step in this fit.
+        since: The last step of each member before the fit.
         seconds: The duration of the fit (s).
         best: The call that returns the number of the best member.
     """
+    trained = list(since) != [learner.step for learner in members]
     failed = [
         (label, learner, error)
         for label, learner, error in zip(labels, members, errors, strict=True)
@@ -65,7 +66,12 @@ def ending_lines(
         if len(stopped) > _SHOWN:
             lines.append(f"{len(stopped) - _SHOWN} more members stopped; see `stop_reason` of each history.")
     if trained:
-        written = list(dict.fromkeys(place for learner in members for place in written_locations(learner.callbacks)))
+        places = (
+            place
+            for learner, step in zip(members, since, strict=True)
+            for place in written_locations(learner.callbacks, since=step)
+        )
+        written = list(dict.fromkeys(places))
         more = f" and {len(written) - _SHOWN} more" if len(written) > _SHOWN else ""
         lines += [f"Wrote {', '.join(written[:_SHOWN])}{more}."] if written else []
     return [*lines, *_advice(members, ended=not failed and not interrupted, best=best)]

@@ -120,6 +120,19 @@ def test_a_saver_without_a_checkpoint_is_not_named(file, tmp_path):
     assert not [line for line in lines(file) if line.startswith("Wrote")]
 
 
+def test_a_saver_is_named_if_it_has_written_in_the_fit(file, tmp_path):
+    learner = testlearner(Metrics(), MinSaver(tmp_path), FitSummary(file))
+    wrote = f"Wrote {tmp_path / 'min-validation-loss'} (MinSaver)."
+    learner.fit(1)
+    assert wrote in lines(file)
+    learner.hyperparams.learning_rate = 0.0
+    learner.fit(1)  # the loss stays as it is
+    assert lines(file).count(wrote) == 1
+    learner.hyperparams.learning_rate = 0.1
+    learner.fit(1)
+    assert lines(file).count(wrote) == 2
+
+
 def test_a_callback_stops_the_fit(file):
     ends = Ends()
     stop = raising(CancelFitting("enough"), EpochEnd, lambda learner: learner.progress.epoch == 2)

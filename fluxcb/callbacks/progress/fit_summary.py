@@ -152,7 +152,7 @@ class FitSummary(Callback):
                 lines += _without_updates(learner, phase, steps, began.epoch)
                 lines += _young_averages(learner)
         if event.outcome != "rewinding" and (trained or event.outcome != "failed"):
-            locations = list(written_locations(learner.callbacks)) if trained else []
+            locations = list(written_locations(learner.callbacks, since=began.step)) if began and trained else []
             lines += [f"Wrote {', '.join(locations)}."] if locations else []
             lines.append(f"Next: {_advice(event, learner, is_first=began is None or began.is_first)}.")
         show_block(console_for(self.file), lines)
@@ -248,13 +248,18 @@ def _young_averages(learner: LearnerView) -> Iterator[str]:
             )
 
 
-def written_locations(callbacks: Any) -> Iterator[str]:
-    """Yield the locations that the callbacks have written to, without duplicates."""
+def written_locations(callbacks: Any, *, since: int) -> Iterator[str]:
+    """Yield the locations that the callbacks have written to in a fit, without duplicates.
+
+    Args:
+        callbacks: The callbacks.
+        since: The last step before the fit.
+    """
     seen: set[str] = set()
     for callback in callbacks:
         saver = unwrap(callback)
-        if isinstance(saver, SnapshotSaver) and not saver.has_checkpoint():
-            continue  # its directory has only the file of the lock
+        if isinstance(saver, SnapshotSaver) and not saver.has_checkpoint(after=since):
+            continue  # a `MaxSaver` only writes to its directory if the metric is better than before
         for location in callback.output_locations():
             shown = shown_path(str(location)) if isinstance(location, Path) else location
             if shown not in seen and (not isinstance(location, Path) or location.exists()):

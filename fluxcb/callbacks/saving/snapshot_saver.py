@@ -109,9 +109,9 @@ class SnapshotSaver(Callback, RunLock):
         """Return the directory."""
         return (self.folder,)
 
-    def has_checkpoint(self) -> bool:
-        """Return whether the directory has a checkpoint or one is being written."""
-        return self._pending is not None or bool(self.entries())
+    def has_checkpoint(self, *, after: int) -> bool:
+        """Return whether the directory has a checkpoint of a step after this one, or one is being written."""
+        return self._pending is not None or any(entry.step > after for entry in self.entries())
 
     # -- a fit ------------------------------------------------------------------------------
 
