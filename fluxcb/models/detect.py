@@ -57,12 +57,8 @@ def adapt(model: Any) -> ModelAdapter:
     # Tested last, because Linen modules also have `init` and `apply`, with a different meaning.
     if _is_adapter(model):
         return cast(ModelAdapter, model)
-    kinds = tuple(map(_library, model)) if isinstance(model, tuple) else ()
-    is_bindable = kinds == ("flax.linen", None) and isinstance(model[1], Mapping)
-    known = ["pass `module.bind(variables)` for a Linen module and its variables"] if is_bindable else []
-    function = _function_with_params(model)
-    if function is not None:
-        known = [f"pass `(lambda key, xs: params, {function})` for a function and the params that you have"]
+    parts = (model, model[::-1]) if type(model) is tuple and len(model) == 2 else ()
+    known = [fix for one, other in parts if (fix := _known_params(one, other))]
     raise DeclarationError(
         f"`model` is {_described(model)}, which fluxcb cannot train.",
         why="the step needs a model that it can initialize and apply to a batch of inputs",
@@ -97,14 +93,16 @@ def _is_pair(model: tuple[Any, Any]) -> bool:
     return fields == ("init", "apply") and all(callable(entry) and _library(entry) is None for entry in model)
 
 
-def _function_with_params(model: Any) -> str | None:
-    """Return the name of the function in a pair of a function and its params, in any order."""
-    if type(model) is tuple and len(model) == 2:
-        for function, params in (model, model[::-1]):
-            if callable(function) and _library(function) is None and isinstance(params, Mapping):
-                name = getattr(function, "__name__", "")
-                return name if name.isidentifier() else "apply"
-    return None
+def _known_params(function: Any, params: Any) -> str:
+    """Return the fix for a model whose params are given instead of a function that creates them, or ""."""
+    if not isinstance(params, Mapping):
+        return ""
+    if "flax.linen" in (_library(function), _library(getattr(function, "__self__", None))):
+        return "pass `module.bind(variables)` for a Linen module and its variables"
+    if not callable(function) or _library(function) is not None:
+        return ""
+    name = getattr(function, "__name__", "")
+    return f"pass `(lambda key, xs: params, {name if name.isidentifier() else 'apply'})` for a function and its params"
 
 
 def _is_adapter(model: Any) -> bool:

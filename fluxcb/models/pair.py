@@ -76,12 +76,11 @@ def pair(init: Callable[..., Any], apply: Callable[..., Any], *, stateful: bool 
                 fix="pass `init(key, xs) -> params` and `apply(params, xs) -> outputs`",
             )
     if names_a_key(_first_parameter(apply)) and not names_a_key(_first_parameter(init)):
-        first, second = (getattr(function, "__name__", "function") for function in (init, apply))
         raise DeclarationError(
             "The two functions of a model pair are in the wrong order.",
             where=_place(init),
-            why=f"`{second}` takes {inspect.signature(apply)}, so it is the function that returns the params",
-            fix=f"swap them: `({second}, {first})`" if first != second else "swap them: `(init, apply)`",
+            why=f"the second one takes {inspect.signature(apply)}, so it is the one that returns the params",
+            fix="swap them: `(init, apply)`",
         )
     _refuse_module_with_flag(apply)
     arguments = {"init": ("key", "xs"), "apply": ("params", "model_state", "xs") if stateful else ("params", "xs")}

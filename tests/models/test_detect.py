@@ -128,6 +128,8 @@ def test_linen_module_with_its_variables_has_a_fix_that_keeps_them():
     variables = module.init(jax.random.key(1), jnp.ones((2, 5)))
     with pytest.raises(DeclarationError, match=r"fix:   pass `module\.bind\(variables\)` for a Linen module and its"):
         adapt((module, variables))
+    with pytest.raises(DeclarationError, match=r"fix:   pass `module\.bind\(variables\)` for a Linen module and its"):
+        adapt((module.apply, variables))
     params, _ = adapt(module.bind(variables)).init(jax.random.key(2), jnp.ones((2, 5)))
     assert (params["kernel"] == variables["params"]["kernel"]).all()
 
@@ -135,7 +137,7 @@ def test_linen_module_with_its_variables_has_a_fix_that_keeps_them():
 @pytest.mark.parametrize("in_order", [lambda params: (apply, params), lambda params: (params, apply)])
 def test_function_with_params_has_a_fix_that_keeps_them(in_order):
     params = {"w": jnp.full((2, 3), 4.0)}
-    text = r"fix:   pass `\(lambda key, xs: params, apply\)` for a function and the params that you have"
+    text = r"fix:   pass `\(lambda key, xs: params, apply\)` for a function and its params"
     with pytest.raises(DeclarationError, match=text):
         adapt(in_order(params))
     initial, _ = adapt((lambda key, xs: params, apply)).init(jax.random.key(2), jnp.ones((5, 2)))

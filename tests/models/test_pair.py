@@ -142,7 +142,7 @@ def test_functions_with_other_signatures_raise():
             lambda: pair(apply, init),
             "The two functions of a model pair are in the wrong order.\n"
             f"  where: apply  {__file__}:{apply.__code__.co_firstlineno}\n"
-            "  why:   `init` takes (key, xs), so it is the function that returns the params\n"
+            "  why:   the second one takes (key, xs), so it is the one that returns the params\n"
             "  fix:   swap them: `(init, apply)`",
         ),
         (
