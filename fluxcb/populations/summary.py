@@ -58,7 +58,7 @@ def ending_lines(
         # A signal is the reason of all members that it has ended.
         by_signal = ("KeyboardInterrupt", "preempted") if interrupted else ()
         stopped = [
-            as_sentence(f"{label[0].upper()}{label[1:]} stopped {_place(learner)}: {learner.stop_reason}")
+            as_sentence(f"{label[0].upper()}{label[1:]} stopped in epoch {learner.epoch}: {learner.stop_reason}")
             for label, learner in zip(labels, members, strict=True)
             if learner.stop_reason not in (None, *by_signal)
         ]

@@ -42,7 +42,7 @@ def test_summary_names_members_that_stopped():
         members.fit(2)
     assert lines_after_table(file) == [
         "Training finished after epoch 2, step 20 (S s).",
-        f"Member 1 (learning_rate=1e+30) stopped in epoch 1, after step 2: {members[1].stop_reason}.",
+        f"Member 1 (learning_rate=1e+30) stopped in epoch 1: {members[1].stop_reason}.",
         BEST,
     ]
     assert members.best("training/loss") == 0
@@ -53,7 +53,7 @@ def test_summary_shows_five_of_many_members_that_stopped():
     members.fit(2)
     first, *stopped, more, _ = lines_after_table(file)
     assert first == "Training finished after epoch 2, step 8 (S s)."
-    assert stopped == [f"Member {i} (epoch=1) stopped in epoch 1, after step 4: epoch 1." for i in range(5)]
+    assert stopped == [f"Member {i} (epoch=1) stopped in epoch 1: epoch 1." for i in range(5)]
     assert more == "2 more members stopped; see `stop_reason` of each history."
 
 
