@@ -369,7 +369,9 @@ def test_members_print_nothing_by_default(capsys):
 
     members = Population(make, key=range(2))
     members.fit(1)
-    assert [len(line.split()) for line in capsys.readouterr().out.splitlines()] == [6, 8]
+    table, summary = (lines := capsys.readouterr().out.splitlines())[:2], lines[2:]
+    assert [len(line.split()) for line in table] == [6, 8]
+    assert [line.split()[0] for line in summary] == ["Training", "Next:"]
     names = [type(callback).__name__ for callback in members[0].callbacks]
     assert names == ["Metrics", "Recorder", "StopOnNaNLoss", "PopulationTable", "PopulationRecord"]
     assert {"ProgressBar", "MetricsPrinter"} <= {type(callback).__name__ for callback in make(0).callbacks}
