@@ -203,6 +203,8 @@ class ReadsOnTheHost(Callback):
     @on
     def read(self, event: FitEnd, phase: TrainingPhase, learner):
         learner.cbstate.list.append(float(learner.params["w"]))
+        if event.outcome == "failed":
+            learner.params = learner.params
 
 
 def test_reading_copy_is_not_write():
@@ -218,7 +220,8 @@ class NeverWrites(Callback):
 
     @on
     def idle(self, event: BackwardEnd, phase: TrainingPhase, learner):
-        pass
+        if self.__dict__.get("enabled"):
+            learner.step.loss = learner.step.loss
 
 
 def test_unused_write_declaration_fails():

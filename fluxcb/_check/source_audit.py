@@ -4,8 +4,8 @@ Nothing runs. A reported problem is certain: the line raises AccessError when it
 the analysis cannot follow are reported as unclear, and exclude all findings that would depend on them. A false alarm in
 CI costs more than a missed problem, which the audit of real steps finds.
 
-The check is part of `fluxcb check` and of the pytest plugin. `Learner` does not need it, because a protected learner
-checks each access when it happens.
+The check is part of `fluxcb check` and of the pytest plugin. `Learner` only looks for values that are never assigned,
+because a protected learner checks each access when it happens.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fluxcb._check.source.access_rules import NAMESPACES, AccessRules, Doubt, Re
 from fluxcb._check.source.constants import field_of, identity
 from fluxcb._check.source.touches import Reading, Runs, Touch
 from fluxcb._check.source.visitor import Visitor
+from fluxcb._check.unassigned import unassigned
 from fluxcb._check.unused_writes import unused_writes
 from fluxcb._declare.access import Access, Permission, Read, Write, dotted, line_to_add, lookup, overlap, writes
 from fluxcb._declare.callback import Callback, unwrap
@@ -308,9 +309,14 @@ def _unused(declared: Declared, scopes: Sequence[_Scope], doubtful: Sequence[boo
     cls = declared.cls.__name__
     remove = f"remove it from {declared.access_place}"
     nowhere: set[StatePath] = set()
+    for path, text in unassigned(declared, reader.read):
+        nowhere.add(path)
+        yield text
     if not any(doubtful):
         everything = [touch for scope in scopes for touch in scope.touches()]
         for path, permission in _untouched(declared.access, everything):
+            if path in nowhere:
+                continue
             nowhere.add(path)
             granted = f"{declared.label} declares {type(permission).__name__}() on `{dotted(path)}`"
             unmarked = _unmarked_user(declared.callback, path, reader)

@@ -140,10 +140,12 @@ def inject(factory: Callable[..., optax.GradientTransformation], /, **arguments:
         True
     """
     if not callable(factory):
+        origin = origin_of(factory, ())
+        known = origin if origin.factory is not None else Origin(optax.adam, inside=False, injected=())
         raise DeclarationError(
             f"`inject` takes a factory of optimizers, not {type(factory).__name__}.",
             why="`inject` builds the optimizer itself, so that its arguments become arrays on the device",
-            fix="write `fluxcb.inject(optax.adam, learning_rate=1e-3)`, not `fluxcb.inject(optax.adam(1e-3))`",
+            fix=f"{known.injecting('learning_rate')}, and pass the optimizer to the Learner",
         )
     parameters = inspect.signature(factory).parameters
     for name, value in arguments.items():

@@ -100,6 +100,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "lr": ("hyperparams", "learning_rate"),
     "history": ("cbstate", "metrics_epoch"),
     "metrics": ("cbstate", "metrics_epoch"),
+    "optimizer_state": ("opt_state",),
 }
 
 # Other names of the counters, which users try below `learner.progress` and `learner.step`.

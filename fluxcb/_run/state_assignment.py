@@ -37,10 +37,12 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
     old = state.train.live((name,))
     wrong = differences(old, value := with_numbers_as(old, value))
     if wrong:
-        fix = f"assign a value with the structure of `learner.{name}`"
+        fix = [f"assign a value with the structure of `learner.{name}`"]
+        if name == "params" and _has_numbers_as_keys(old):
+            fix.append("for those of a checkpoint, write `load_params(path, like=learner.params)`")
         # The name of the module is sufficient, so Flax does not have to be imported.
         if name == "params" and any(base.__module__.startswith("flax.nnx") for base in type(value).__mro__):
-            fix = "assign a dict of arrays: `learner.params = nnx.to_pure_dict(nnx.state(module, nnx.Param))`"
+            fix = ["assign a dict of arrays: `learner.params = nnx.to_pure_dict(nnx.state(module, nnx.Param))`"]
         raise DeclarationError(
             f"The assigned `{name}` does not fit the Learner: {wrong[0]}.",
             where=wrong[1:5],
@@ -49,6 +51,12 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
         )
     state.train.replace((name,), placed_as(old, value))  # the compiled programs expect the devices of the old arrays
     state.fit.assign(f"learner.{name}")
+
+
+def _has_numbers_as_keys(tree: PyTree) -> bool:
+    """Return whether a pytree has numbers as keys, such as that of `nnx.Sequential`. A checkpoint stores them as text."""
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
+    return any(isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, int) for path in paths for key in path)
 
 
 def set_key(state: HostState, key: Any) -> None:

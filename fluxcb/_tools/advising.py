@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from fluxcb._check.ordering import moment_name
+from fluxcb._declare.access import dotted, writes
 from fluxcb._declare.declared import BoundHandler
 from fluxcb._declare.events import StepBegin, StepEnd
 from fluxcb._declare.schedules import Always
@@ -40,13 +41,15 @@ def unused_access(trial: Trial, recording: Recording) -> Iterator[str]:
             # A handler that was not due, or whose event was not emitted, may be the one that needs it.
             if not all(_title(handler) in ran for handler in own if covers(path, handler.access)):
                 continue
+            # A handler that computes a new value, and forgets to assign it, only reads the earlier one.
+            assign = [f"assign the new value, if a handler computes one: `learner.{dotted(path)} = ...`"]
             fix = "declare Read()" if how == "only reads" else f"remove it from {declared.access_owner}"
             yield _advice(
                 f"{declared.label} declares {permission_text(path, permission)}, but {how} it in "
                 f"{steps_of(trial.steps)}.",
                 where=declared.where,
                 why="declared access determines order, conflicts and device-to-host transfers, even if it is unused",
-                fix=f"{fix}, unless longer training needs it",
+                fix=[*(assign if writes(permission) else []), f"{fix}, unless longer training needs it"],
             )
 
 

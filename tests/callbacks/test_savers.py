@@ -144,7 +144,7 @@ def test_a_metric_instead_of_the_folder_is_rejected(cls, name, refused, tmp_path
         DeclarationError,
         f'`{cls.__name__}` received "{name}" as its folder, which is the name of a metric.\n'
         "  why:   the first argument is the directory of the run, and the second one is the metric\n"
-        f'  fix:   write `{cls.__name__}("runs/1", "{name}")`\n'
+        f'  fix:   write `{cls.__name__}("runs/1", "{name.removeprefix("val_")}")`\n'
         f'     or: write "./{name}" if you mean a directory',
     ):
         cls(name, "loss")

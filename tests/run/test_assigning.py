@@ -12,7 +12,8 @@ import pytest
 
 import fluxcb
 from fluxcb import AccessError, DeclarationError, Learner, MissingStateError, switchable
-from fluxcb.callbacks import CustomCallback, LearningRate, Metrics, Recorder, ReduceLROnPlateau, Scheduler
+from fluxcb.callbacks import Checkpointer, CustomCallback, LearningRate, Metrics, Recorder, ReduceLROnPlateau, Scheduler
+from fluxcb.checkpoints import load_params
 from fluxcb.events import EpochEnd
 from fluxcb.phases import TrainingPhase
 from fluxcb.testing import testlearner
@@ -214,6 +215,23 @@ def test_params_with_other_structure_raise(value, first, refused):
     ):
         learner.params = value
     learner.fit(1)
+
+
+def test_params_with_numbers_as_keys_can_be_loaded_as_the_error_says(tmp_path):
+    nnx = pytest.importorskip("flax.nnx")
+    learner = fluxcb.Learner(
+        nnx.Sequential(nnx.Linear(1, 2, rngs=nnx.Rngs(0)), nnx.Linear(2, 1, rngs=nnx.Rngs(1))),
+        lambda outputs, ys: jnp.mean((outputs - ys) ** 2),
+        optax.sgd(0.1),
+        data=[(np.ones((4, 1), np.float32),) * 2],
+        callbacks=[Checkpointer(tmp_path)],
+    )
+    learner.fit(1)
+    with pytest.raises(DeclarationError) as error:
+        learner.params = load_params(tmp_path)
+    assert error.value.fix[1] == "for those of a checkpoint, write `load_params(path, like=learner.params)`"
+    learner.params = loaded = load_params(tmp_path, like=learner.params)
+    assert (learner.params["layers"][1]["kernel"] == loaded["layers"][1]["kernel"]).all()
 
 
 def test_model_state_can_be_assigned():

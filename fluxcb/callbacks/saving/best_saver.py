@@ -14,6 +14,7 @@ from fluxcb._declare.handlers import on
 from fluxcb._declare.learner_view import LearnerView
 from fluxcb._declare.phases import AbstractTrainingPhase, Phase
 from fluxcb._errors import DeclarationError
+from fluxcb._keyword_fixes import name_of_metric
 from fluxcb._tracebacks import warn_user
 from fluxcb.callbacks.keyword_fixes import best_saver_fixes
 from fluxcb.callbacks.saving.snapshot_saver import SnapshotSaver, better
@@ -23,6 +24,11 @@ from fluxcb.checkpoints.run_folder import Entry
 from fluxcb.checkpoints.snapshot import Snapshot
 
 __all__ = ["MaxSaver", "MinSaver"]
+
+
+def _metric_of(name: str) -> str:
+    """Return fluxcb's name of a metric whose name may be that of Keras or Lightning: `val_loss` is `loss`."""
+    return name_of_metric(name) if re.match("(val|train)[a-z]*_", name) else name
 
 
 class BestSaver(SnapshotSaver):
@@ -45,7 +51,10 @@ class BestSaver(SnapshotSaver):
             raise DeclarationError(
                 f'`{owner}` received "{folder}" as its folder, which is the name of a metric.',
                 why="the first argument is the directory of the run, and the second one is the metric",
-                fix=[f'write `{owner}("runs/1", "{folder}")`', f'write "./{folder}" if you mean a directory'],
+                fix=[
+                    f'write `{owner}("runs/1", "{_metric_of(os.fspath(folder))}")`',
+                    f'write "./{folder}" if you mean a directory',
+                ],
             )
         self._watched = Watched.named(metric, None, owner)
         known = self._watched.certain_mode

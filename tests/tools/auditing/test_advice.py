@@ -32,6 +32,8 @@ class TooMuch(Callback):
 
     @on(FitEnd, TrainingPhase, access={"params": Write()})
     def end(self, event, phase, learner):
+        if event.outcome == "failed":
+            learner.params, learner.hyperparams.learning_rate = learner.params, 0.0
         learner.params  # noqa: B018 - the read is the test
 
     @on(StepEnd, ValidationPhase, access={"hyperparams": {"learning_rate": Write()}})
@@ -61,12 +63,12 @@ class Waits(Callback):
         learner.params  # noqa: B018 - the read is the test
 
 
-def advice_about(what, fix):
+def advice_about(what, *fix):
     return (
         f"TooMuch() declares {what} in 2 steps.\n"
         "  where: TooMuch.stateaccess  <@too-much>\n"
         f"  why:   {DECIDES}\n"
-        f"  fix:   {fix}, unless longer training needs it"
+        "  fix:   " + "\n     or: ".join(fix) + ", unless longer training needs it"
     )
 
 
@@ -76,7 +78,11 @@ def test_unused_permissions_are_reported(audited, advice):
         audited(TooMuch, validation_batches=0),
         advice_about("Read() on `step.grads`, but never reads it", out),
         advice_about("Read() on `step.updates`, but never reads it", out),
-        advice_about("Write() on `params`, but only reads it", "declare Read()"),
+        advice_about(
+            "Write() on `params`, but only reads it",
+            "assign the new value, if a handler computes one: `learner.params = ...`",
+            "declare Read()",
+        ),
     )
 
 
