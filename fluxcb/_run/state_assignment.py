@@ -54,7 +54,7 @@ def set_part(state: HostState, name: str, value: PyTree) -> None:
 
 
 def _has_numbers_as_keys(tree: PyTree) -> bool:
-    """Return whether a pytree has numbers as keys, such as that of `nnx.Sequential`. A checkpoint stores them as text."""
+    """Return whether a pytree has numbers as keys, as that of `nnx.Sequential`. A checkpoint stores them as text."""
     paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(tree))
     return any(isinstance(key, jax.tree_util.DictKey) and isinstance(key.key, int) for path in paths for key in path)
 
