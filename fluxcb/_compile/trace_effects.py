@@ -60,12 +60,12 @@ def warn_once_only(handler: BoundHandler) -> Iterator[None]:
     # A handler of the library is the same for all users, so their mistakes are in the functions that they pass to it.
     functions = {f"The function `{f.__name__}` of {handler.declared.label}": f for f, _ in _functions_within(owner)}
     functions[f"The traced handler {handler.declared.label}.{handler.name}"] = handler.function
-    counters = {called: _counters_of(function) for called, function in functions.items()}
+    counters = {called: _counters_of(f, lists=f is handler.function) for called, f in functions.items()}
     numpy_before, python_before, before = _numpy_random(), random.getstate(), _contents(owner, uses)
     # An exception of the handler is raised here, so that no warning accompanies it.
     yield
     for called, function in functions.items():
-        _warn_of_counters(called, counters[called], _counters_of(function))
+        _warn_of_counters(called, counters[called], _counters_of(function, lists=function is handler.function))
     name = f"The traced handler {handler.declared.label}.{handler.name}"
     fields, changed = _fields(owner), _changed(before, _contents(owner, uses))
     # A generator in a field belongs to the callback, so a change is reported even if other threads are running.
@@ -152,14 +152,14 @@ def _number_changed(before: Any, after: Any) -> bool:
     return False
 
 
-def _counters_of(function: Any) -> dict[str, Any]:
-    """Return variables from outside of a function: the numbers that it assigns, and copies of the lists."""
+def _counters_of(function: Any, *, lists: bool) -> dict[str, Any]:
+    """Return variables from outside of a function: the numbers that it assigns, and copies of lists if requested."""
     function = inspect.unwrap(getattr(function, "__func__", function))
     if not isinstance(function, FunctionType):
         return {}
     assigned, variables = _assigned_in(function.__code__), variables_of(function)
     numbers = {name: variables[name] for name in assigned if isinstance(variables.get(name), int | float)}
-    return numbers | {name: list(value) for name, value in variables.items() if isinstance(value, list)}
+    return numbers | {name: list(value) for name, value in variables.items() if lists and isinstance(value, list)}
 
 
 @functools.lru_cache(maxsize=512)  # reading the instructions of a function takes a millisecond
