@@ -8,6 +8,9 @@ from fluxcb.events import ComputeEnd, EpochEnd, StepEnd
 from fluxcb.phases import AbstractTrainingPhase
 from fluxcb.testing import testlearner
 
+# `asked` collects what a traced handler returns while it is traced.
+pytestmark = pytest.mark.filterwarnings("ignore:The traced handler Asks:UserWarning")
+
 
 def asked(event, access, function):
     """Call a function with the protected learner in a handler of an event, and return its result."""

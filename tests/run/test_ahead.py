@@ -63,6 +63,7 @@ def test_reading_learner_inside_step_raises_with_any_windows(name, event, steps_
     )
 
 
+@pytest.mark.filterwarnings("ignore:AtStep.. declares Write:UserWarning")  # so that a handler may run in between
 @pytest.mark.parametrize("steps_per_call", [1, 3])
 def test_blocking_handler_waits_for_device(steps_per_call):
     blocks = AtStep(READS["state"], {"hyperparams": {"learning_rate": Write()}})

@@ -207,6 +207,7 @@ def test_all_callbacks_get_fit_end_after_any_error():
     assert [entry[0] for entry in log.entries].count("FitEnd") == 2
 
 
+@pytest.mark.filterwarnings("ignore:The traced handler:UserWarning")  # its list counts the traces
 def test_traced_handlers_are_compiled_once():
     calls = []
 
