@@ -22,11 +22,6 @@ from fluxcb.testing import EventLog, testlearner
 from tests.contract.every_callback import FakeGPU, Idle, SkipsSteps, max_saver
 from tests.shared_programs import shared_programs
 
-# Some callbacks declare more than they assign or count their traces, to limit windows.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.* but its handlers do not assign it:UserWarning", "ignore:The traced handler:UserWarning"
-)
-
 STEPS, EPOCHS = 37, 2
 
 

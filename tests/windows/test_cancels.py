@@ -13,11 +13,6 @@ from fluxcb.events import BackwardEnd, StepBegin, StepEnd
 from fluxcb.phases import AbstractTrainingPhase, TrainingPhase
 from fluxcb.testing import EventLog, testlearner
 
-# Some callbacks declare more than they assign or count their traces, to limit windows.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.* but its handlers do not assign it:UserWarning", "ignore:The traced handler:UserWarning"
-)
-
 STEPS = 11
 LAST = 2 * STEPS + 1
 
