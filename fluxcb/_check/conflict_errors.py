@@ -50,7 +50,7 @@ def conflict(a: BoundHandler, b: BoundHandler, overlaps: Overlaps, moments: Sequ
 
 def _overwrites(scheduler: Declared, other: Declared, paths: Iterable[StatePath]) -> bool:
     """Return whether a callback sets at every step what the other one may set at some steps, so it must come first."""
-    scheduled, others = (getattr(unwrap(d.callback), "scheduled_hyperparams", ()) for d in (scheduler, other))
+    scheduled, others = (unwrap(d.callback).scheduled_hyperparams for d in (scheduler, other))
     names = {path[1] for path in paths if path[0] == "hyperparams" and len(path) > 1}
     return any(name in scheduled and name not in others for name in names)
 

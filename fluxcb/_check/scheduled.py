@@ -54,14 +54,12 @@ def overwritten_in_step(graph: Ordering) -> Iterator[ConflictError]:
     """
     unordered = {frozenset((c.a.declared.position, c.b.declared.position)) for c in graph.conflicts}
     always = _always(graph.declared)
-    schedulers = [scheduler for scheduler, _ in always]
-    for scheduler, names in always:
-        others = [
-            d
-            for d in graph.declared
-            if d not in schedulers and frozenset((d.position, scheduler.position)) not in unordered
-        ]
-        for other, name in itertools.product(others, sorted(names)):
+    set_by = {scheduler.position: names for scheduler, names in always}
+    for (scheduler, names), other in itertools.product(always, graph.declared):
+        if frozenset((other.position, scheduler.position)) in unordered:
+            continue
+        # `scheduled_twice` reports what both set at every step.
+        for name in sorted(names - set_by.get(other.position, set())):
             moment = _overwritten_at(graph, other, scheduler, ("hyperparams", name))
             if moment is not None:
                 yield ConflictError(

@@ -4,8 +4,8 @@ Nothing runs. A reported problem is certain: the line raises AccessError when it
 the analysis cannot follow are reported as unclear, and exclude all findings that would depend on them. A false alarm in
 CI costs more than a missed problem, which the audit of real steps finds.
 
-The check is part of `fluxcb check` and of the pytest plugin. `Learner` only looks for values that are never assigned,
-because a protected learner checks each access when it happens.
+`fluxcb check` and the pytest plugin run the check. A Learner does not need it, because it checks each access when the
+access happens. It only looks for values that are never assigned, before its first fit.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def refuse_unraised(function: Any) -> None:
         return
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
-    except (OSError, SyntaxError, TypeError):  # no source, or a part of a line, such as a lambda
+    except (OSError, SyntaxError, TypeError):  # there is no source, or it is only a part of a line, such as a lambda
         return
     for statement in ast.walk(tree):
         if not isinstance(statement, ast.Expr):

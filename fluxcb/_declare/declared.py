@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -30,7 +29,7 @@ from fluxcb._declare.phases import Phase
 from fluxcb._declare.proxy import access_declarer
 from fluxcb._declare.resolution import InOrder
 from fluxcb._declare.schedules import Schedule
-from fluxcb._declare.signatures import current_definition, method_place, source_of
+from fluxcb._declare.signatures import as_code, current_definition, method_place, source_of
 from fluxcb._errors import DeclarationError, did_you_mean
 from fluxcb._typing import StatePath
 
@@ -120,18 +119,7 @@ class Declared:
     @functools.cached_property
     def code(self) -> str:
         """The callback as code, with `...` for arguments that its repr abbreviates; "" if its label is not code."""
-        try:
-            call = ast.parse(self.label, mode="eval").body
-        except SyntaxError:  # a label may have a number, or show a function
-            return ""
-        if self.label != repr(self.callback):
-            return ""
-        if not isinstance(call, ast.Call):
-            return self.label
-        arguments = (*call.args, *(keyword.value for keyword in call.keywords))
-        # `Scheduler(learning_rate)` names the hyperparameter, and is not the call that creates the callback.
-        abbreviated = any(isinstance(node, ast.Name) for argument in arguments for node in ast.walk(argument))
-        return f"{ast.unparse(call.func)}(...)" if abbreviated else self.label
+        return as_code(self.label) if self.label == repr(self.callback) else ""
 
     @property
     def is_shipped(self) -> bool:

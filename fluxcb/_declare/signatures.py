@@ -5,6 +5,7 @@ Also the location of a line that is running.
 
 from __future__ import annotations
 
+import ast
 import dis
 import functools
 import inspect
@@ -18,6 +19,7 @@ from fluxcb._errors import DeclarationError
 
 __all__ = [
     "accepts",
+    "as_code",
     "assigns",
     "constants_in",
     "current_definition",
@@ -130,6 +132,23 @@ def runs_later(function: Any) -> str:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return "a generator function"
     return ""
+
+
+def as_code(shown: str) -> str:
+    """Return the repr of an object as code, or "" if it is not code, for example because it shows a function.
+
+    The arguments of `Scheduler(learning_rate)` name a hyperparameter, and are not those of the call that creates the
+    object. The result is then `Scheduler(...)`.
+    """
+    try:
+        call = ast.parse(shown, mode="eval").body
+    except SyntaxError:
+        return ""
+    if not isinstance(call, ast.Call):
+        return shown
+    arguments = (*call.args, *(keyword.value for keyword in call.keywords))
+    abbreviated = any(isinstance(node, ast.Name) for argument in arguments for node in ast.walk(argument))
+    return f"{ast.unparse(call.func)}(...)" if abbreviated else shown
 
 
 def source_of(function: Any) -> str:

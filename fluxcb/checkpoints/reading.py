@@ -186,7 +186,7 @@ class FolderCheckpoint(StoredCheckpoint):
         unknown = [
             part for part, tree in trees.items() if set(manifest.trees[part]) - {".".join(name) for name in named(tree)}
         ]
-        # Read the host state first. It is small, so a malicious one is refused before gigabytes are read.
+        # The host state comes first. It is small, so a malicious checkpoint is refused before gigabytes are read.
         with _refusing(folder):
             check_json(manifest, folder)
             host, arrays = read_host(folder, manifest.step)

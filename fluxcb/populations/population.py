@@ -254,7 +254,7 @@ class Population(Constructed, Uncopied):
         Raises:
             DeclarationError: An argument is not valid, or a member is fitting already. Or the members have trained
                 different numbers of epochs, for example after `SuccessiveHalving`, and a callback compares them.
-            CheckpointError: With `resume`, the members have no common checkpoint.
+            CheckpointError: `resume` is set, and no step was saved by all members.
             Exception: An exception of a handler, with a note that names the member.
         """
         refuse_while_importing()

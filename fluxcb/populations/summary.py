@@ -7,6 +7,8 @@ from typing import Literal
 
 from fluxcb._declare.callback import unwrap
 from fluxcb._errors import as_sentence
+from fluxcb._run.fit_loop import describe_error
+from fluxcb._run.interrupts import PREEMPTED
 from fluxcb._run.learner import Learner
 from fluxcb.callbacks.progress.fit_summary import written_locations
 from fluxcb.checkpoints.savers import RunSaver
@@ -45,7 +47,7 @@ def ending_lines(
     ]
     if failed:
         label, learner, error = failed[0]
-        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        reason = describe_error(error).partition("\n")[0]
         lines = [as_sentence(f"Training failed in {label}, {_place(learner)}: {reason}")]
     else:
         longest = max(members, key=lambda learner: learner.step)
@@ -55,8 +57,8 @@ def ending_lines(
             lines = [f"Training finished after epoch {longest.epoch}, step {longest.step} ({seconds:.1f} s)."]
         else:
             lines = [f"Training was complete at epoch {longest.epoch}, step {longest.step}."]
-        # A signal is the reason of all members that it has ended.
-        by_signal = ("KeyboardInterrupt", "preempted") if interrupted else ()
+        # The first line already names the signal, which has ended the fits of these members.
+        by_signal = (KeyboardInterrupt.__name__, PREEMPTED) if interrupted else ()
         stopped = [
             as_sentence(f"{label[0].upper()}{label[1:]} stopped in epoch {learner.epoch}: {learner.stop_reason}")
             for label, learner in zip(labels, members, strict=True)

@@ -18,6 +18,11 @@ def uses(event: str, body: str, access: str = "{}") -> str:
     )
 
 
+def with_monitors(body: str, access: str) -> str:
+    """Return such a program for EpochEnd, with a `Monitors`."""
+    return uses("EpochEnd", body, access).replace("Uses())", "Uses(), Monitors())")
+
+
 FLAG = '{"step": {"skip": Append()}}'
 CONTROL = '{"control": Append()}'
 GRADS = '{"step": {"grads": Write()}}'
@@ -65,29 +70,21 @@ ROWS = [
     ),
     row(
         "A value was assigned to `gap` of `learner.cbstate.monitors`",
-        uses("EpochEnd", "learner.cbstate.monitors.gap = 1.0", LOGS).replace("Uses())", "Uses(), Monitors())"),
-        uses("EpochEnd", 'value = 1.0; learner.cbstate.monitors.put_scalar("gap", value)', LOGS).replace(
-            "Uses())", "Uses(), Monitors())"
-        ),
+        with_monitors("learner.cbstate.monitors.gap = 1.0", LOGS),
+        with_monitors('value = 1.0; learner.cbstate.monitors.put_scalar("gap", value)', LOGS),
         kind=AccessError,
     ),
     row(
         "assigns `cbstate.monitors.gap`",
-        uses("EpochEnd", "learner.cbstate.monitors.gap = 1.0", GAP).replace("Uses())", "Uses(), Monitors())"),
-        uses("EpochEnd", 'value = 1.0; learner.cbstate.monitors.put_scalar("gap", value)', GAP).replace(
-            "Uses())", "Uses(), Monitors())"
-        ),
+        with_monitors("learner.cbstate.monitors.gap = 1.0", GAP),
+        with_monitors('value = 1.0; learner.cbstate.monitors.put_scalar("gap", value)', GAP),
         kind=AccessError,
     ),
     row(
         "uses `cbstate.monitors.log`, which is not a method. Did you mean `put_scalar`?",
-        uses("EpochEnd", 'learner.cbstate.monitors.log("gap", 1.0)', GAP).replace("Uses())", "Uses(), Monitors())"),
-        uses("EpochEnd", 'learner.cbstate.monitors.put_scalar("gap", 1.0)', GAP).replace(
-            "Uses())", "Uses(), Monitors())"
-        ),
-        uses("EpochEnd", "learner.cbstate.monitors.log.put_scalar(1.0)", GAP.replace("gap", "log")).replace(
-            "Uses())", "Uses(), Monitors())"
-        ),
+        with_monitors('learner.cbstate.monitors.log("gap", 1.0)', GAP),
+        with_monitors('learner.cbstate.monitors.put_scalar("gap", 1.0)', GAP),
+        with_monitors("learner.cbstate.monitors.log.put_scalar(1.0)", GAP.replace("gap", "log")),
         kind=AccessError,
     ),
     row(

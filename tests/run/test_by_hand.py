@@ -207,7 +207,6 @@ def test_all_callbacks_get_fit_end_after_any_error():
     assert [entry[0] for entry in log.entries].count("FitEnd") == 2
 
 
-@pytest.mark.filterwarnings("ignore:The traced handler:UserWarning")  # its list counts the traces
 def test_traced_handlers_are_compiled_once():
     calls = []
 
@@ -224,7 +223,8 @@ def test_traced_handlers_are_compiled_once():
             calls.append(1)
             learner.cbstate.largest = jnp.maximum(learner.cbstate.largest, learner.step.loss)
 
-    with callbacks_as_hook([Largest()], {"loss": 0.0}) as hook:
+    text = r"^The traced handler Largest\(\).look changed the variable `calls`"
+    with pytest.warns(UserWarning, match=text), callbacks_as_hook([Largest()], {"loss": 0.0}) as hook:
         train(hook, [jnp.float32(3), np.float64(5), 1, np.float16(2)], epochs=1)
     assert float(hook.cbstate["largest"]) == 5.0
     assert calls == [1]

@@ -184,7 +184,7 @@ BUILT_IN = {
         0,
     ),
     "Scheduler": (
-        lambda file: [library.Scheduler({library.LearningRate: optax.cosine_decay_schedule(0.2, 80)})],
+        lambda file: [library.Scheduler({library.LearningRate: optax.cosine_decay_schedule(0.2, 80, alpha=0.1)})],
         False,
         0,
     ),

@@ -86,8 +86,8 @@ class FitSummary(Callback):
         FitBegin, FitEnd x Phase (host).
 
     Cost:
-        Prints a few lines per fit. Fetches only the numbers of skipped steps, at the beginning and the end of the fit,
-            and that of updates. `Metrics` keeps the values of epochs on the host.
+        Prints a few lines per fit. Fetches the numbers of skipped steps at the beginning and at the end of the fit, and
+            at its end how often each average was updated. `Metrics` keeps the values of epochs on the host.
 
     Warns:
         RuntimeWarning: A loss was NaN or infinite in an epoch of the fit.

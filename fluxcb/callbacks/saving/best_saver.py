@@ -28,7 +28,7 @@ __all__ = ["MaxSaver", "MinSaver"]
 
 def _metric_of(name: str) -> str:
     """Return fluxcb's name of a metric whose name may be that of Keras or Lightning: `val_loss` is `loss`."""
-    return name_of_metric(name) if re.match("(val|train)[a-z]*_", name) else name
+    return name_of_metric(name) if re.match("(val|valid|validation|eval|train|training)_", name) else name
 
 
 class BestSaver(SnapshotSaver):
